@@ -1,0 +1,125 @@
+"""Noise schedules: a name and a few numbers -> betas.
+
+Every schedule returns a 1-D float64 tensor of `steps` betas in (0, 1), first step (least noise) first. The noise
+level after step t is alpha_bar_t = (1 - beta_1) ... (1 - beta_t), with alpha_bar_0 = 1.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# One beta of exactly 1 would leave nothing of the signal and divide by zero; Nichol & Dhariwal clip at the same value.
+MAX_BETA = 0.999
+
+
+def linear(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
+    """Betas on a straight line.
+
+    The line has steps + 1 points from beta_start (t = 0) to beta_end (t = steps). Step 0 is the clean residual
+    (alpha_bar_0 = 1), so its beta is never used and is left out.
+
+    Defaults: the training schedule of SR3 (Saharia et al. 2021), with steps = 2000.
+    """
+    _check_betas(steps, beta_start, beta_end)
+    return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]
+
+
+def quadratic(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
+    """Betas whose square roots lie on a straight line (DDIM, Song et al. 2021, appendix D)."""
+    _check_betas(steps, beta_start, beta_end)
+    return torch.linspace(beta_start**0.5, beta_end**0.5, steps + 1, dtype=torch.float64)[1:] ** 2
+
+
+def sigmoid(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
+    """Betas on a logistic curve over [-6, 6] between beta_start and beta_end."""
+    _check_betas(steps, beta_start, beta_end)
+    curve = torch.linspace(-6, 6, steps + 1, dtype=torch.float64)[1:].sigmoid()
+    return beta_start + (beta_end - beta_start) * curve
+
+
+def cosine(steps: int, offset: float = 0.008) -> Tensor:
+    """alpha_bar on a squared cosine (Nichol & Dhariwal 2021, equation 17), betas clipped at 0.999."""
+    _check_steps(steps)
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    f = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
+    return _betas(f / f[0]).clamp(max=MAX_BETA)
+
+
+def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -> Tensor:
+    """Noise levels evenly spaced in log-SNR = log(alpha_bar / (1 - alpha_bar)).
+
+    The first step has log_snr_max, the last one log_snr_min; with one step, log_snr_min. These are the even steps in
+    lambda of DPM-Solver (Lu et al. 2022, section 3.4), log-SNR being 2 lambda.
+    """
+    _check_steps(steps)
+    if not log_snr_max > log_snr_min:
+        raise ValueError(f"log_snr_max must be above log_snr_min, got {log_snr_max} and {log_snr_min}")
+    levels = torch.linspace(log_snr_min, log_snr_max, steps, dtype=torch.float64).flip(0)
+    one = torch.ones(1, dtype=torch.float64)
+    return _betas(torch.cat([one, levels.sigmoid()]))
+
+
+def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
+    """Betas of a schedule that visits `steps` of the levels of a longer one, evenly and always the last (noisiest).
+
+    Args:
+        alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the longer schedule.
+        steps: at most T.
+    """
+    T = len(alphas_cumprod)
+    if not 1 <= steps <= T:
+        raise ValueError(f"steps must be between 1 and {T}, the length of the training schedule, got {steps}")
+    visited = (torch.arange(1, steps + 1, dtype=torch.float64) * T / steps).round().long() - 1
+    one = torch.ones(1, dtype=torch.float64)
+    return _betas(torch.cat([one, alphas_cumprod.double().cpu()[visited]]))
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """A schedule by name and numbers: what a config file holds.
+
+    Args:
+        name: shape of the schedule.
+        steps: number of betas.
+        beta_start: beta of the first step (linear, quadratic, sigmoid).
+        beta_end: beta of the last, noisiest step (linear, quadratic, sigmoid).
+        log_snr_max: log-SNR of the first step (log_snr).
+        log_snr_min: log-SNR of the last step (log_snr).
+    """
+
+    name: Literal["linear", "quadratic", "cosine", "sigmoid", "log_snr"] = "linear"
+    steps: int = 2000
+    beta_start: float = 1e-6
+    beta_end: float = 1e-2
+    log_snr_max: float = 10.0
+    log_snr_min: float = -10.0
+
+    def betas(self) -> Tensor:
+        """The betas (steps,), float64. ValueError where a number is out of range."""
+        if self.name == "cosine":
+            return cosine(self.steps)
+        if self.name == "log_snr":
+            return log_snr(self.steps, self.log_snr_max, self.log_snr_min)
+        curve = {"linear": linear, "quadratic": quadratic, "sigmoid": sigmoid}[self.name]
+        return curve(self.steps, self.beta_start, self.beta_end)
+
+
+def _betas(alpha_bar: Tensor) -> Tensor:
+    """beta_t = 1 - alpha_bar_t / alpha_bar_{t-1}, from alpha_bar_0 .. alpha_bar_T."""
+    return 1 - alpha_bar[1:] / alpha_bar[:-1]
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, got {steps}")
+
+
+def _check_betas(steps: int, beta_start: float, beta_end: float) -> None:
+    _check_steps(steps)
+    if not 0 < beta_start <= beta_end < 1:
+        raise ValueError(
+            f"betas must satisfy 0 < beta_start <= beta_end < 1, got {beta_start} and {beta_end}"
+        )

@@ -1,0 +1,150 @@
+"""U2-Net (Qin et al. 2020) as a deblurring predictor: x_init = y + head.
+
+A U-Net whose every stage is itself a small U-Net, the residual U-block RSU-L. Names of submodules are those of the
+official code, so that the encoder and decoder of official weight files fit.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+Norm = Literal["batch", "none"]
+
+# Table of Qin et al. 2020: (stage, height of the RSU block or "4F", in, mid, out channels).
+FULL = (
+    ("stage1", 7, 3, 32, 64),
+    ("stage2", 6, 64, 32, 128),
+    ("stage3", 5, 128, 64, 256),
+    ("stage4", 4, 256, 128, 512),
+    ("stage5", "4F", 512, 256, 512),
+    ("stage6", "4F", 512, 256, 512),
+    ("stage5d", "4F", 1024, 256, 512),
+    ("stage4d", 4, 1024, 128, 256),
+    ("stage3d", 5, 512, 64, 128),
+    ("stage2d", 6, 256, 32, 64),
+    ("stage1d", 7, 128, 16, 64),
+)
+LITE = tuple(
+    (stage, height, 3 if i == 0 else 64 if i < 6 else 128, 16, 64)
+    for i, (stage, height, *_) in enumerate(FULL)
+)
+
+
+class ConvNormRelu(nn.Module):
+    """3x3 convolution with dilation, normalisation, ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, dilation: int = 1, norm: Norm = "batch"):
+        super().__init__()
+        self.conv_s1 = nn.Conv2d(in_channels, out_channels, 3, padding=dilation, dilation=dilation)
+        self.bn_s1 = nn.BatchNorm2d(out_channels) if norm == "batch" else nn.Identity()
+        if norm == "none":  # nothing else keeps the variance of the activations
+            nn.init.kaiming_normal_(self.conv_s1.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn_s1(self.conv_s1(x)))
+
+
+class RSU(nn.Module):
+    """Residual U-block RSU-L: out = U(h) + h with h = conv(x).
+
+    With `height` L (4 to 7) the inner U has L - 1 convolutions with poolings between them, and one of dilation 2 at the
+    bottom. RSU-4F (height "4F") does without pooling: dilations 1, 2, 4 and 8.
+    """
+
+    def __init__(
+        self, height: int | str, in_channels: int, mid_channels: int, out_channels: int, norm: Norm = "batch"
+    ):
+        super().__init__()
+        self.pooled = height != "4F"
+        self.levels = L = int(str(height)[0])
+        dilations = [1] * (L - 1) + [2] if self.pooled else [1, 2, 4, 8]
+        self.rebnconvin = ConvNormRelu(in_channels, out_channels, norm=norm)
+        for i in range(1, L + 1):
+            first = out_channels if i == 1 else mid_channels
+            self.add_module(f"rebnconv{i}", ConvNormRelu(first, mid_channels, dilations[i - 1], norm))
+        for i in range(L - 1, 0, -1):
+            last = out_channels if i == 1 else mid_channels
+            self.add_module(f"rebnconv{i}d", ConvNormRelu(2 * mid_channels, last, dilations[i - 1], norm))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = h_in = self.rebnconvin(x)
+        skips = []
+        for i in range(1, self.levels):
+            # The last convolution before the bottom stays at the bottom's resolution, as in the official code.
+            if self.pooled and i > 1:
+                h = F.max_pool2d(h, 2, stride=2, ceil_mode=True)
+            h = self.get_submodule(f"rebnconv{i}")(h)
+            skips.append(h)
+        h = self.get_submodule(f"rebnconv{self.levels}")(h)
+        for i in range(self.levels - 1, 0, -1):
+            skip = skips.pop()
+            h = self.get_submodule(f"rebnconv{i}d")(torch.cat([_resize(h, skip), skip], dim=1))
+        return h + h_in
+
+
+class U2NetPredictor(ModelMixin, ConfigMixin):
+    """U2-Net with three-channel linear heads and a global skip: x_init = y + head.
+
+    Args:
+        variant: "full" (44.0 M parameters) or "lite" (1.1 M).
+        norm: "batch" (official) or "none" (what the network does then never depends on the crop's statistics).
+        out_channels: channels of the heads: 3; 1 gives the official saliency heads, for loading and counting only.
+    """
+
+    @register_to_config
+    def __init__(
+        self, variant: Literal["full", "lite"] = "full", norm: Norm = "batch", out_channels: int = 3
+    ):
+        super().__init__()
+        if variant not in ("full", "lite"):
+            raise ValueError(f"variant must be 'full' or 'lite', got {variant!r}")
+        if norm not in ("batch", "none"):
+            raise ValueError(f"norm must be 'batch' or 'none', got {norm!r}")
+        table = FULL if variant == "full" else LITE
+        for stage, height, i, mid, o in table:
+            self.add_module(stage, RSU(height, i, mid, o, norm))
+        widths = {stage: o for stage, *_, o in table}
+        for k, stage in enumerate(("stage1d", "stage2d", "stage3d", "stage4d", "stage5d", "stage6"), start=1):
+            side = nn.Conv2d(widths[stage], out_channels, 3, padding=1)
+            # All side outputs start at zero, so the untrained predictor is the identity.
+            nn.init.zeros_(side.weight)
+            nn.init.zeros_(side.bias)
+            self.add_module(f"side{k}", side)
+        self.outconv = nn.Conv2d(6 * out_channels, out_channels, 1)
+        nn.init.zeros_(self.outconv.bias)
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped."""
+        return self.estimates(blurry)[0]
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """x_init from the fused head, then the six side outputs at full size: seven pictures to supervise."""
+        h = blurry.to(self.outconv.weight.dtype)
+        skips: list[Tensor] = []
+        for i in range(1, 7):
+            if i > 1:
+                h = F.max_pool2d(h, 2, stride=2, ceil_mode=True)
+            h = self.get_submodule(f"stage{i}")(h)
+            skips.append(h)
+        decoded = [skips.pop()]  # from the bottom up: stage6, stage5d .. stage1d
+        for i in range(5, 0, -1):
+            skip = skips.pop()
+            decoded.append(
+                self.get_submodule(f"stage{i}d")(torch.cat([_resize(decoded[-1], skip), skip], dim=1))
+            )
+        sides = [
+            _resize(self.get_submodule(f"side{k}")(d), blurry)
+            for k, d in enumerate(reversed(decoded), start=1)
+        ]
+        fused = self.outconv(torch.cat(sides, dim=1))
+        return [blurry.float() + head.float() for head in (fused, *sides)]
+
+
+def _resize(x: Tensor, like: Tensor) -> Tensor:
+    if x.shape[-2:] == like.shape[-2:]:
+        return x
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)

@@ -1,0 +1,217 @@
+"""The paper's U-Net: no normalisation, no attention, so what it does at one place never depends on the picture's size.
+
+SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al. 2019), as Whang et al. 2022 changed it:
+self-attention, positional encoding and group normalisation removed. One network shape serves twice, as `UNetPredictor`
+(c = 64, 26.6 M parameters) and as `Denoiser` (c = 32, 6.8 M).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+from models.diffusion import PREDICTION_TYPES, PredictionType
+
+
+class ResidualBlock(nn.Module):
+    """BigGAN residual block: swish, resample, 3x3, + dense(swish(embedding)), swish, dropout, 3x3; 1x1 skip.
+
+    Args:
+        in_channels, out_channels: channels before and after.
+        resample: None, "down" (2x2 mean) or "up" (nearest, x2).
+        embedding_channels: width of the noise embedding added after the first convolution; 0 for none.
+        dropout: probability.
+    """
+
+    def __init__(self, in_channels, out_channels, resample=None, embedding_channels=0, dropout=0.0):
+        super().__init__()
+        self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[
+            resample
+        ]
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.skip = nn.Conv2d(in_channels, out_channels, 1)
+
+        # Nothing normalises the activations, so the block must start as a map that keeps their variance: the branch
+        # adds nothing, and the skip is the identity where it can be.
+        nn.init.kaiming_normal_(self.conv1.weight)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
+        if in_channels == out_channels:
+            nn.init.dirac_(self.skip.weight)
+        else:
+            nn.init.normal_(self.skip.weight, std=in_channels**-0.5)
+        nn.init.zeros_(self.skip.bias)
+
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
+        h = self.conv1(self.resample(F.silu(x)))
+        if self.embed is not None:
+            h = h + self.embed(F.silu(embedding))[:, :, None, None]
+        h = self.conv2(self.dropout(F.silu(h)))
+        return self.skip(self.resample(x)) + h
+
+
+class UNet(nn.Module):
+    """Channels c * multipliers[i] at resolution 1 / 2^i, `blocks` residual blocks a level down and one more a level up.
+
+    Input and output (N, channels, H, W), any H and W: padded inside to a multiple of 2^(levels - 1) by repeating the
+    border, and cropped back. The last layer starts at zero.
+    """
+
+    def __init__(
+        self, in_channels, out_channels, channels, multipliers, blocks, dropout=0.0, embedding_channels=0
+    ):
+        super().__init__()
+
+        def block(i, o, resample=None):
+            return ResidualBlock(i, o, resample, embedding_channels, dropout)
+
+        self.stride = 2 ** (len(multipliers) - 1)
+        self.stem = nn.Conv2d(in_channels, channels, 1)
+        ch, skips = channels, [channels]
+        self.down = nn.ModuleList()
+        for level, multiplier in enumerate(multipliers):
+            if level > 0:
+                self.down.append(block(ch, ch, "down"))
+                skips.append(ch)
+            for _ in range(blocks):
+                self.down.append(block(ch, channels * multiplier))
+                ch = channels * multiplier
+                skips.append(ch)
+        self.middle = nn.ModuleList([block(ch, ch), block(ch, ch)])
+        self.up = nn.ModuleList()
+        for level, multiplier in reversed(list(enumerate(multipliers))):
+            for _ in range(blocks + 1):
+                self.up.append(block(ch + skips.pop(), channels * multiplier))
+                ch = channels * multiplier
+            if level > 0:
+                self.up.append(block(ch, ch, "up"))
+        self.head = nn.Conv2d(ch, out_channels, 3, padding=1)
+        nn.init.normal_(self.stem.weight, std=in_channels**-0.5)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
+        height, width = x.shape[-2:]
+        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        h = self.stem(x)  # (N, c, H, W)
+        skips = [h]
+        for block in self.down:
+            h = block(h, embedding)
+            skips.append(h)
+        for block in self.middle:
+            h = block(h, embedding)  # (N, 4c, H/8, W/8)
+        for block in self.up:
+            if not isinstance(block.resample, nn.Upsample):
+                h = torch.cat([h, skips.pop()], dim=1)
+            h = block(h, embedding)
+        return self.head(F.silu(h))[..., :height, :width]
+
+
+class UNetPredictor(ModelMixin, ConfigMixin):
+    """The paper's predictor g: x_init = y + U-Net(y). Starts as the identity.
+
+    Args:
+        channels: width c; the paper's is 64.
+        multipliers: channels at resolution 1, 1/2, 1/4, ... as multiples of c.
+        blocks: residual blocks a level.
+        dropout: probability inside the blocks (the paper does not give one).
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        channels: int = 64,
+        multipliers: Sequence[int] = (1, 2, 3, 4),
+        blocks: int = 3,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.unet = UNet(3, 3, channels, multipliers, blocks, dropout)
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped."""
+        return blurry.float() + self.unet(blurry.to(self.unet.stem.weight.dtype)).float()
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """All outputs that training supervises, x_init first."""
+        return [self(blurry)]
+
+
+class Denoiser(ModelMixin, ConfigMixin):
+    """The paper's denoiser f(r_t, y, alpha_bar). It is told the noise level itself, never a step's number.
+
+    Args:
+        channels: width c; the paper's is 32.
+        multipliers, blocks, dropout: as in `UNetPredictor`.
+        condition: what stands beside r_t at the input: "blurry" (the paper), or "blurry+x_init" (also the prediction).
+        prediction_type: what the last layer puts out: "v_prediction", "epsilon" (the paper) or "sample".
+        embedding_channels: width of the noise-level embedding.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        channels: int = 32,
+        multipliers: Sequence[int] = (1, 2, 3, 4),
+        blocks: int = 3,
+        dropout: float = 0.0,
+        condition: Literal["blurry", "blurry+x_init"] = "blurry",
+        prediction_type: PredictionType = "v_prediction",
+        embedding_channels: int = 32,
+    ):
+        super().__init__()
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(
+                f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}"
+            )
+        if condition not in ("blurry", "blurry+x_init"):
+            raise ValueError(f"condition must be 'blurry' or 'blurry+x_init', got {condition!r}")
+        self.condition, self.prediction_type = condition, prediction_type
+        in_channels = 6 if condition == "blurry" else 9
+        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels)
+        self.embedding = NoiseLevelEmbedding(embedding_channels)
+
+    def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:
+        """One denoising evaluation.
+
+        Args:
+            r_t: noisy scaled residual (N, 3, H, W).
+            blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used where `condition` asks for it.
+            alpha_bar: noise level of each picture (N,), in (0, 1].
+
+        Returns:
+            What `prediction_type` names, (N, 3, H, W), float32.
+        """
+        parts = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
+        dtype = self.unet.stem.weight.dtype
+        x = torch.cat(parts, dim=1).to(dtype)
+        return self.unet(x, self.embedding(alpha_bar).to(dtype)).float()
+
+
+class NoiseLevelEmbedding(nn.Module):
+    """Sines and cosines of the log-SNR, then two dense layers. (N,) -> (N, channels).
+
+    WaveGrad and SR3 embed sqrt(alpha_bar); log-SNR tells the nearly clean and the nearly pure-noise ends apart equally
+    well, which a v-predicting network needs.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        # Periods from 2 pi / 8 to 2 pi * 8 over a log-SNR range of about [-14, 14].
+        frequencies = torch.logspace(3, -3, channels // 2, base=2)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.dense1 = nn.Linear(2 * len(frequencies), 4 * channels)
+        self.dense2 = nn.Linear(4 * channels, channels)
+
+    def forward(self, alpha_bar: Tensor) -> Tensor:
+        a = alpha_bar.float().clamp(1e-6, 1 - 1e-6)
+        angles = (a / (1 - a)).log()[:, None] * self.frequencies.float()
+        features = torch.cat([angles.sin(), angles.cos()], dim=1).to(self.dense1.weight.dtype)
+        return self.dense2(F.silu(self.dense1(features)))

@@ -1,0 +1,38 @@
+"""Predictors without weights, for ablation: what refinement does when nothing, or nothing new, is predicted."""
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+
+class IdentityPredictor(ModelMixin, ConfigMixin):
+    """x_init = y: the denoiser samples the difference between the sharp and the blurry picture."""
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> the same."""
+        return blurry.float()
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """Nothing here is trained, so nothing is supervised but x_init itself."""
+        return [self(blurry)]
+
+
+class ZeroPredictor(ModelMixin, ConfigMixin):
+    """x_init = 0 (mid grey): the denoiser samples the whole picture, the one-network conditional DDPM of SR3."""
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""
+        return torch.zeros_like(blurry, dtype=torch.float32)
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """Nothing here is trained, so nothing is supervised but x_init itself."""
+        return [self(blurry)]
