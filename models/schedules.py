@@ -120,6 +120,4 @@ def _check_steps(steps: int) -> None:
 def _check_betas(steps: int, beta_start: float, beta_end: float) -> None:
     _check_steps(steps)
     if not 0 < beta_start <= beta_end < 1:
-        raise ValueError(
-            f"betas must satisfy 0 < beta_start <= beta_end < 1, got {beta_start} and {beta_end}"
-        )
+        raise ValueError(f"betas must satisfy 0 < beta_start <= beta_end < 1, got {beta_start} and {beta_end}")

@@ -29,8 +29,7 @@ FULL = (
     ("stage1d", 7, 128, 16, 64),
 )
 LITE = tuple(
-    (stage, height, 3 if i == 0 else 64 if i < 6 else 128, 16, 64)
-    for i, (stage, height, *_) in enumerate(FULL)
+    (stage, height, 3 if i == 0 else 64 if i < 6 else 128, 16, 64) for i, (stage, height, *_) in enumerate(FULL)
 )
 
 
@@ -55,9 +54,7 @@ class RSU(nn.Module):
     bottom. RSU-4F (height "4F") does without pooling: dilations 1, 2, 4 and 8.
     """
 
-    def __init__(
-        self, height: int | str, in_channels: int, mid_channels: int, out_channels: int, norm: Norm = "batch"
-    ):
+    def __init__(self, height: int | str, in_channels: int, mid_channels: int, out_channels: int, norm: Norm = "batch"):
         super().__init__()
         self.pooled = height != "4F"
         self.levels = L = int(str(height)[0])
@@ -96,9 +93,7 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
     """
 
     @register_to_config
-    def __init__(
-        self, variant: Literal["full", "lite"] = "full", norm: Norm = "batch", out_channels: int = 3
-    ):
+    def __init__(self, variant: Literal["full", "lite"] = "full", norm: Norm = "batch", out_channels: int = 3):
         super().__init__()
         if variant not in ("full", "lite"):
             raise ValueError(f"variant must be 'full' or 'lite', got {variant!r}")
@@ -133,13 +128,8 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
         decoded = [skips.pop()]  # from the bottom up: stage6, stage5d .. stage1d
         for i in range(5, 0, -1):
             skip = skips.pop()
-            decoded.append(
-                self.get_submodule(f"stage{i}d")(torch.cat([_resize(decoded[-1], skip), skip], dim=1))
-            )
-        sides = [
-            _resize(self.get_submodule(f"side{k}")(d), blurry)
-            for k, d in enumerate(reversed(decoded), start=1)
-        ]
+            decoded.append(self.get_submodule(f"stage{i}d")(torch.cat([_resize(decoded[-1], skip), skip], dim=1)))
+        sides = [_resize(self.get_submodule(f"side{k}")(d), blurry) for k, d in enumerate(reversed(decoded), start=1)]
         fused = self.outconv(torch.cat(sides, dim=1))
         return [blurry.float() + head.float() for head in (fused, *sides)]
 

@@ -29,9 +29,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, in_channels, out_channels, resample=None, embedding_channels=0, dropout=0.0):
         super().__init__()
-        self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[
-            resample
-        ]
+        self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[resample]
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
         self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
         self.dropout = nn.Dropout(dropout)
@@ -64,9 +62,7 @@ class UNet(nn.Module):
     border, and cropped back. The last layer starts at zero.
     """
 
-    def __init__(
-        self, in_channels, out_channels, channels, multipliers, blocks, dropout=0.0, embedding_channels=0
-    ):
+    def __init__(self, in_channels, out_channels, channels, multipliers, blocks, dropout=0.0, embedding_channels=0):
         super().__init__()
 
         def block(i, o, resample=None):
@@ -168,9 +164,7 @@ class Denoiser(ModelMixin, ConfigMixin):
     ):
         super().__init__()
         if prediction_type not in PREDICTION_TYPES:
-            raise ValueError(
-                f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}"
-            )
+            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
         if condition not in ("blurry", "blurry+x_init"):
             raise ValueError(f"condition must be 'blurry' or 'blurry+x_init', got {condition!r}")
         self.condition, self.prediction_type = condition, prediction_type
