@@ -18,8 +18,7 @@ _SSIM_WINDOW = 11
 _LPIPS_MIN_SIDE = 31  # the smallest side that leaves AlexNet's last pooling one pixel
 
 PSNR_RECIPE = (
-    f"PSNR in dB: {_PICTURE}; range 255, one mean squared error over pixels and channels; "
-    f"torch {torch.__version__}"
+    f"PSNR in dB: {_PICTURE}; range 255, one mean squared error over pixels and channels; torch {torch.__version__}"
 )
 SSIM_RECIPE = (
     f"SSIM: {_PICTURE}; range 255, Gaussian window {_SSIM_WINDOW} with sigma 1.5, population covariance, "
@@ -35,9 +34,7 @@ class MetricError(ValueError):
 def _whole_numbers(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
     """(N, 3, H, W) pairs in [0, 1] as float32 whole numbers 0..255."""
     if restored.shape != sharp.shape or sharp.ndim != 4:
-        raise MetricError(
-            f"the restored picture is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}"
-        )
+        raise MetricError(f"the restored picture is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
     if not restored.isfinite().all():
         raise MetricError("the restored picture holds values that are not finite")
     return tuple(picture.float().clamp(0, 1).mul(255).round() for picture in (restored, sharp))
@@ -122,9 +119,7 @@ class Lpips:
             network = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
         # lpips keeps feature layer 3 of torchvision as `slice2.3`.
         slices = {"features." + key.split(".", 1)[1]: key for key in network.net.state_dict()}
-        features = _match(
-            state, {name: network.net.state_dict()[key] for name, key in slices.items()}, backbone
-        )
+        features = _match(state, {name: network.net.state_dict()[key] for name, key in slices.items()}, backbone)
         network.net.load_state_dict({slices[name]: weight for name, weight in features.items()})
         self.network = network.to(device).eval()
         self.recipe = (
@@ -186,9 +181,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _match(
-    state: dict[str, Tensor], expected: dict[str, Tensor], source: str | Path | None
-) -> dict[str, Tensor]:
+def _match(state: dict[str, Tensor], expected: dict[str, Tensor], source: str | Path | None) -> dict[str, Tensor]:
     """The tensors of `state` under the names of `expected`; MetricError names the first key that differs."""
     found = {key: value for key, value in state.items() if not key.startswith("classifier.")}
     for key in [*expected, *found]:

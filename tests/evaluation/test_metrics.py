@@ -99,9 +99,7 @@ def test_recipes_say_what_changes_the_number():
 
 @needs_weights
 def test_lpips_gives_the_authors_values_in_silence(capsys):
-    reference, near, far = (
-        tensor(io.imread(WEIGHTS / f"ex_{name}.png")[..., :3]) for name in ("ref", "p1", "p0")
-    )
+    reference, near, far = (tensor(io.imread(WEIGHTS / f"ex_{name}.png")[..., :3]) for name in ("ref", "p1", "p0"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lpips = Lpips(WEIGHTS / "alexnet_features.safetensors")
@@ -148,9 +146,7 @@ def test_a_spoilt_cache_is_a_reason_and_not_a_crash(no_network):
 
 def test_a_wrong_backbone_names_the_first_key(tmp_path):
     save_file({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "squeeze.safetensors")
-    with pytest.raises(
-        MetricError, match=r"squeeze.safetensors holds features.0.weight of shape \(64, 3, 3, 3\)"
-    ):
+    with pytest.raises(MetricError, match=r"squeeze.safetensors holds features.0.weight of shape \(64, 3, 3, 3\)"):
         Lpips(tmp_path / "squeeze.safetensors")
     torch.save({"state_dict": {}}, tmp_path / "other.pth")
     with pytest.raises(MetricError, match=r"other.pth has no features.0.weight"):
@@ -165,7 +161,5 @@ def test_a_wrong_backbone_names_the_first_key(tmp_path):
 
 @needs_weights
 def test_another_network_with_more_layers_is_refused():
-    with pytest.raises(
-        MetricError, match=r"squeezenet1_1_features.safetensors holds features.0.weight of shape"
-    ):
+    with pytest.raises(MetricError, match=r"squeezenet1_1_features.safetensors holds features.0.weight of shape"):
         Lpips(WEIGHTS / "squeezenet1_1_features.safetensors")
