@@ -15,7 +15,8 @@ import models.u2net
 import models.unet
 import models.untrained  # noqa: F401
 from models.diffusion import add_residual, residual
-from models.sampling import SamplingSettings, make_scheduler, noise_generator, sample_residual
+from models.sampling import make_scheduler, noise_generator, sample_residual
+from models.settings import SamplingSettings
 
 
 @dataclass
@@ -38,16 +39,18 @@ class DeblurPipeline(DiffusionPipeline):
 
     Args:
         predictor: g, blurry -> x_init.
-        denoiser: f.
+        denoiser: f; None for a predictor alone.
         scheduler: the noise schedule of training. Each call makes the scheduler that its settings ask for.
         residual_scale: s, standard deviation of x - x_init on the training data; 1 for the paper's unscaled residual.
 
     `pipeline(image).images[0]` restores one PIL picture. `save_pretrained(folder)` and `from_pretrained(folder or hub
-    id)` keep all of it.
+    id)` keep all of it. Without a denoiser it predicts only.
     """
 
+    _optional_components = ["denoiser"]  # noqa: RUF012 (the name diffusers reads)
+
     def __init__(
-        self, predictor: nn.Module, denoiser: nn.Module, scheduler: DDPMScheduler, residual_scale: float = 1.0
+        self, predictor: nn.Module, denoiser: nn.Module | None, scheduler: DDPMScheduler, residual_scale: float = 1.0
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
@@ -85,6 +88,8 @@ class DeblurPipeline(DiffusionPipeline):
         names = [""] * len(blurry) if names is None else names
         if len(names) != len(blurry):
             raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
+        if self.denoiser is None and settings.blend > 0:
+            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
         s = self.config.residual_scale
         blurry, x_init = _to_network(blurry), _to_network(x_init)
         samples = []

@@ -1,0 +1,208 @@
+"""Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
+
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. Every random number of a step follows
+from the run's seed, the rank and the number of the batch, so a resumed run draws what an uninterrupted one would.
+"""
+
+import hashlib
+import math
+from typing import Literal
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+from torch import Tensor, nn
+
+from models import checkpoints
+from models.diffusion import add_noise, residual, sample_alpha_bar, target
+from models.pipeline import DeblurOutput, DeblurPipeline
+from models.settings import SamplingSettings
+from models.schedules import NoiseSchedule
+
+
+class Predict(L.LightningModule):
+    """Train the predictor g alone, by the mean absolute error of all its outputs.
+
+    Args:
+        predictor: g.
+        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None to start anew.
+        lr: peak learning rate of AdamW.
+        weight_decay: of AdamW.
+        betas: of AdamW.
+        warmup_steps: steps of linear warm-up; a cosine to zero at trainer.max_steps follows.
+    """
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        init_from: str | None = None,
+        lr: float = 2e-4,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        warmup_steps: int = 1000,
+    ):
+        super().__init__()
+        self.predictor = predictor.to(memory_format=torch.channels_last)
+        self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
+        if init_from is not None:
+            checkpoints.copy_weights(init_from, predictor=predictor)
+
+    def pipeline(self) -> DeblurPipeline:
+        """The weights as they are now, as the pipeline that validation, sampling and export use."""
+        scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+        return DeblurPipeline(self.predictor, None, scheduler)
+
+    def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
+        """x_init and the L1 loss of all supervised outputs. All in [-1, 1]."""
+        estimates = self.predictor.estimates(blurry)
+        return estimates[0], torch.stack([F.l1_loss(estimate, sharp) for estimate in estimates]).mean()
+
+    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+        blurry, sharp = _to_network(batch)
+        _, loss = self.predictor_loss(blurry, sharp)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def restore(self, batch: dict) -> DeblurOutput:
+        """What validation and test score."""
+        return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
+
+    def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
+        return self.restore(batch)
+
+    def test_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
+        return self.restore(batch)
+
+    def on_fit_start(self) -> None:
+        self._seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        digest = hashlib.sha256(f"{self._seed}/{self.global_rank}/{number}".encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+    def configure_optimizers(self) -> dict:
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay, fused=True)
+        warmup, total = self.warmup_steps, self.trainer.max_steps
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / warmup
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        # With this a .ckpt says what it holds in plain values, and loads without its config and without pickle.
+        checkpoint["pipeline"] = checkpoints.describe(self.pipeline())
+
+
+class PredictAndRefine(Predict):
+    """Train the predictor g and the denoiser f of its residual (Whang et al. 2022, section 3).
+
+    loss = L1(output of f, its target) + predictor_weight * L1(g(y), x)
+
+    Args:
+        predictor: g.
+        denoiser: f; its prediction_type decides the target.
+        schedule: noise levels of training.
+        predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
+        predictor_training: joint: the denoiser's loss reaches g through the residual (the paper); detached: g learns
+            from its own loss alone; frozen: g keeps the weights of init_from.
+        residual_scale: s. None: the standard deviation of x - x_init, measured while training as the running mean of
+            its square over about the last 1000 steps. 1 for the paper's unscaled residual.
+        validation: how validation and test sample.
+        init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
+        lr, weight_decay, betas, warmup_steps: as in `Predict`.
+    """
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        denoiser: nn.Module,
+        schedule: NoiseSchedule = NoiseSchedule(),  # noqa: B008 (frozen)
+        predictor_weight: float = 1.0,
+        predictor_training: Literal["joint", "detached", "frozen"] = "joint",
+        residual_scale: float | None = None,
+        validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
+        init_from: str | None = None,
+        lr: float = 2e-4,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        warmup_steps: int = 1000,
+    ):
+        super().__init__(predictor, None, lr, weight_decay, betas, warmup_steps)
+        self.denoiser = denoiser.to(memory_format=torch.channels_last)
+        self.predictor_weight, self.predictor_training = predictor_weight, predictor_training
+        self.validation, self.residual_scale = validation, residual_scale
+        self.schedule_betas = schedule.betas()
+        self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
+        # Running mean of (x - x_init)^2 and the number of steps it has seen; float so that averaging keeps it whole.
+        self.register_buffer("residual_square", torch.tensor(1.0))
+        self.register_buffer("residual_steps", torch.tensor(0.0))
+        if init_from is not None:
+            checkpoints.copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+        if predictor_training == "frozen":
+            predictor.requires_grad_(False)
+
+    def scale(self) -> Tensor | float:
+        """s as it is now."""
+        return self.residual_square.sqrt() if self.residual_scale is None else self.residual_scale
+
+    def pipeline(self) -> DeblurPipeline:
+        betas = self.schedule_betas.tolist()
+        scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()))
+
+    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+        blurry, sharp = _to_network(batch)
+        if self.predictor_training == "frozen":
+            with torch.no_grad():
+                x_init, predictor_loss = self.predictor(blurry), 0.0
+        else:
+            x_init, predictor_loss = self.predictor_loss(blurry, sharp)
+            self.log("train/predictor_loss", predictor_loss)
+        if self.residual_scale is None:
+            self._measure_residual(sharp - x_init.detach())
+
+        missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), self.scale())
+        alpha_bar = sample_alpha_bar(self.alphas_cumprod, len(missed))
+        eps = torch.randn_like(missed)
+        output = self.denoiser(add_noise(missed, eps, alpha_bar), blurry, alpha_bar, x_init.detach())
+        denoiser_loss = F.l1_loss(output, target(missed, eps, alpha_bar, self.denoiser.prediction_type))
+
+        loss = denoiser_loss + self.predictor_weight * predictor_loss
+        self.log("train/denoiser_loss", denoiser_loss)
+        self.log("train/residual_scale", self.scale())
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def restore(self, batch: dict) -> DeblurOutput:
+        return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.residual_scale is None:
+            # By now the averaging callback has put the averages in the place of the raw weights.
+            scale = checkpoint["state_dict"]["residual_square"].sqrt().item()
+            checkpoint["pipeline"]["residual_scale"] = scale
+
+    def train(self, mode: bool = True) -> "PredictAndRefine":
+        super().train(mode)
+        if self.predictor_training == "frozen":
+            self.predictor.eval()
+        return self
+
+    @torch.no_grad()
+    def _measure_residual(self, missed: Tensor) -> None:
+        square = self.trainer.strategy.reduce(missed.square().mean(), reduce_op="mean")
+        self.residual_steps += 1
+        self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
+
+
+def _to_network(batch: dict) -> tuple[Tensor, Tensor]:
+    """blurry and sharp, [0, 1] -> [-1, 1]."""
+    return batch["blurry"] * 2 - 1, batch["sharp"] * 2 - 1

@@ -1,0 +1,79 @@
+"""Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
+Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How to sample: one point of a grid, one preset, one set of command-line flags.
+
+    Args:
+        sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc.
+        schedule: noise levels to visit. training: those the checkpoint was trained with, in even strides. The others
+            are made anew with exactly `steps` steps, as in the paper's search over noise schedules.
+        steps: denoiser evaluations a sample.
+        beta_start: beta of the first step, for linear, quadratic and sigmoid.
+        beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
+        log_snr_max: log-SNR of the first step, for log_snr.
+        log_snr_min: log-SNR of the last (noisiest) step, for log_snr.
+        eta: noise of ddim's steps: 0 deterministic, 1 the variance of the exact posterior.
+        num_samples: samples drawn for each picture.
+        average: return the mean of the samples instead of each one (the paper's DvSR-SA).
+        blend: 0 is the prediction alone, 1 the full sample, between them a pixelwise blend.
+    """
+
+    sampler: Sampler = "ddim"
+    schedule: Schedule = "training"
+    steps: int = 20
+    beta_start: float = 1e-4
+    beta_end: float = 0.5
+    log_snr_max: float = 10.0
+    log_snr_min: float = -10.0
+    eta: float = 0.0
+    num_samples: int = 1
+    average: bool = False
+    blend: float = 1.0
+
+    def __post_init__(self):
+        for field, allowed in (("sampler", get_args(Sampler)), ("schedule", get_args(Schedule))):
+            value = getattr(self, field)
+            if value not in allowed:
+                raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+        for field in ("steps", "num_samples"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field} must be a whole number of 1 or more, got {value!r}")
+        for field in ("eta", "blend"):
+            value = getattr(self, field)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{field} must be between 0 and 1, got {value!r}")
+        if self.eta > 0 and self.sampler != "ddim":
+            raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
+        if self.schedule != "training":
+            end = (1 - self._new_betas()).prod().item()
+            if end > 0.5:
+                raise ValueError(
+                    f"schedule {self.schedule} with {self.steps} steps ends at alpha_bar {end:.3g}, but sampling starts"
+                    " from pure noise (alpha_bar near 0): raise steps or the noise of the last step"
+                )
+
+    def betas(self, training_betas: "Tensor") -> "Tensor":
+        """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""
+        from models.schedules import respace
+
+        if self.schedule == "training":
+            return respace((1 - training_betas.double()).cumprod(0), self.steps)
+        return self._new_betas()
+
+    def _new_betas(self) -> "Tensor":
+        from models.schedules import NoiseSchedule
+
+        numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
+        return NoiseSchedule(self.schedule, *numbers).betas()

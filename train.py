@@ -1,0 +1,175 @@
+"""Train on blur/clean pairs, or on sharp photographs with synthetic blur.
+
+    python train.py fit --config configs/demo.yaml
+    python train.py fit --config configs/gopro.yaml --data.train /data/GoPro --ckpt_path last
+    python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
+    python train.py fit --help
+
+Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, best by
+PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and evaluate.py), config.yaml
+and metrics.csv.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from data.datamodule import DeblurDataModule
+from evaluation.metrics import Lpips, psnr
+from models.checkpoints import has_bf16
+from models.lightning_module import Predict
+
+
+class Scores(Callback):
+    """Score validation and test pictures: PSNR of prediction and restoration, LPIPS of the restoration; log panels.
+
+    Args:
+        lpips_backbone: file with AlexNet's feature layers; None to let torchvision find or download them. Without them
+            LPIPS is left out, and says so.
+        panels: pictures of the validation set to log as panels to Weights & Biases.
+    """
+
+    def __init__(self, lpips_backbone: str | None = None, panels: int = 4):
+        self.lpips = Lpips(lpips_backbone)
+        self.panels = panels
+        if self.lpips.reason is not None:
+            rank_zero_info(f"val/lpips is left out: {self.lpips.reason}")
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        self._score(pl_module, "val", outputs, batch)
+        if batch_idx < self.panels and not trainer.sanity_checking:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    columns = [batch["blurry"][0], outputs.predictions[0], outputs.images[0], batch["sharp"][0]]
+                    panel = torch.cat([column.float().cpu() for column in columns], dim=2).permute(1, 2, 0).numpy()
+                    caption = f"{batch['name'][0]}: blurry | prediction | sample | sharp"
+                    logger.log_image(f"val/panel_{batch_idx}", [panel], caption=[caption])
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        self._score(pl_module, "test", outputs, batch)
+
+    def _score(self, pl_module: LightningModule, stage: str, outputs, batch: dict) -> None:
+        sharp = batch["sharp"].float()
+        scores = {
+            f"{stage}/psnr": psnr(outputs.images, sharp).mean(),
+            f"{stage}/psnr_prediction": psnr(outputs.predictions, sharp).mean(),
+            f"{stage}/psnr_blurry": psnr(batch["blurry"].float(), sharp).mean(),
+        }
+        if self.lpips.reason is None:
+            scores[f"{stage}/lpips"] = self.lpips(outputs.images, sharp).mean()
+            scores[f"{stage}/lpips_prediction"] = self.lpips(outputs.predictions, sharp).mean()
+        pl_module.log_dict(scores, on_step=False, on_epoch=True, batch_size=len(sharp), sync_dist=True)
+        pl_module.log(f"{stage}/psnr", scores[f"{stage}/psnr"], prog_bar=True, logger=False, batch_size=len(sharp))
+
+
+class Export(Callback):
+    """After fit, write the averaged weights as a pipeline folder."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # By now the averaging callback has copied its averages into the module.
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            folder = Path(trainer.default_root_dir) / "checkpoint"
+            pl_module.pipeline().save_pretrained(folder)
+            rank_zero_info(f"wrote {folder}: the averaged weights, for sample.py and evaluate.py")
+
+
+class RecordConfig(SaveConfigCallback):
+    """Write config.yaml beside the checkpoints, and the config and git commit to every logger."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        root = Path(trainer.default_root_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        self.parser.save(self.config, root / "config.yaml", skip_none=False, overwrite=True)
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+        for logger in trainer.loggers:
+            logger.log_hyperparams({"config": self.config.as_dict(), "commit": git.stdout.strip() or None})
+
+
+class DeblurCLI(LightningCLI):
+    """LightningCLI with the averaging, scoring and checkpoints that every run has."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(EMAWeightAveraging, "ema")
+        parser.add_lightning_class_args(Scores, "scores")
+        parser.set_defaults({"ema.decay": 0.999})
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {name: names for name, names in LightningCLI.subcommands().items() if name != "predict"}
+
+    def instantiate_trainer(self, **kwargs) -> Trainer:
+        settings, scores = self._get(self.config_init, "trainer"), self._get(self.config_init, "scores")
+        interval, max_steps = settings["val_check_interval"], settings["max_steps"]
+        if max_steps < 1 or max_steps % interval:
+            raise ValueError(
+                f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last steps"
+                f" are validated and saved, got {max_steps}"
+            )
+        root = Path(settings["default_root_dir"])
+        keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
+        callbacks = [
+            Export(),
+            ModelCheckpoint(**keep, filename="latest", every_n_train_steps=interval, save_last=True),
+            ModelCheckpoint(**keep, filename="best-psnr", monitor="val/psnr", mode="max"),
+        ]
+        if scores.lpips.reason is None:
+            callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
+        if settings["logger"]:
+            callbacks.append(LearningRateMonitor("step"))
+        self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
+        if settings["precision"] is None:
+            kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings["accelerator"])) else "32-true"
+        _log_offline_without_key(settings["logger"])
+        return super().instantiate_trainer(**kwargs)
+
+
+def _log_offline_without_key(loggers) -> None:
+    """Weights & Biases would stop and ask for a key; without one it logs to disk instead."""
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, WandbLogger) and "WANDB_MODE" not in os.environ:
+            import wandb
+
+            if not wandb.api.api_key:
+                os.environ["WANDB_MODE"] = "offline"
+                rank_zero_info(
+                    "Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later"
+                )
+
+
+def _device(accelerator) -> str:
+    return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"
+
+
+def main() -> None:
+    torch.set_float32_matmul_precision("high")
+    DeblurCLI(
+        Predict,
+        DeblurDataModule,
+        subclass_mode_model=True,
+        save_config_callback=RecordConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        seed_everything_default=0,
+        trainer_defaults={
+            "default_root_dir": "runs/latest",
+            # The training stream has no epochs: its length is max_steps, and intervals count steps.
+            "max_epochs": -1,
+            "check_val_every_n_epoch": None,
+            "val_check_interval": 1000,
+        },
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
