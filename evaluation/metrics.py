@@ -49,13 +49,13 @@ def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
         sharp: the truth, (N, 3, H, W) in [0, 1].
 
     Returns:
-        (N,) in dB, float64; infinite where the rounded pictures are equal.
+        (N,) in dB; infinite where the rounded pictures are equal.
 
     Raises:
         MetricError: the shapes differ or a value is not finite.
     """
     restored, sharp = _whole_numbers(restored, sharp)
-    return 10 * torch.log10(255**2 / (restored - sharp).square().mean((1, 2, 3), dtype=torch.float64))
+    return 10 * torch.log10(255**2 / (restored - sharp).square().mean((1, 2, 3)))
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
     """Structural similarity of each picture (Wang et al. 2004) by SSIM_RECIPE; arguments as for `psnr`.
 
     Returns:
-        (N,) up to 1, float64.
+        (N,), at most 1.
 
     Raises:
         MetricError: as for `psnr`, or a side is shorter than the window.
@@ -82,7 +82,7 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
         )
         for truth, picture in zip(sharp.byte().cpu().numpy(), restored.byte().cpu().numpy(), strict=True)
     ]
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float32, device=sharp.device)
 
 
 class Lpips:
@@ -92,7 +92,6 @@ class Lpips:
         backbone: AlexNet's feature layers on disk: torchvision's own .pth, or safetensors with the same
             names. None takes torchvision's weights from its cache or the network; where neither has them the
             metric is missing and `reason` says why.
-        device: where the network runs.
 
     Attributes:
         reason: None, or one sentence that says why there are no values.
@@ -104,7 +103,7 @@ class Lpips:
             differs.
     """
 
-    def __init__(self, backbone: str | Path | None = None, device: str | torch.device = "cpu"):
+    def __init__(self, backbone: str | Path | None = None):
         self.reason, self.recipe = None, None
         try:
             state = _downloaded_alexnet() if backbone is None else _read_state(Path(backbone))
@@ -121,7 +120,7 @@ class Lpips:
         slices = {"features." + key.split(".", 1)[1]: key for key in network.net.state_dict()}
         features = _match(state, {name: network.net.state_dict()[key] for name, key in slices.items()}, backbone)
         network.net.load_state_dict({slices[name]: weight for name, weight in features.items()})
-        self.network = network.to(device).eval()
+        self.network = network.requires_grad_(False).eval()
         self.recipe = (
             f"LPIPS: {_PICTURE}, then scaled to [-1, 1]; AlexNet, version 0.1, backbone sha256 "
             f"{hashlib.sha256(save(features)).hexdigest()}; lpips {importlib.metadata.version('lpips')}"
@@ -131,6 +130,8 @@ class Lpips:
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Distance of each picture, arguments as for `psnr`: (N,), 0 for equal pictures, lower is better.
 
+        Runs on the device of the pictures.
+
         Raises:
             MetricError: as for `psnr`, a side is too short for AlexNet, or the metric is missing (the text is
                 `reason`).
@@ -139,8 +140,7 @@ class Lpips:
             raise MetricError(self.reason)
         restored, sharp = _whole_numbers(restored, sharp)
         _require_side(sharp, _LPIPS_MIN_SIDE, "LPIPS")
-        device = next(self.network.parameters()).device
-        return self.network(restored.to(device) / 127.5 - 1, sharp.to(device) / 127.5 - 1).flatten()
+        return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
 
 
 class _Missing(Exception):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evaluation.grid import METRICS, Row, Score, pareto_front
+from evaluation.grid import METRICS, Row, Score, pareto_front, perception_metric
 
 
 @contextmanager
@@ -62,6 +62,23 @@ def write_results(output: Path, rows: Sequence[Row], scores: Sequence[Score], fa
     with whole_file(paths[2]) as part:
         part.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     return paths
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """The rows as text, best perception first, those on the Pareto front marked with a star."""
+    metric = perception_metric(rows)
+    sign = -1 if metric == "ssim" else 1
+    front = pareto_front(rows)
+    width = max(len(row.label) for row in rows)
+    lines = [f"  {'setting':{width}}  {'PSNR':>7}  {'SSIM':>6}  {'LPIPS':>6}  {'s/image':>8}"]
+    for row in sorted(rows, key=lambda row: (row.metrics[metric] is None, sign * (row.metrics[metric] or 0))):
+        cells = [
+            f"{'-' if row.metrics.get(name) is None else format(row.metrics[name], digits):>{size}}"
+            for name, digits, size in zip(METRICS, (".2f", ".4f", ".4f"), (7, 6, 6), strict=True)
+        ]
+        lines.append(f"{'*' if row in front else ' '} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}")
+    lines.append(f"* on the Pareto front of PSNR and {metric.upper()}; means of {rows[0].images} images")
+    return "\n".join(lines)
 
 
 def _cells(metrics: dict[str, float | None], seconds: float) -> list[str]:

@@ -42,14 +42,14 @@ def no_network(monkeypatch, tmp_path):
 def test_psnr_equals_scikit_image(pair):
     restored, sharp = pair
     expected = peak_signal_noise_ratio(sharp, restored, data_range=255)
-    assert psnr(tensor(restored), tensor(sharp)).item() == pytest.approx(expected, abs=1e-6)
+    assert psnr(tensor(restored), tensor(sharp)).item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_ssim_equals_scikit_image_and_torchmetrics(pair):
     restored, sharp = pair
     value = ssim(tensor(restored), tensor(sharp)).item()
     options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
-    assert value == pytest.approx(structural_similarity(sharp, restored, channel_axis=2, **options), abs=1e-9)
+    assert value == pytest.approx(structural_similarity(sharp, restored, channel_axis=2, **options), abs=1e-6)
     _, whole = structural_similarity_index_measure(
         tensor(restored) * 255,
         tensor(sharp) * 255,
