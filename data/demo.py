@@ -1,7 +1,7 @@
 """Write the demo's photographs: python -m data.demo --output runs/demo/photos
 
-All come with the scikit-image package (each in the public domain or CC0, see skimage.data's docstrings): sharp ones to
-train on with synthetic blur, crops of others blurred once and for all to test on, and one that is really blurred.
+All come with the scikit-image package (its skimage.data says where each is from): sharp ones to train on
+with synthetic blur, crops of others, blurred once and for all, to test on, and one that is really blurred.
 """
 
 import shutil
