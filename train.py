@@ -7,7 +7,7 @@
 
 Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, best by
 PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and evaluate.py),
-config.yaml and metrics.csv.
+config.yaml and logs/version_N/metrics.csv.
 """
 
 import os
@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from data.datamodule import DeblurDataModule
@@ -66,8 +66,11 @@ class Scores(Callback):
         if self.lpips.reason is None:
             scores[f"{stage}/lpips"] = self.lpips(outputs.images, sharp).mean()
             scores[f"{stage}/lpips_prediction"] = self.lpips(outputs.predictions, sharp).mean()
-        pl_module.log_dict(scores, on_step=False, on_epoch=True, batch_size=len(sharp), sync_dist=True)
-        pl_module.log(f"{stage}/psnr", scores[f"{stage}/psnr"], prog_bar=True, logger=False, batch_size=len(sharp))
+        for name, value in scores.items():
+            shown = name.endswith("/psnr")
+            pl_module.log(
+                name, value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=len(sharp), sync_dist=True
+            )
 
 
 class Export(Callback):
@@ -87,7 +90,7 @@ class RecordConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, root / "config.yaml", skip_none=False, overwrite=True)
+        self.parser.save(self.config, root / "config.yaml", overwrite=True)
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
         for logger in trainer.loggers:
             logger.log_hyperparams({"config": self.config.as_dict(), "commit": git.stdout.strip() or None})
@@ -100,6 +103,7 @@ class DeblurCLI(LightningCLI):
         parser.add_lightning_class_args(EMAWeightAveraging, "ema")
         parser.add_lightning_class_args(Scores, "scores")
         parser.set_defaults({"ema.decay": 0.999})
+        parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -117,28 +121,29 @@ class DeblurCLI(LightningCLI):
         keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         callbacks = [
             Export(),
+            LearningRateMonitor("step"),
             ModelCheckpoint(**keep, filename="latest", every_n_train_steps=interval, save_last=True),
             ModelCheckpoint(**keep, filename="best-psnr", monitor="val/psnr", mode="max"),
         ]
         if scores.lpips.reason is None:
             callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
-        if settings["logger"]:
-            callbacks.append(LearningRateMonitor("step"))
+        given = settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]
+        loggers = [CSVLogger(root, name="logs"), *(logger for logger in given if isinstance(logger, Logger))]
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if settings["precision"] is None:
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings["accelerator"])) else "32-true"
-        _log_offline_without_key(settings["logger"])
-        return super().instantiate_trainer(**kwargs)
+        _log_offline_without_key(loggers)
+        return super().instantiate_trainer(logger=loggers, **kwargs)
 
 
-def _log_offline_without_key(loggers) -> None:
+def _log_offline_without_key(loggers: list[Logger]) -> None:
     """Weights & Biases would stop and ask for a key; without one it logs to disk instead."""
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
+    for logger in loggers:
         if isinstance(logger, WandbLogger) and "WANDB_MODE" not in os.environ:
             import wandb
 
-            if not wandb.api.api_key:
-                os.environ["WANDB_MODE"] = "offline"
+            if not wandb.login(prompt=False):
+                wandb.setup(wandb.Settings(mode="offline"))
                 rank_zero_info(
                     "Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later"
                 )
@@ -149,7 +154,8 @@ def _device(accelerator) -> str:
 
 
 def main() -> None:
-    torch.set_float32_matmul_precision("high")
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")  # on a CPU the same switch slows convolutions down
     DeblurCLI(
         Predict,
         DeblurDataModule,
@@ -157,6 +163,7 @@ def main() -> None:
         save_config_callback=RecordConfig,
         save_config_kwargs={"save_to_log_dir": False},
         seed_everything_default=0,
+        auto_configure_optimizers=False,
         trainer_defaults={
             "default_root_dir": "runs/latest",
             # The training stream has no epochs: its length is max_steps, and intervals count steps.

@@ -36,9 +36,7 @@ class CameraShake:
     ):
         for name, (low, high) in {"length": length, "curvature": curvature, "noise": noise}.items():
             if not 0 <= low <= high:
-                raise ValueError(
-                    f"CameraShake's {name} must be a range from 0 up, low <= high, not ({low}, {high})."
-                )
+                raise ValueError(f"CameraShake's {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
         self.length = length
         self.curvature = curvature
         self.noise = noise

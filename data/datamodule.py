@@ -115,12 +115,8 @@ class DeblurDataModule(pl.LightningDataModule):
 
     def _train_set(self, root: str) -> Dataset:
         if self.blur is None:
-            return TrainPairs(
-                find_pairs(root, "train", self.variant), self.patch_size, self.seed, self.crops_per_image
-            )
-        return TrainSharp(
-            images.find(root), self.patch_size, self.blur.margin, self.seed, self.crops_per_image
-        )
+            return TrainPairs(find_pairs(root, "train", self.variant), self.patch_size, self.seed, self.crops_per_image)
+        return TrainSharp(images.find(root), self.patch_size, self.blur.margin, self.seed, self.crops_per_image)
 
     def _frames(self, root: str, split: str, crop: int | None) -> Dataset:
         if self.blur is None:

@@ -39,9 +39,7 @@ def read(path: str | Path) -> Tensor:
     """
     path = Path(path)
     if not path.is_file():
-        raise ImageError(
-            f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}."
-        )
+        raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
     try:
         with Image.open(path) as opened:
             image = ImageOps.exif_transpose(opened)

@@ -77,11 +77,7 @@ def _split_folder(root: Path, split: str) -> Path:
 
 
 def _scenes(base: Path) -> list[tuple[str, Path]]:
-    return [
-        (f"{scene.name}/", scene)
-        for scene in sorted(base.iterdir())
-        if scene.is_dir() and scene.name[0] != "."
-    ]
+    return [(f"{scene.name}/", scene) for scene in sorted(base.iterdir()) if scene.is_dir() and scene.name[0] != "."]
 
 
 def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
@@ -91,9 +87,7 @@ def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
     for candidates in (names, SHARP):
         present = [folder / name for name in candidates if (folder / name).is_dir()]
         if len(present) > 1:
-            raise DatasetError(
-                f"{folder} has both {present[0].name} and {present[1].name}: keep one of them."
-            )
+            raise DatasetError(f"{folder} has both {present[0].name} and {present[1].name}: keep one of them.")
         sides.append(present[0] if present else None)
     return sides[0], sides[1]
 

@@ -56,9 +56,7 @@ class TrainSharp(Dataset):
     the caller cuts away, name, and the seed of the blur.
     """
 
-    def __init__(
-        self, files: Sequence[Path], patch_size: int, margin: int, seed: int = 0, crops_per_image: int = 1
-    ):
+    def __init__(self, files: Sequence[Path], patch_size: int, margin: int, seed: int = 0, crops_per_image: int = 1):
         self.files = files
         self.size = patch_size + 2 * margin
         self.seed = seed
@@ -66,12 +64,9 @@ class TrainSharp(Dataset):
 
     def __getitem__(self, number: int) -> list[dict]:
         file = self.files[shuffled(number, len(self.files), self.seed)]
-        crops = random_crops(
-            images.read(file), self.size, self.crops_per_image, generator_of(self.seed, number)
-        )
+        crops = random_crops(images.read(file), self.size, self.crops_per_image, generator_of(self.seed, number))
         return [
-            {"sharp": crop, "name": file.stem, "seed": seed_of(self.seed, number, i)}
-            for i, crop in enumerate(crops)
+            {"sharp": crop, "name": file.stem, "seed": seed_of(self.seed, number, i)} for i, crop in enumerate(crops)
         ]
 
 
@@ -114,9 +109,7 @@ class FrameSharp(Dataset):
         sharp = centre_crop(images.read(file), self.crop)
         if min(sharp.shape[1:]) <= 2 * self.margin:
             size = f"{sharp.shape[2]}x{sharp.shape[1]}"
-            raise DatasetError(
-                f"{file} has {size} pixels, too few for blur that needs a margin of {self.margin}."
-            )
+            raise DatasetError(f"{file} has {size} pixels, too few for blur that needs a margin of {self.margin}.")
         name = file.relative_to(self.root).with_suffix("").as_posix()
         return {"sharp": sharp, "name": name, "seed": seed_of(self.seed, name)}
 

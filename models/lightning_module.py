@@ -84,7 +84,7 @@ class Predict(L.LightningModule):
 
     def configure_optimizers(self) -> dict:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay, fused=True)
+        optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay)
         warmup, total = self.warmup_steps, self.trainer.max_steps
 
         def factor(step: int) -> float:
