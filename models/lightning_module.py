@@ -146,7 +146,7 @@ class PredictAndRefine(Predict):
         if init_from is not None:
             checkpoints.copy_weights(init_from, predictor=predictor, denoiser=denoiser)
         if predictor_training == "frozen":
-            predictor.requires_grad_(False)
+            predictor.requires_grad_(False).eval()  # eval: batch statistics stay too; Lightning keeps a layer's mode
 
     def scale(self) -> Tensor | float:
         """s as it is now."""
@@ -189,12 +189,6 @@ class PredictAndRefine(Predict):
             # By now the averaging callback has put the averages in the place of the raw weights.
             scale = checkpoint["state_dict"]["residual_square"].sqrt().item()
             checkpoint["pipeline"]["residual_scale"] = scale
-
-    def train(self, mode: bool = True) -> "PredictAndRefine":
-        super().train(mode)
-        if self.predictor_training == "frozen":
-            self.predictor.eval()
-        return self
 
     @torch.no_grad()
     def _measure_residual(self, missed: Tensor) -> None:

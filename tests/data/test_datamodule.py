@@ -104,9 +104,7 @@ def test_a_run_that_died_goes_on_with_the_batch_it_died_in(tmp_path, root):
     whole, died, rest = Recorder(), Recorder(die_at=3), Recorder()
     trainer(tmp_path).fit(whole, module(root, True))
     with pytest.raises(RuntimeError, match="power cut"):
-        trainer(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(
-            died, module(root, True, workers=2)
-        )
+        trainer(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(died, module(root, True, workers=2))
     trainer(tmp_path).fit(rest, module(root, True), ckpt_path=tmp_path / "on_exception.ckpt")
     assert_same(died.seen["train"] + rest.seen["train"], whole.seen["train"])
 
@@ -196,9 +194,7 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
 
 
 def test_missing_data(tmp_path, root):
-    trainer(tmp_path, max_steps=1).fit(
-        Recorder(), DeblurDataModule(str(root), patch_size=16)
-    )  # val is optional
+    trainer(tmp_path, max_steps=1).fit(Recorder(), DeblurDataModule(str(root), patch_size=16))  # val is optional
     with pytest.raises(DatasetError, match="No test data"):
         trainer(tmp_path).test(Recorder(), DeblurDataModule(str(root)))
     with pytest.raises(images.ImageError, match="missing"):

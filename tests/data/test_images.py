@@ -66,9 +66,7 @@ def test_palette_and_cmyk_become_rgb(tmp_path):
     red.convert("P").save(tmp_path / "p.png")
     red.convert("CMYK").save(tmp_path / "c.tif")
     for name in ("p.png", "c.tif"):
-        assert torch.equal(
-            images.read(tmp_path / name), torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 4, 5)
-        )
+        assert torch.equal(images.read(tmp_path / name), torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 4, 5))
 
 
 def test_orientation_is_applied(tmp_path, picture):

@@ -25,9 +25,7 @@ def test_flat(tmp_path, blurry, sharp):
     make(tmp_path, f"{blurry}/b.png", f"{blurry}/a.v2.jpg", f"{sharp}/a.v2.png", f"{sharp}/b.png")
     pairs = find_pairs(tmp_path)
     assert names(pairs) == ["a.v2", "b"]
-    assert (
-        pairs[0].blurry == tmp_path / blurry / "a.v2.jpg" and pairs[0].sharp == tmp_path / sharp / "a.v2.png"
-    )
+    assert pairs[0].blurry == tmp_path / blurry / "a.v2.jpg" and pairs[0].sharp == tmp_path / sharp / "a.v2.png"
 
 
 def test_flat_with_subfolders_and_splits(tmp_path):

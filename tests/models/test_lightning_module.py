@@ -1,0 +1,172 @@
+import hashlib
+import itertools
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset
+
+from models.checkpoints import load_pipeline
+from models.lightning_module import Predict, PredictAndRefine
+from models.settings import SamplingSettings
+from models.u2net import U2NetPredictor
+from models.unet import Denoiser, UNetPredictor
+
+
+class Pairs(Dataset):
+    """Small pictures and a darker copy, each from its index alone."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        sharp = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(index))
+        return {"blurry": 0.8 * sharp + 0.1, "sharp": sharp, "name": str(index)}
+
+
+def module(kind=PredictAndRefine, predictor=None, **options):
+    torch.manual_seed(0)
+    predictor = predictor or UNetPredictor(4, (1, 2), 1)
+    options = {"lr": 1e-2, "warmup_steps": 2} | options
+    if kind is Predict:
+        return Predict(predictor, **options)
+    denoiser = Denoiser(4, (1, 2), 1, embedding_channels=8)
+    return PredictAndRefine(predictor, denoiser, validation=SamplingSettings(steps=2), **options)
+
+
+def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, batches=None):
+    torch.manual_seed(7)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=-1,
+        max_steps=steps,
+        default_root_dir=folder,
+        logger=False,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=None,
+        val_check_interval=batches or steps,
+    )
+    loader = DataLoader(Pairs(steps * 2), batch_size=2)
+    trainer.fit(model, loader, DataLoader(Pairs(1)) if validate else None, ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+class TestTraining:
+    def test_loss_is_the_stated_one(self, tmp_path):
+        """The first step's loss, recomputed from the paper's formula with the step's own random numbers."""
+        model = module(residual_scale=0.2, predictor_weight=0.5)
+        seen = {}
+
+        class Record(L.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                seen["state"] = torch.get_rng_state()
+
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
+
+        fit(model, tmp_path, 1, [Record()])
+        fresh = module(residual_scale=0.2, predictor_weight=0.5)
+        y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
+        x_init = fresh.predictor(y)
+        r_0 = (x - x_init) / 0.2
+        # The module seeds the step after the callback's hook, from the run's seed, the rank and the batch number.
+        torch.manual_seed(int.from_bytes(hashlib.sha256(b"7/0/0").digest()[:8], "little", signed=True))
+        levels = torch.cat([torch.ones(1, dtype=torch.float64), fresh.alphas_cumprod])
+        t = torch.randint(1, len(levels), (2,))
+        a = torch.lerp(levels[t], levels[t - 1], torch.rand(2, dtype=torch.float64)).float()
+        eps = torch.randn_like(r_0)
+        aa = a.view(-1, 1, 1, 1)
+        r_t = aa.sqrt() * r_0 + (1 - aa).sqrt() * eps
+        v = aa.sqrt() * eps - (1 - aa).sqrt() * r_0
+        expected = F.l1_loss(fresh.denoiser(r_t, y, a, x_init), v) + 0.5 * F.l1_loss(x_init, x)
+        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+    def test_what_each_kind_of_training_trains(self, tmp_path):
+        def moved(**options):
+            model = module(**options)
+            before = {name: value.clone() for name, value in model.named_parameters()}
+            fit(model, tmp_path, 3)
+            changed = {name.split(".")[0] for name, v in model.named_parameters() if not torch.equal(v, before[name])}
+            return changed
+
+        assert moved() == {"predictor", "denoiser"}
+        assert moved(predictor_training="joint", predictor_weight=0.0) == {"predictor", "denoiser"}
+        assert moved(predictor_training="detached", predictor_weight=0.0) == {"denoiser"}
+        assert moved(predictor_training="frozen") == {"denoiser"}
+        assert moved(kind=Predict) == {"predictor"}
+
+    def test_a_frozen_predictor_keeps_its_batch_statistics(self, tmp_path):
+        model = module(predictor=U2NetPredictor("lite"), predictor_training="frozen")
+        before = {name: value.clone() for name, value in model.predictor.state_dict().items()}
+        fit(model, tmp_path, 2)
+        assert all(torch.equal(value, before[name]) for name, value in model.predictor.state_dict().items())
+
+    def test_the_residual_scale_is_measured(self, tmp_path):
+        # The untrained predictor is the identity, so the residual is sharp - blurry, in the units of [-1, 1].
+        model = module(predictor_training="frozen")
+        fit(model, tmp_path, 5)
+        pictures = Pairs(10)
+        missed = torch.stack([2 * (pictures[i]["sharp"] - pictures[i]["blurry"]) for i in range(10)])
+        assert model.pipeline().config.residual_scale == pytest.approx(missed.square().mean().sqrt().item(), rel=1e-5)
+        assert module(residual_scale=1.0).pipeline().config.residual_scale == 1.0
+
+    def test_deep_supervision_is_in_the_loss(self, tmp_path):
+        model = module(kind=Predict, predictor=U2NetPredictor("lite"))
+        fit(model, tmp_path, 1)
+        assert all(model.predictor.get_submodule(f"side{k}").weight.any() for k in range(1, 7))
+
+    def test_averaged_weights_are_validated_and_exported(self, tmp_path):
+        """With a decay of 1 the averages stay at the first update; only they may be scored and exported."""
+        seen = {}
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen.setdefault("first", pl_module.denoiser.unet.head.weight.detach().clone())
+                seen["raw"] = pl_module.denoiser.unet.head.weight.detach().clone()
+
+            def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+                seen["validated"] = pl_module.pipeline().denoiser.unet.head.weight.detach().clone()
+
+            def on_fit_end(self, trainer, pl_module):
+                pl_module.pipeline().save_pretrained(tmp_path / "export")
+
+        model = module()
+        checkpoint = ModelCheckpoint(tmp_path, filename="step", every_n_train_steps=4, save_last=True)
+        fit(model, tmp_path, 4, [Record(), EMAWeightAveraging(decay=1.0), checkpoint], validate=True)
+        assert not torch.equal(seen["raw"], seen["first"])
+        assert torch.equal(seen["validated"], seen["first"])
+        exported = load_pipeline(str(tmp_path / "export"), precision="fp32")
+        assert torch.equal(exported.denoiser.unet.head.weight, seen["first"])
+        saved = load_pipeline(str(tmp_path / "last.ckpt"), precision="fp32")
+        assert torch.equal(saved.denoiser.unet.head.weight, seen["first"])
+        assert saved.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
+
+    def test_staged_training_starts_from_the_first_stage(self, tmp_path):
+        first = module(kind=Predict)
+        fit(first, tmp_path, 2)
+        first.pipeline().save_pretrained(tmp_path / "stage1")
+        second = module(init_from=str(tmp_path / "stage1"), predictor_training="frozen")
+        for a, b in zip(first.predictor.parameters(), second.predictor.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+    def test_learning_rate_warms_up_and_ends_at_zero(self, tmp_path):
+        rates = []
+
+        class Record(L.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+        fit(module(warmup_steps=4), tmp_path, 12, [Record()])
+        assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
+        assert rates[4] == pytest.approx(0.01) and rates[8] == pytest.approx(0.005)
+        assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
