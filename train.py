@@ -6,8 +6,8 @@
     python train.py fit --help
 
 Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, best by
-PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and evaluate.py), config.yaml
-and metrics.csv.
+PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and evaluate.py),
+config.yaml and metrics.csv.
 """
 
 import os
@@ -110,8 +110,8 @@ class DeblurCLI(LightningCLI):
         interval, max_steps = settings["val_check_interval"], settings["max_steps"]
         if max_steps < 1 or max_steps % interval:
             raise ValueError(
-                f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last steps"
-                f" are validated and saved, got {max_steps}"
+                f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last"
+                f" steps are validated and saved, got {max_steps}"
             )
         root = Path(settings["default_root_dir"])
         keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}

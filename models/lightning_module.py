@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from models import checkpoints
 from models.diffusion import add_noise, residual, sample_alpha_bar, target
 from models.pipeline import DeblurOutput, DeblurPipeline
-from models.settings import SamplingSettings
 from models.schedules import NoiseSchedule
+from models.settings import SamplingSettings
 
 
 class Predict(L.LightningModule):

@@ -71,15 +71,15 @@ def sample_residual(
         progress: wraps the steps, e.g. tqdm.
 
     Returns:
-        r_0 (N, 3, H, W), float32.
+        r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
     """
-    r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=torch.float32)
+    r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
     options = {}
     if isinstance(scheduler, DDIMScheduler):
         options = {"eta": eta, "generator": generator}
     elif isinstance(scheduler, DDPMScheduler):
         options = {"generator": generator}
-    levels = scheduler.alphas_cumprod.to(blurry.device, torch.float32)
+    levels = scheduler.alphas_cumprod.to(blurry.device, blurry.dtype)
     for t in progress(scheduler.timesteps.tolist()):
         alpha_bar = levels[t].expand(len(blurry))
         output = denoiser(r_t, blurry, alpha_bar, x_init)

@@ -12,6 +12,7 @@ class IdentityPredictor(ModelMixin, ConfigMixin):
     @register_to_config
     def __init__(self):
         super().__init__()
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # tells diffusers the device
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> the same."""
@@ -28,6 +29,7 @@ class ZeroPredictor(ModelMixin, ConfigMixin):
     @register_to_config
     def __init__(self):
         super().__init__()
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # tells diffusers the device
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""

@@ -1,0 +1,222 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonargparse
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+
+from data import images
+from data.blur import CameraShake
+from data.datamodule import DeblurDataModule
+from data.layouts import DatasetError
+from data.pairs import generator_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+class Recorder(pl.LightningModule):
+    """Learns one number and keeps every batch it sees."""
+
+    def __init__(self, die_at=None):
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.zeros(()))
+        self.die_at = die_at
+        self.seen = {"train": [], "val": [], "test": []}
+
+    def training_step(self, batch):
+        if self.global_step == self.die_at:
+            raise RuntimeError("power cut")
+        self.seen["train"].append(batch)
+        return (self.number - batch["sharp"].mean()) ** 2
+
+    def validation_step(self, batch):
+        self.seen["val"].append(batch)
+
+    def test_step(self, batch):
+        self.seen["test"].append(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(folder, max_steps=6, **options):
+    """As the project's runs: steps, no epochs; validation every so many steps."""
+    return pl.Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        max_epochs=-1,
+        check_val_every_n_epoch=None,
+        **{"val_check_interval": 2, "logger": False, "default_root_dir": folder, **options},
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Seven pairs to train, two to validate and test."""
+    for split, count in (("train", 7), ("val", 2), ("test", 2)):
+        for i in range(count):
+            sharp = torch.rand(3, 40 + 2 * i, 50, generator=generator_of(split, i))
+            images.write(tmp_path / "pairs" / split / "sharp" / f"{i}.png", sharp)
+            images.write(tmp_path / "pairs" / split / "blur" / f"{i}.png", 1 - sharp)
+    return tmp_path / "pairs"
+
+
+def module(root, synthetic, workers=0, **options):
+    options = {"patch_size": 16, "batch_size": 4, "crops_per_image": 2, "num_workers": workers, **options}
+    if not synthetic:
+        return DeblurDataModule(str(root), str(root), str(root), **options)
+    folders = [str(root / split / "sharp") for split in ("train", "val", "test")]
+    return DeblurDataModule(*folders, blur=CameraShake(length=(3, 6), noise=(0, 0.01)), **options)
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a["name"] == b["name"]
+        assert torch.equal(a["sharp"], b["sharp"]) and torch.equal(a["blurry"], b["blurry"])
+
+
+@pytest.mark.parametrize("synthetic", [False, True], ids=["pairs", "synthetic"])
+def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic):
+    whole = Recorder()
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, synthetic))
+    assert len(whole.seen["train"]) == 6
+
+    for workers in (0, 2):
+        rest = Recorder()
+        trainer(tmp_path).fit(rest, module(root, synthetic, workers), ckpt_path=tmp_path / "step=3.ckpt")
+        assert_same(rest.seen["train"], whole.seen["train"][3:])
+        assert torch.equal(rest.number, whole.number)
+
+    # Each batch differs from every other: the test would pass on a stream that repeats itself.
+    sums = {batch["blurry"].sum().item() for batch in whole.seen["train"]}
+    assert len(sums) == 6
+
+
+def test_a_run_that_died_goes_on_with_the_batch_it_died_in(tmp_path, root):
+    whole, died, rest = Recorder(), Recorder(die_at=3), Recorder()
+    trainer(tmp_path).fit(whole, module(root, True))
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(
+            died, module(root, True, workers=2)
+        )
+    trainer(tmp_path).fit(rest, module(root, True), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert_same(died.seen["train"] + rest.seen["train"], whole.seen["train"])
+
+
+def test_short_epochs_go_on_where_the_last_one_ended(tmp_path, root):
+    whole, parts = Recorder(), Recorder()
+    trainer(tmp_path).fit(whole, module(root, False))
+    trainer(tmp_path, limit_train_batches=2).fit(parts, module(root, False, workers=1))
+    assert_same(parts.seen["train"], whole.seen["train"])
+
+
+def train_on_two_ranks(folder, root):
+    class Share(Recorder):
+        def on_train_end(self):
+            torch.save(self.seen["train"], f"{folder}/rank{self.global_rank}.pt")
+
+    two = trainer(folder, max_steps=2, limit_val_batches=0, devices=2, strategy="ddp_fork")
+    two.fit(Share(), module(Path(root), True, batch_size=2))
+
+
+def test_ranks_share_the_batches_of_one_device(tmp_path, root):
+    one = Recorder()
+    trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(one, module(root, True))
+
+    call = f"from {__name__} import *; train_on_two_ranks({str(tmp_path)!r}, {str(root)!r})"
+    clean = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # what forking needs
+    subprocess.run([sys.executable, "-c", call], check=True, cwd=Path(__file__).parents[2], env=clean)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for batch, first, second in zip(one.seen["train"], *ranks, strict=True):
+        torch.testing.assert_close(torch.cat([first["sharp"], second["sharp"]]), batch["sharp"])
+        torch.testing.assert_close(torch.cat([first["blurry"], second["blurry"]]), batch["blurry"])
+
+
+def test_batches_are_what_the_models_expect(tmp_path, root):
+    for synthetic in (False, True):
+        recorder = Recorder()
+        run = trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1)
+        run.fit(recorder, module(root, synthetic, val_crop=20))
+        (batch,) = recorder.seen["train"]
+        assert batch.keys() == {"blurry", "sharp", "name"} and len(batch["name"]) == 4
+        assert batch["blurry"].shape == batch["sharp"].shape == (4, 3, 16, 16)
+        assert batch["blurry"].dtype == batch["sharp"].dtype == torch.float32
+        assert [frame["name"] for frame in recorder.seen["val"]] == [["0"], ["1"]]
+        assert all(frame["sharp"].shape == (1, 3, 20, 20) for frame in recorder.seen["val"])
+        run.test(recorder, module(root, synthetic, val_crop=20), verbose=False)
+        sizes = [(40, 50), (42, 50)]  # whole frames; synthetic blur takes its margin of 4
+        if synthetic:
+            sizes = [(height - 8, width - 8) for height, width in sizes]
+        assert [frame["sharp"].shape[2:] for frame in recorder.seen["test"]] == sizes
+
+
+def test_training_blur_is_free_of_border_effects(tmp_path):
+    # Stripes go on outside of the crop; a border made up there would show as a change in brightness.
+    stripes = (torch.arange(64) % 2).float().expand(3, 64, 64)
+    images.write(tmp_path / "stripes.png", stripes)
+    blur = CameraShake(length=(6, 6), noise=(0, 0), linear_light=False)
+    data = DeblurDataModule(str(tmp_path), blur=blur, patch_size=16)
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)
+    for batch in recorder.seen["train"]:
+        for blurry in batch["blurry"]:
+            period_two = blurry[..., 2:, :] - blurry[..., :-2, :], blurry[..., 2:] - blurry[..., :-2]
+            assert all(change.abs().max() < 1e-5 for change in period_two)
+
+
+def test_validation_blur_is_always_the_same(tmp_path, root):
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=4, num_sanity_val_steps=0).fit(recorder, module(root, True))
+    assert_same(recorder.seen["val"][:2], recorder.seen["val"][2:])
+    (root / "val" / "sharp" / "0.png").unlink()
+    alone = Recorder()
+    trainer(tmp_path).validate(alone, module(root, True), verbose=False)
+    assert_same(alone.seen["val"], recorder.seen["val"][1:2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
+    (root / "train" / "blur" / "5.png").write_text("no picture")
+    with pytest.raises(images.ImageError) as caught:
+        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
+    assert str(caught.value) == f"{root / 'train' / 'blur' / '5.png'} is not a picture of a known format."
+
+    images.write(root / "train" / "blur" / "5.png", torch.zeros(3, 7, 9))
+    with pytest.raises(DatasetError) as caught:
+        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
+    assert str(caught.value).startswith("A pair differs in size: ") and "\n" not in str(caught.value)
+
+
+def test_missing_data(tmp_path, root):
+    trainer(tmp_path, max_steps=1).fit(
+        Recorder(), DeblurDataModule(str(root), patch_size=16)
+    )  # val is optional
+    with pytest.raises(DatasetError, match="No test data"):
+        trainer(tmp_path).test(Recorder(), DeblurDataModule(str(root)))
+    with pytest.raises(images.ImageError, match="missing"):
+        trainer(tmp_path).fit(Recorder(), DeblurDataModule(str(root / "missing"), blur=CameraShake()))
+    with pytest.raises(ValueError, match="must divide"):
+        DeblurDataModule(str(root), batch_size=4, crops_per_image=3)
+    with pytest.raises(ValueError, match="patch_size"):
+        DeblurDataModule(str(root), patch_size=0)
+
+
+def test_yaml_builds_it(tmp_path):
+    def build(data: DeblurDataModule):
+        return data
+
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "data: {class_path: data.datamodule.DeblurDataModule, init_args: {train: photos, val_crop: null,"
+        " blur: {class_path: data.blur.CameraShake, init_args: {length: [2, 9], noise: [0, 0.01]}}}}"
+    )
+    data = jsonargparse.auto_cli(build, args=[f"--config={config}"])
+    assert data.val_crop is None and data.blur.length == (2, 9) and data.blur.margin == 6

@@ -1,0 +1,148 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import images
+from data.layouts import DatasetError, Pair, find_pairs
+from data.pairs import (
+    FramePairs,
+    FrameSharp,
+    TrainPairs,
+    TrainSharp,
+    flatten,
+    generator_of,
+    random_crops,
+    seed_of,
+    shuffled,
+)
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+def coordinates(height, width, blue):
+    """A picture that says in every pixel where it is: (row, column, blue) / 255."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([rows, columns, torch.full((height, width), blue)]) / 255
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    for i in range(5):
+        images.write(tmp_path / "blur" / f"{i}.png", coordinates(40 + i, 60, i))
+        images.write(tmp_path / "sharp" / f"{i}.png", coordinates(40 + i, 60, 100 + i))
+    return find_pairs(tmp_path)
+
+
+def same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key] for key in a)
+
+
+def test_pairs_stay_aligned_through_every_augmentation(pairs):
+    dataset = TrainPairs(pairs, patch_size=16, crops_per_image=2)
+    turns = set()
+    for number in range(60):
+        for crop in dataset[number]:
+            blurry, sharp = (crop["blurry"] * 255).round(), (crop["sharp"] * 255).round()
+            assert blurry.shape == (3, 16, 16) and blurry.is_contiguous()
+            assert torch.equal(blurry[:2], sharp[:2])  # the same place in every pixel
+            assert (blurry[2] == int(crop["name"])).all() and (sharp[2] == 100 + int(crop["name"])).all()
+            place = blurry[:2]  # a square window of the picture, moved by a symmetry of the square
+            assert place[0].unique().numel() == place[1].unique().numel() == 16
+            right, down = place[:, 0, 1] - place[:, 0, 0], place[:, 1, 0] - place[:, 0, 0]
+            turns.add((*right.tolist(), *down.tolist()))
+    assert len(turns) == 8
+
+
+def test_crops_reach_every_place():
+    corners = Counter()
+    generator = generator_of("corners")
+    for crop in random_crops(coordinates(18, 17, 0), 16, 600, generator):
+        corners[tuple((crop[:2] * 255).round().amin((1, 2)).int().tolist())] += 1
+    assert len(corners) == 3 * 2 and min(corners.values()) > 60
+
+
+def test_the_stream_is_a_function_of_seed_and_number(pairs):
+    dataset = TrainPairs(pairs, patch_size=16, seed=3, crops_per_image=2)
+    forward = [dataset[number] for number in range(12)]
+    again = TrainPairs(pairs, patch_size=16, seed=3, crops_per_image=2)
+    for number in reversed(range(12)):
+        same(again[number], forward[number])
+    other = TrainPairs(pairs, patch_size=16, seed=4, crops_per_image=2)
+    assert any(not torch.equal(other[n][0]["sharp"], forward[n][0]["sharp"]) for n in range(3))
+
+
+def test_every_epoch_sees_every_file_once_in_a_new_order():
+    epochs = [[shuffled(epoch * 20 + i, 20, seed=0) for i in range(20)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != list(range(20))
+
+
+def test_sharp_crops_carry_their_margin_and_a_seed_each(pairs):
+    dataset = TrainSharp([pair.sharp for pair in pairs], patch_size=16, margin=3, crops_per_image=3)
+    crops = [crop for number in range(4) for crop in dataset[number]]
+    assert all(crop["sharp"].shape == (3, 22, 22) for crop in crops)
+    assert len({crop["seed"] for crop in crops}) == 12
+    same(dataset[2], dataset[2])
+
+
+def test_small_pictures_are_reflected_up_to_the_patch():
+    line = torch.tensor([1.0, 2, 3]).expand(1, 1, 3)
+    (crop,) = random_crops(line, 3, 1, generator_of(0))  # one row becomes three equal ones
+    assert sorted(crop.flatten().tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    (crop,) = random_crops(line, 8, 1, generator_of(0))
+    rows = crop[0] if crop[0, 0].unique().numel() > 1 else crop[0].T
+    assert rows[0].tolist() in ([1, 2, 3, 2, 1, 2, 3, 2], [2, 3, 2, 1, 2, 3, 2, 1])
+
+
+def test_frames_come_whole_or_from_the_centre(pairs):
+    whole, centre = FramePairs(pairs), FramePairs(pairs, crop=20)
+    assert len(whole) == 5 and [frame["name"] for frame in whole] == ["0", "1", "2", "3", "4"]
+    assert torch.equal(whole[1]["blurry"], images.read(pairs[1].blurry))
+    for key in ("blurry", "sharp"):
+        assert torch.equal(centre[0][key], whole[0][key][:, 10:30, 20:40])
+    assert FramePairs(pairs, crop=50)[0]["sharp"].shape == (3, 40, 50)
+
+
+def test_sharp_frames_have_a_seed_from_their_name(pairs, tmp_path):
+    frames = FrameSharp(tmp_path / "sharp", margin=4, seed=7, crop=20)
+    assert [frame["name"] for frame in frames] == ["0", "1", "2", "3", "4"]
+    assert [frame["seed"] for frame in frames] == [seed_of(7, str(i)) for i in range(5)]
+    assert frames[0]["sharp"].shape == (3, 28, 28)
+    (tmp_path / "sharp" / "0.png").unlink()
+    assert FrameSharp(tmp_path / "sharp", margin=4, seed=7)[0]["seed"] == frames[1]["seed"]
+    with pytest.raises(DatasetError, match=r"1\.png has 60x41 pixels"):
+        FrameSharp(tmp_path / "sharp", margin=21)[0]
+
+
+def test_seeds_are_the_same_everywhere():
+    assert seed_of(0, "a") == 0xA426D59F380A083  # blurs, crops and orders of old runs hang on it
+    assert all(0 <= seed_of(0, i) < 2**63 for i in range(100))
+
+
+def test_pairs_of_different_size(tmp_path):
+    images.write(tmp_path / "blurry.png", torch.zeros(3, 4, 5))
+    images.write(tmp_path / "sharp.png", torch.zeros(3, 4, 6))
+    dataset = FramePairs([Pair("a", tmp_path / "blurry.png", tmp_path / "sharp.png")])
+    with pytest.raises(DatasetError, match=r"blurry\.png has 5x4, .*sharp\.png has 6x4\.$"):
+        dataset[0]
+
+
+def test_flatten(pairs):
+    dataset = TrainPairs(pairs, patch_size=16, crops_per_image=2)
+    batch = flatten([dataset[0], dataset[1]])
+    assert batch["sharp"].shape == (4, 3, 16, 16) and len(batch["name"]) == 4
+    assert torch.equal(batch["sharp"][2], dataset[1][0]["sharp"])
+
+
+@pytest.mark.skipif(not (SHARED / "realblur").is_dir(), reason="needs ../shared")
+@pytest.mark.parametrize("folder", ["gopro", "reds", "captured"])
+def test_real_pairs(folder):
+    frames = FramePairs(find_pairs(SHARED / "realblur" / folder))
+    for frame in (frames[0], frames[len(frames) - 1]):
+        assert frame["blurry"].shape == frame["sharp"].shape
+        assert 0 < (frame["blurry"] - frame["sharp"]).abs().mean() < 0.2

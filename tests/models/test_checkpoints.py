@@ -1,0 +1,122 @@
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.checkpoints import CheckpointError, checkpoint_hash, copy_weights, load_pipeline
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from tests.models.test_pipeline import tiny_pipeline
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def test_a_folder_loads_to_the_bit(folder):
+    loaded = load_pipeline(str(folder), precision="fp32")
+    blurry = torch.rand(1, 3, 16, 16)
+    ours = tiny_pipeline()(blurry, SamplingSettings(steps=2), output_type="pt").images
+    assert torch.allclose(loaded(blurry, SamplingSettings(steps=2), output_type="pt").images, ours, atol=1e-5)
+    for part in ("predictor", "denoiser"):
+        state = load_file(folder / part / WEIGHTS)
+        assert all(torch.equal(value, state[key]) for key, value in getattr(loaded, part).state_dict().items())
+        assert not any(parameter.requires_grad for parameter in getattr(loaded, part).parameters())
+
+
+def test_bf16_stays_close_to_fp32(folder):
+    blurry = torch.rand(1, 3, 32, 32)
+    images = [
+        load_pipeline(str(folder), precision=p)(blurry, SamplingSettings(steps=3), output_type="pt").images
+        for p in ("fp32", "bf16")
+    ]
+    assert images[1].dtype == torch.float32
+    assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+
+
+def test_the_hash_follows_the_weights(folder):
+    before = checkpoint_hash(str(folder))
+    assert before == checkpoint_hash(str(folder)) and len(before) == 64
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    state["unet.head.bias"] += 1
+    save_file(state, folder / "denoiser" / WEIGHTS)
+    assert checkpoint_hash(str(folder)) != before
+
+
+def sentence(source):
+    with pytest.raises(CheckpointError) as caught:
+        load_pipeline(str(source))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    assert "neither" in sentence(tmp_path / "nowhere")
+    assert "does not exist" in sentence(tmp_path / "nowhere.ckpt")
+    (tmp_path / "empty").mkdir()
+    assert "model_index.json does not exist" in sentence(tmp_path / "empty")
+    os.remove(folder / "denoiser" / WEIGHTS)
+    assert "denoiser has no weights" in sentence(folder)
+    shutil.rmtree(folder / "predictor")
+    assert "predictor" in sentence(folder) and "config.json does not exist" in sentence(folder)
+
+
+def test_another_architecture_is_refused_by_its_first_differing_key(folder):
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    config = json.loads((folder / "denoiser" / "config.json").read_text())
+    (folder / "denoiser" / "config.json").write_text(json.dumps(config | {"channels": 16}))
+    message = sentence(folder)
+    assert "unet.down.0.conv1.bias has shape (8,), expected (16,)" in message
+    (folder / "denoiser" / "config.json").write_text(json.dumps(config))
+    save_file({key: value for key, value in state.items() if key != "unet.head.weight"}, folder / "denoiser" / WEIGHTS)
+    assert "lacks unet.head.weight" in sentence(folder)
+    save_file(state | {"extra": torch.zeros(1)}, folder / "denoiser" / WEIGHTS)
+    assert "has extra" in sentence(folder)
+
+
+def test_damaged_files_are_named(folder):
+    for file in (folder / "denoiser" / WEIGHTS, folder / "denoiser" / "config.json", folder / "model_index.json"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        assert file.name in sentence(folder)
+        file.write_bytes(whole)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "StableDiffusionPipeline"}))
+    assert "StableDiffusionPipeline" in sentence(folder)
+    (folder / "model_index.json").write_text(json.dumps(index | {"denoiser": ["os", "system"]}))
+    assert "unknown class 'system'" in sentence(folder)
+
+
+class Hostile:
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_a_hostile_pickle_executes_nothing(tmp_path):
+    torch.save({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / "hostile.ckpt")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    for name in ("hostile.ckpt", "plain.ckpt"):
+        assert "was not loaded" in sentence(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
+
+
+def test_weights_are_copied_for_staged_training(folder):
+    predictor, denoiser = UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
+    copy_weights(str(folder), predictor, denoiser)
+    state = load_file(folder / "predictor" / WEIGHTS)
+    assert all(torch.equal(value, state[key]) for key, value in predictor.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"unet\.down\.0\.conv1\.bias has shape \(8,\), expected \(16,\)"):
+        copy_weights(str(folder), UNetPredictor(16, (1, 2), 1))

@@ -1,0 +1,62 @@
+import itertools
+
+import pytest
+import torch
+
+from models.diffusion import (
+    PREDICTION_TYPES,
+    add_noise,
+    add_residual,
+    estimate_r_0,
+    residual,
+    sample_alpha_bar,
+    target,
+)
+from models.schedules import linear
+
+
+def test_residual_is_sharp_minus_prediction_and_is_added_back():
+    sharp, x_init = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
+    r_0 = residual(sharp, x_init, 0.1)
+    assert torch.equal(r_0, (sharp - x_init) / 0.1)
+    assert torch.allclose(add_residual(x_init, r_0, 0.1), sharp, atol=1e-6)
+
+
+def test_add_noise_has_the_stated_mean_and_variance():
+    r_0, alpha_bar = torch.full((2, 3, 200, 200), 2.0), torch.tensor([0.9, 0.1])
+    r_t = add_noise(r_0, torch.randn(r_0.shape, generator=torch.Generator().manual_seed(0)), alpha_bar)
+    for picture, a in zip(r_t, (0.9, 0.1), strict=True):
+        assert picture.mean().item() == pytest.approx(2 * a**0.5, abs=0.02)
+        assert picture.var().item() == pytest.approx(1 - a, rel=0.02)
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+def test_the_right_output_gives_back_r_0(prediction_type):
+    r_0, eps = torch.randn(3, 3, 4, 4), torch.randn(3, 3, 4, 4)
+    alpha_bar = torch.tensor([0.99, 0.5, 0.01])
+    r_t = add_noise(r_0, eps, alpha_bar)
+    output = target(r_0, eps, alpha_bar, prediction_type)
+    assert torch.allclose(estimate_r_0(output, r_t, alpha_bar, prediction_type), r_0, atol=1e-5)
+
+
+def test_v_is_the_derivative_of_the_rotation():
+    # With alpha_bar = cos^2(phi), r_t = cos(phi) r_0 + sin(phi) eps and v = d r_t / d phi.
+    r_0, eps = torch.randn(1, 3, 2, 2, dtype=torch.float64), torch.randn(1, 3, 2, 2, dtype=torch.float64)
+    phi = torch.tensor([0.7], dtype=torch.float64)
+    step = 1e-6
+    derivative = (add_noise(r_0, eps, (phi + step).cos() ** 2) - add_noise(r_0, eps, (phi - step).cos() ** 2)) / (
+        2 * step
+    )
+    assert torch.allclose(target(r_0, eps, phi.cos() ** 2, "v_prediction"), derivative, atol=1e-8)
+
+
+def test_alpha_bar_is_uniform_inside_uniform_steps():
+    alphas_cumprod = (1 - linear(4, 0.1, 0.6)).cumprod(0)
+    draws = sample_alpha_bar(alphas_cumprod, 40_000, torch.Generator().manual_seed(0)).double()
+    edges = torch.cat([alphas_cumprod.flip(0), torch.ones(1, dtype=torch.float64)])
+    assert draws.min() >= edges[0] and draws.max() <= 1
+    for low, high in itertools.pairwise(edges):
+        inside = draws[(draws >= low) & (draws < high)]
+        assert len(inside) / len(draws) == pytest.approx(0.25, abs=0.015)
+        quarters = torch.histc((inside - low) / (high - low), 4, 0, 1) / len(inside)
+        assert torch.allclose(quarters, torch.full((4,), 0.25, dtype=torch.float64), atol=0.025)

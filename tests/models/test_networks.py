@@ -1,0 +1,155 @@
+import pytest
+import torch
+from torch import nn
+
+from models.u2net import U2NetPredictor
+from models.unet import Denoiser, UNetPredictor
+from models.untrained import IdentityPredictor, ZeroPredictor
+
+
+def parameters(network):
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def stir(network):
+    """Give the zero-started layers values, so that a test sees what flows through them."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and not layer.weight.any():
+            nn.init.normal_(layer.weight, std=0.05)
+    return network.eval()
+
+
+def test_u2net_has_the_published_parameter_counts():
+    with torch.device("meta"):
+        assert parameters(U2NetPredictor("full", out_channels=1)) == 44_009_869
+        assert parameters(U2NetPredictor("lite", out_channels=1)) == 1_131_181
+
+
+def test_the_papers_unets_have_the_papers_size():
+    with torch.device("meta"):
+        assert parameters(UNetPredictor()) == pytest.approx(26.8e6, rel=0.02)
+        assert parameters(Denoiser()) == pytest.approx(6.8e6, rel=0.02)
+
+
+def test_width_multipliers_and_blocks_are_configurable():
+    with torch.device("meta"):
+        small, wide, deep = UNetPredictor(16, (1, 2), 1), UNetPredictor(32, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 2)
+    assert parameters(small) < parameters(wide) and parameters(small) < parameters(deep)
+
+
+def test_u2net_keys_are_the_official_ones():
+    keys = U2NetPredictor("lite").state_dict().keys()
+    for key in (
+        "stage1.rebnconvin.conv_s1.weight",
+        "stage1.rebnconv7.bn_s1.running_var",
+        "stage5d.rebnconv1d.bn_s1.weight",
+        "stage6.rebnconv4.conv_s1.bias",
+        "side6.weight",
+        "outconv.bias",
+    ):
+        assert key in keys
+
+
+def test_rsu_4f_dilates_and_does_not_pool():
+    stage = U2NetPredictor("lite").stage6
+    names = ("rebnconv1", "rebnconv2", "rebnconv3", "rebnconv4", "rebnconv3d", "rebnconv2d", "rebnconv1d")
+    assert [stage.get_submodule(name).conv_s1.dilation[0] for name in names] == [1, 2, 4, 8, 4, 2, 1]
+    assert not stage.pooled
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [
+        U2NetPredictor("lite"),
+        U2NetPredictor("lite", norm="none"),
+        UNetPredictor(8, (1, 2, 3), 1),
+        IdentityPredictor(),
+        ZeroPredictor(),
+    ],
+    ids=["lite", "lite-none", "unet", "identity", "zero"],
+)
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 3), (33, 65)])
+def test_any_size_goes_through(predictor, size):
+    blurry = torch.rand(1, 3, *size) * 2 - 1
+    with torch.no_grad():
+        assert stir(predictor)(blurry).shape == blurry.shape
+        for estimate in predictor.estimates(blurry):
+            assert estimate.shape == blurry.shape and estimate.isfinite().all()
+
+
+@pytest.mark.parametrize("predictor", [U2NetPredictor("lite"), UNetPredictor(8, (1, 2), 1)], ids=["u2net", "unet"])
+def test_untrained_predictors_are_the_identity(predictor):
+    fresh = type(predictor).from_config(predictor.config).eval()
+    blurry = torch.rand(1, 3, 20, 20) * 2 - 1
+    assert torch.equal(fresh(blurry), blurry)
+
+
+def test_deep_supervision_reaches_every_side_output():
+    predictor = U2NetPredictor("lite")
+    blurry, sharp = torch.rand(2, 3, 32, 32), torch.rand(2, 3, 32, 32)
+    estimates = predictor.estimates(blurry)
+    assert len(estimates) == 7
+    sum((estimate - sharp).abs().mean() for estimate in estimates[1:]).backward()
+    assert all(predictor.get_submodule(f"side{k}").weight.grad.abs().sum() > 0 for k in range(1, 7))
+
+
+def test_the_unet_is_the_same_on_a_crop_and_on_the_whole_away_from_its_border():
+    # No normalisation and no attention: what a place sees is bounded, so full frames cannot differ from crops.
+    predictor = stir(UNetPredictor(8, (1, 2), 1))
+    whole = torch.rand(1, 3, 96, 96)
+    with torch.no_grad():
+        a, b = predictor(whole)[..., 40:56, 40:56], predictor(whole[..., 16:80, 16:80])[..., 24:40, 24:40]
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_the_denoiser_depends_on_what_it_is_told():
+    blurry, r_t, x_init = torch.rand(3, 1, 3, 16, 16)
+    level = torch.tensor([0.5])
+    for condition, sees_x_init in (("blurry", False), ("blurry+x_init", True)):
+        f = stir(Denoiser(8, (1, 2), 1, condition=condition))
+        with torch.no_grad():
+            base = f(r_t, blurry, level, x_init)
+            assert not torch.equal(base, f(r_t + 0.1, blurry, level, x_init))
+            assert not torch.equal(base, f(r_t, blurry + 0.1, level, x_init))
+            assert not torch.equal(base, f(r_t, blurry, level / 2, x_init))
+            assert torch.equal(base, f(r_t, blurry, level, x_init + 0.1)) != sees_x_init
+
+
+def test_each_picture_of_a_batch_has_its_own_noise_level():
+    f = stir(Denoiser(8, (1, 2), 1))
+    blurry, r_t = torch.rand(2, 1, 3, 16, 16)
+    levels = torch.tensor([0.9, 1e-5])
+    with torch.no_grad():
+        both = f(r_t.expand(2, -1, -1, -1), blurry.expand(2, -1, -1, -1), levels, blurry)
+        for k in range(2):
+            assert torch.allclose(both[k : k + 1], f(r_t, blurry, levels[k : k + 1], blurry), atol=1e-5)
+
+
+def test_the_untrained_denoiser_keeps_activations_finite_and_of_order_one():
+    f = Denoiser()
+    sizes = []
+    for block in (*f.unet.down, *f.unet.middle, *f.unet.up):
+        block.register_forward_hook(lambda module, inputs, output: sizes.append(output.std().item()))
+    with torch.no_grad():
+        f(torch.randn(1, 3, 32, 32), torch.rand(1, 3, 32, 32), torch.tensor([0.1]), torch.rand(1, 3, 32, 32))
+    assert len(sizes) == len(f.unet.down) + len(f.unet.middle) + len(f.unet.up)
+    assert all(0.1 < size < 10 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: Denoiser(8, (1,), 1, prediction_type="x0"), "prediction_type"),
+        (lambda: Denoiser(8, (1,), 1, condition="sharp"), "condition"),
+        (lambda: U2NetPredictor("big"), "variant"),
+        (lambda: U2NetPredictor("lite", norm="group"), "norm"),
+    ],
+)
+def test_wrong_arguments_are_named(make, word):
+    with pytest.raises(ValueError, match=word):
+        make()

@@ -1,0 +1,139 @@
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from torch import nn
+
+from models.pipeline import DeblurPipeline
+from models.schedules import linear
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from models.untrained import IdentityPredictor, ZeroPredictor
+
+
+def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
+    torch.manual_seed(0)
+    predictor = predictor or UNetPredictor(8, (1, 2), 1)
+    denoiser = Denoiser(8, (1, 2), 1)
+    if stirred:
+        for network in (predictor, denoiser):
+            for layer in network.modules():
+                if isinstance(layer, nn.Conv2d) and not layer.weight.any():
+                    nn.init.normal_(layer.weight, std=0.05)
+    scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
+    return DeblurPipeline(predictor.eval(), denoiser.eval(), scheduler, residual_scale)
+
+
+@pytest.fixture
+def blurry():
+    return torch.rand(2, 3, 21, 30, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_saved_pipeline_gives_the_same_picture_to_the_bit(tmp_path, blurry):
+    pipeline = tiny_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    again = DeblurPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    settings = SamplingSettings("ddpm", steps=4)
+    first = pipeline(blurry, settings, seed=5, output_type="pt").images
+    assert torch.equal(first, again(blurry, settings, seed=5, output_type="pt").images)
+    assert again.config.residual_scale == 0.1 and again.denoiser.prediction_type == "v_prediction"
+    assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
+def test_noise_is_a_picture_s_own_whatever_the_batch_or_order(blurry, sampler):
+    # Layers of zeros, so that nothing but the noise can differ between batches.
+    pipeline = tiny_pipeline(stirred=False)
+    settings = SamplingSettings(sampler, steps=3, num_samples=2)
+
+    def run(pictures, names):
+        images = pipeline(pictures, settings, names=names, output_type="pt").images
+        return dict(zip(names, images.unflatten(0, (len(names), 2)), strict=True))
+
+    both = run(blurry, ["a", "b"])
+    turned = run(blurry.flip(0), ["b", "a"])
+    alone = run(blurry[1:], ["b"])
+    assert torch.equal(both["a"], turned["a"]) and torch.equal(both["b"], turned["b"])
+    assert torch.equal(both["b"], alone["b"])
+    assert not torch.equal(both["b"], run(blurry[1:], ["c"])["c"])
+    assert not torch.equal(both["b"][0], both["b"][1])
+
+
+def test_more_samples_do_not_change_the_first_ones(blurry):
+    pipeline = tiny_pipeline()
+    two = pipeline(blurry[:1], SamplingSettings(steps=2, num_samples=2), output_type="pt").images
+    three = pipeline(blurry[:1], SamplingSettings(steps=2, num_samples=3), output_type="pt").images
+    assert torch.equal(two, three[:2])
+
+
+def test_one_call_is_predict_then_refine(blurry):
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2)
+    parts = pipeline.refine(blurry, pipeline.predict(blurry), settings)
+    assert torch.equal(pipeline(blurry, settings, output_type="pt").images, parts.images)
+
+
+def test_an_oracle_pipeline_restores_the_sharp_picture(blurry):
+    # The denoiser knows the residual sharp - x_init; only the right sign, scale and range restore the picture.
+    sharp = torch.rand(blurry.shape, generator=torch.Generator().manual_seed(4))
+    pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=0.3)
+
+    class Oracle(nn.Module):
+        prediction_type = "sample"
+        device = torch.device("cpu")
+
+        def forward(self, r_t, blurry, alpha_bar, x_init):
+            return ((sharp * 2 - 1) - x_init) / 0.3
+
+    pipeline.denoiser = Oracle()
+    output = pipeline(blurry, SamplingSettings(steps=3), output_type="pt")
+    assert torch.allclose(output.images, sharp, atol=1e-6)
+    assert torch.allclose(output.predictions, blurry, atol=1e-6)
+
+
+def test_mean_std_and_blend(blurry):
+    pipeline = tiny_pipeline()
+    samples = pipeline(blurry, SamplingSettings(steps=2, num_samples=3), output_type="pt")
+    stack = samples.images.unflatten(0, (2, 3))
+    mean = pipeline(blurry, SamplingSettings(steps=2, num_samples=3, average=True), output_type="pt")
+    assert torch.allclose(mean.images, stack.mean(1), atol=1e-6)
+    assert torch.allclose(samples.std, stack.std(1), atol=1e-6)
+    prediction = pipeline(blurry, SamplingSettings(blend=0.0), output_type="pt")
+    assert torch.equal(prediction.images, prediction.predictions) and prediction.std is None
+    one, half = (pipeline(blurry, SamplingSettings(steps=2, blend=b), output_type="pt").images for b in (1.0, 0.5))
+    inside = [(x > 0) & (x < 1) for x in (one, half, prediction.predictions)]  # where nothing was clipped
+    inside = inside[0] & inside[1] & inside[2]
+    between = (one + prediction.predictions) / 2
+    assert torch.allclose(half[inside], between[inside], atol=1e-5) and inside.any()
+
+
+def test_the_zero_predictor_makes_it_a_one_network_conditional_ddpm(blurry):
+    pipeline = tiny_pipeline(ZeroPredictor(), residual_scale=0.5)
+    output = pipeline(blurry, SamplingSettings(steps=2), output_type="pt")
+    assert (output.predictions == 0.5).all() and output.images.std() > 0.01
+
+
+def test_pictures_in_and_out(blurry):
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2)
+    array = (blurry[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    picture = PIL.Image.fromarray(array)
+    restored = pipeline(picture, settings).images
+    assert len(restored) == 1 and restored[0].size == (30, 21)
+    tensor = pipeline(torch.from_numpy(array).permute(2, 0, 1) / 255, settings, output_type="pt").images
+    assert np.array_equal(np.asarray(restored[0]), (tensor[0] * 255).round().byte().permute(1, 2, 0).numpy())
+    with pytest.raises(ValueError, match="one size"):
+        pipeline([picture, picture.resize((5, 5))])
+    with pytest.raises(ValueError, match="output_type"):
+        pipeline(picture, output_type="np")
+    with pytest.raises(ValueError, match=r"\(3, H, W\)"):
+        pipeline(torch.zeros(1, 4, 4))
+
+
+def test_a_predictor_alone_is_saved_loaded_and_only_predicts(tmp_path, blurry):
+    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+    DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path)
+    alone = DeblurPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    images = alone(blurry, SamplingSettings(blend=0.0), output_type="pt").images
+    assert torch.allclose(images, blurry, atol=1e-6)
+    with pytest.raises(ValueError, match="no denoiser"):
+        alone(blurry)
