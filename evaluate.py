@@ -56,6 +56,8 @@ def main(
     pairs = _checked_pairs(data, split, variant, limit)
     folder = Path(output)
     panel_path = Path(panel) if panel else folder / "panel.png"
+    if panel_path.suffix != ".png":
+        raise ValueError(f"--panel must name a .png file, got {panel}")
     _make_writable(folder)
     _make_writable(panel_path.parent)
 

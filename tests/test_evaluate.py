@@ -157,6 +157,8 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
         (tmp_path / "out").write_text("in the way")
     elif what == "limit 0":
         return arguments(place, tmp_path / "out", limit=0)
+    elif what == "panel without suffix":
+        return arguments(place, tmp_path / "out", panel=tmp_path / "panel")
     elif what == "no device":
         return arguments(place, tmp_path / "out", device="nonsense")
     elif what == "wrong backbone":
@@ -179,6 +181,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
         ("no checkpoint", CheckpointError, "absent"),
         ("output is a file", OSError, "out"),
         ("limit 0", ValueError, "--limit must be 1 or more"),
+        ("panel without suffix", ValueError, "--panel must name a .png file"),
         ("no device", ValueError, "nonsense"),
         ("wrong backbone", ValueError, "features.0.weight"),
         ("product: {sampler: euler}", ValueError, "euler"),
