@@ -50,18 +50,23 @@ def main(
         panel: where to write the comparison of a few pictures at the best setting; default: panel.png in the output.
     """
     from evaluation.grid import SECONDS_RECIPE, average, best_sample, label_settings, read_grid, run_grid
-    from evaluation.metrics import PSNR_RECIPE, SSIM_RECIPE, Lpips, psnr, ssim
-    from evaluation.plots import plot_pareto
-    from evaluation.results import format_table, write_results
-    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline
     from models.settings import SamplingSettings
 
     settings = read_grid(grid, SamplingSettings)
     pairs = _checked_pairs(data, split, variant, limit)
     folder = Path(output)
     panel_path = Path(panel) if panel else folder / "panel.png"
+    if panel_path.suffix != ".png":
+        raise ValueError(f"--panel must name a .png file, got {panel}")
     _make_writable(folder)
     _make_writable(panel_path.parent)
+
+    from data.pairs import read_pair
+    from evaluation.metrics import PSNR_RECIPE, SSIM_RECIPE, Lpips, psnr, ssim
+    from evaluation.plots import plot_pareto
+    from evaluation.results import format_table, write_results
+    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline
+
     place = choose_device(device)
     pipeline = load_pipeline(checkpoint, place, precision)
     lpips = Lpips(lpips_backbone)
@@ -72,7 +77,7 @@ def main(
         return pipeline.refine(blurry, x_init, setting, seed, [name], progress).images
 
     metrics = {"psnr": psnr, "ssim": ssim} | ({} if lpips.reason else {"lpips": lpips})
-    cases = ((pair.name, *(picture.to(place) for picture in _read(pair))) for pair in pairs)
+    cases = ((pair.name, *(picture.to(place) for picture in read_pair(pair))) for pair in pairs)
     scores = run_grid(cases, len(pairs), settings, pipeline.predict, refine, metrics)
     rows = average(scores, settings)
 
@@ -111,6 +116,7 @@ def _checked_pairs(data: str, split: str, variant: str, limit: int | None) -> li
     from tqdm import tqdm
 
     from data.layouts import find_pairs
+    from data.pairs import read_pair
 
     pairs = find_pairs(data, split, variant)
     if limit is not None:
@@ -119,18 +125,8 @@ def _checked_pairs(data: str, split: str, variant: str, limit: int | None) -> li
         limit = min(limit, len(pairs))
         pairs = [pairs[k * len(pairs) // limit] for k in range(limit)]
     for pair in tqdm(pairs, desc="checking the pictures", unit="pair", dynamic_ncols=True):
-        _read(pair)
+        read_pair(pair)
     return pairs
-
-
-def _read(pair) -> tuple:
-    from data import images
-
-    blurry, sharp = images.read(pair.blurry), images.read(pair.sharp)
-    if blurry.shape != sharp.shape:
-        sizes = [f"{picture.shape[2]}x{picture.shape[1]}" for picture in (blurry, sharp)]
-        raise ValueError(f"{pair.blurry} is {sizes[0]} and {pair.sharp} is {sizes[1]}: a pair must have one size")
-    return blurry, sharp
 
 
 def _make_writable(folder: Path) -> None:
@@ -149,6 +145,7 @@ def _write_panel(pipeline, device, pairs: list, setting, seed: int, path: Path) 
 
     from tqdm import tqdm
 
+    from data.pairs import read_pair
     from evaluation.plots import panel
 
     setting = replace(setting, num_samples=PANEL_SAMPLES, average=False)
@@ -161,7 +158,7 @@ def _write_panel(pipeline, device, pairs: list, setting, seed: int, path: Path) 
                 bar.update()
 
         for pair in pairs:
-            blurry, sharp = _read(pair)
+            blurry, sharp = read_pair(pair)
             batch = blurry[None].to(device)
             out = pipeline.refine(batch, pipeline.predict(batch), setting, seed, [pair.name], count)
             shown = (blurry, out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp)

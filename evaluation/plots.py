@@ -29,7 +29,7 @@ _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those of the front are labelled
 
 
-def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None = None) -> None:
+def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None = None) -> Figure:
     """The perception-distortion plot: PSNR to the right, falling LPIPS upwards; the best corner is top right.
 
     One series a sampler with its steps beside the points, the rows blurry and predictor, the Pareto front as a line.
@@ -39,6 +39,9 @@ def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None 
         rows: from `evaluation.grid.average`; rows without both values are left out.
         path: the picture to write.
         lpips_reason: why LPIPS is missing.
+
+    Returns:
+        The figure that was written.
     """
     metric = perception_metric(rows)
 
@@ -99,6 +102,7 @@ def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None 
     _place_labels(axes, texts, [place for place in places.values() if place is not None])
     with whole_file(Path(path)) as part:
         figure.savefig(part)
+    return figure
 
 
 def _place_labels(
@@ -131,7 +135,7 @@ def _place_labels(
         taken.append(box)
 
 
-def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) -> None:
+def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) -> Figure:
     """Pictures side by side, one labelled column each, one line for each picture of a column.
 
     A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
@@ -140,6 +144,9 @@ def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) ->
     Args:
         columns: label -> one picture (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
         path: the picture to write.
+
+    Returns:
+        The figure that was written.
     """
     columns = {
         label: [pictures] if isinstance(pictures, Tensor) and pictures.ndim == 3 else list(pictures)
@@ -169,8 +176,9 @@ def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) ->
                 bar.ax.tick_params(labelsize=8)
                 axes.set_xlabel("8-bit levels", fontsize=10)
                 continue
-            axes.imshow(picture.clamp(0, 1).permute(1, 2, 0))
+            axes.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy())
             if "sharp" in columns and label != "sharp":
                 axes.set_xlabel(f"{psnr(picture[None], columns['sharp'][line][None]).item():.2f} dB", fontsize=10)
     with whole_file(Path(path)) as part:
         figure.savefig(part)
+    return figure
