@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from data import images
 from data.blur import CameraShake
-from data.layouts import DatasetError, find_pairs
+from data.layouts import DatasetError, find_pairs, holds_pairs, split_folder
 from data.pairs import FramePairs, FrameSharp, TrainPairs, TrainSharp, flatten
 
 
@@ -48,9 +48,11 @@ class DeblurDataModule(pl.LightningDataModule):
 
     Args:
         train: root folder of the training data: pairs (see data.layouts.find_pairs), or sharp photographs
-            where `blur` is given.
-        val: root folder of the validation data, of the same kind; none: no validation.
-        test: root folder of the test data, of the same kind.
+            where `blur` is given. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
+        val: root folder of the validation data; none: no validation. Pairs are recognised by their folders and
+            taken as they are, so that training on synthetic blur can be validated on real blur; sharp
+            photographs need `blur`. ROOT/val is used where there are such folders.
+        test: root folder of the test data, likewise.
         blur: makes the blurry picture from the sharp one, on the training device; in validation and test
             always alike for a seed and a picture's name, where the frames lose the blur's margin on every
             side.
@@ -114,14 +116,19 @@ class DeblurDataModule(pl.LightningDataModule):
         return self.roots[split]
 
     def _train_set(self, root: str) -> Dataset:
+        pairs = find_pairs(root, "train", self.variant) if self._pairs(root, "train") else None
         if self.blur is None:
-            return TrainPairs(find_pairs(root, "train", self.variant), self.patch_size, self.seed, self.crops_per_image)
-        return TrainSharp(images.find(root), self.patch_size, self.blur.margin, self.seed, self.crops_per_image)
+            return TrainPairs(pairs, self.patch_size, self.seed, self.crops_per_image)
+        files = [pair.sharp for pair in pairs] if pairs else images.find(split_folder(root, "train"))
+        return TrainSharp(files, self.patch_size, self.blur.margin, self.seed, self.crops_per_image)
 
     def _frames(self, root: str, split: str, crop: int | None) -> Dataset:
-        if self.blur is None:
+        if self._pairs(root, split):
             return FramePairs(find_pairs(root, split, self.variant), crop)
-        return FrameSharp(root, self.blur.margin, self.seed, crop)
+        return FrameSharp(split_folder(root, split), self.blur.margin, self.seed, crop)
+
+    def _pairs(self, root: str, split: str) -> bool:
+        return self.blur is None or holds_pairs(root, split, self.variant)
 
     def train_dataloader(self) -> DataLoader:
         per_batch = self.batch_size // self.crops_per_image
@@ -145,7 +152,7 @@ class DeblurDataModule(pl.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
         """Blur sharp photographs on the device; every picture's blur has a seed of its own."""
-        if self.blur is None:
+        if "seed" not in batch:
             return batch
         generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
         blurry = self.blur(batch["sharp"], generators)

@@ -1,7 +1,7 @@
 """Write the demo's photographs: python -m data.demo --output runs/demo/photos
 
 All come with the scikit-image package (its skimage.data says where each is from): sharp ones to train on
-with synthetic blur, crops of others, blurred once and for all, to test on, and one that is really blurred.
+with synthetic blur, crops of others, blurred once and for all, to validate and test on, and one that is really blurred.
 """
 
 import shutil
@@ -19,7 +19,6 @@ from data.pairs import generator_of
 TRAIN = (
     "astronaut.png",
     "brick.png",
-    "camera.png",
     "coins.png",
     "grass.png",
     "gravel.png",
@@ -30,20 +29,23 @@ TRAIN = (
     "page.png",
 )
 CROP = 256
-TEST = {  # left, top of the crops
-    "chelsea.png": [(15, 20), (180, 30)],
-    "coffee.png": [(70, 15), (300, 125)],
-    "rocket.jpg": [(190, 155), (360, 150)],
+HELD_OUT = {  # left, top of the crops
+    "val": {"camera.png": [(140, 20), (230, 230)]},
+    "test": {
+        "chelsea.png": [(15, 20), (180, 30)],
+        "coffee.png": [(70, 15), (300, 125)],
+        "rocket.jpg": [(190, 155), (360, 150)],
+    },
 }
 REALLY_BLURRED = "clock_motion.png"
 
 
 def main(output: str, seed: int = 0) -> None:
-    """Write train/, test/blur/, test/sharp/ and clock_motion.png.
+    """Write train/, val/ and test/ (each blur/ and sharp/) and clock_motion.png.
 
     Args:
         output: folder to write to; made where missing.
-        seed: of the test pictures' blur.
+        seed: of the blur in val and test.
     """
     source, folder = Path(skimage.__file__).parent / "data", Path(output)
     (folder / "train").mkdir(parents=True, exist_ok=True)
@@ -52,18 +54,23 @@ def main(output: str, seed: int = 0) -> None:
     shutil.copyfile(source / REALLY_BLURRED, folder / REALLY_BLURRED)
 
     shake = CameraShake()
-    crops = [(name, i, corner) for name, corners in TEST.items() for i, corner in enumerate(corners, 1)]
-    for file, i, (left, top) in crops:
-        name = f"{Path(file).stem}_{i}.png"
-        # Blurred with real surroundings, which the crop then leaves out.
-        photo = images.read(source / file)
-        photo = images.read(source / file)
-        rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
-        blurry = shake(photo[None, :, rows, columns], [generator_of(seed, name)])[0]
-        inside = slice(shake.margin, shake.margin + CROP)
-        images.write(folder / "test" / "blur" / name, blurry[:, inside, inside])
-        images.write(folder / "test" / "sharp" / name, photo[:, top : top + CROP, left : left + CROP])
-    print(f"{folder}: {len(TRAIN)} sharp photographs in train, {len(crops)} pairs in test, {REALLY_BLURRED}")
+    inside = slice(shake.margin, shake.margin + CROP)
+    for split, photos in HELD_OUT.items():
+        for file, corners in photos.items():
+            photo = images.read(source / file)
+            for number, (left, top) in enumerate(corners, 1):
+                name = f"{Path(file).stem}_{number}.png"
+                # Blurred with real surroundings, which the crop then leaves out.
+                rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
+                wide = photo[:, rows, columns]
+                blurry = shake(wide[None], [generator_of(seed, name)])[0]
+                images.write(folder / split / "blur" / name, blurry[:, inside, inside])
+                images.write(folder / split / "sharp" / name, wide[:, inside, inside])
+    counts = [sum(map(len, photos.values())) for photos in HELD_OUT.values()]
+    print(
+        f"{folder}: {len(TRAIN)} sharp photographs in train, {counts[0]} pairs in val, {counts[1]} in test, "
+        f"and {REALLY_BLURRED}, really blurred"
+    )
 
 
 if __name__ == "__main__":

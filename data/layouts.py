@@ -41,10 +41,7 @@ def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
     Raises DatasetError with one sentence: for a missing folder or split, an unknown layout, an empty dataset,
     and one for all files that have no partner.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
-    base = _split_folder(root, split)
+    base = split_folder(root, split)
     flat = _sides(base, variant)
     if (flat[0] is None) != (flat[1] is None):
         lacking = f"{variant} beside {flat[1].name}" if flat[0] is None else f"sharp beside {flat[0].name}"
@@ -69,7 +66,17 @@ def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
     return [Pair(name, blurry[name], sharp[name]) for name in sorted(blurry)]
 
 
-def _split_folder(root: Path, split: str) -> Path:
+def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
+    """Whether there are folders of blurry pictures in a split, so that it is no set of sharp photographs."""
+    base = split_folder(root, split)
+    return any(_sides(folder, variant)[0] for _, folder in [("", base), *_scenes(base)])
+
+
+def split_folder(root: str | Path, split: str) -> Path:
+    """ROOT/train, ROOT/val or ROOT/test where ROOT has such folders, else ROOT itself; DatasetError if missing."""
+    root = Path(root)
+    if not root.is_dir():
+        raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
     present = [name for name in SPLITS if (root / name).is_dir()]
     if present and split not in present:
         raise DatasetError(f"{root} has no {split} folder, only {', '.join(present)}.")

@@ -193,11 +193,29 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
     assert str(caught.value).startswith("A pair differs in size: ") and "\n" not in str(caught.value)
 
 
+def test_synthetic_training_with_real_validation(tmp_path, root):
+    data = DeblurDataModule(str(root), str(root), str(root / "test"), blur=CameraShake((3, 6)), patch_size=16)
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
+    assert all(file.parent == root / "train" / "sharp" for file in data.train_set.files)
+    assert len(data.train_set.files) == 7
+    real = images.read(root / "val" / "blur" / "0.png")
+    assert torch.equal(recorder.seen["val"][0]["blurry"], real[None])
+
+    # Sharp photographs in split folders: the other splits are left alone.
+    for split in ("train", "val"):
+        images.write(tmp_path / "photos" / split / f"{split}.png", torch.rand(3, 40, 40))
+    photos = str(tmp_path / "photos")
+    data = DeblurDataModule(photos, photos, blur=CameraShake((3, 6)), patch_size=16)
+    trainer(tmp_path, max_steps=1).fit(Recorder(), data)
+    assert [file.stem for file in data.train_set.files + data.val_set.files] == ["train", "val"]
+
+
 def test_missing_data(tmp_path, root):
     trainer(tmp_path, max_steps=1).fit(Recorder(), DeblurDataModule(str(root), patch_size=16))  # val is optional
     with pytest.raises(DatasetError, match="No test data"):
         trainer(tmp_path).test(Recorder(), DeblurDataModule(str(root)))
-    with pytest.raises(images.ImageError, match="missing"):
+    with pytest.raises(DatasetError, match="missing"):
         trainer(tmp_path).fit(Recorder(), DeblurDataModule(str(root / "missing"), blur=CameraShake()))
     with pytest.raises(ValueError, match="must divide"):
         DeblurDataModule(str(root), batch_size=4, crops_per_image=3)
