@@ -88,12 +88,13 @@ def _targets(pictures: list[Path], source: Path, output: Path) -> list[Path]:
     return targets
 
 
-def main() -> int:
+def main(args: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
     parser = ArgumentParser(description=__doc__, prog="sample.py")
     parser.add_argument("input", help="a picture, or a folder of pictures (searched recursively; its tree is kept)")
     flags = parser.add_function_arguments(restore, skip={"input", "settings"})
     numbers = parser.add_class_arguments(SamplingSettings)
-    given = parser.parse_args()
+    given = parser.parse_args(args)
     settings = SamplingSettings(**{name: given[name] for name in numbers})
     failures = restore(given.input, settings, **{name: given[name] for name in flags})
     return 1 if failures else 0

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from data.datamodule import DeblurDataModule
-from evaluation.metrics import Lpips, psnr
+from evaluation.metrics import Lpips, MetricError, psnr
 from models.checkpoints import has_bf16
 from models.lightning_module import Predict
 
@@ -58,14 +58,15 @@ class Scores(Callback):
 
     def _score(self, pl_module: LightningModule, stage: str, outputs, batch: dict) -> None:
         sharp = batch["sharp"].float()
-        scores = {
-            f"{stage}/psnr": psnr(outputs.images, sharp).mean(),
-            f"{stage}/psnr_prediction": psnr(outputs.predictions, sharp).mean(),
-            f"{stage}/psnr_blurry": psnr(batch["blurry"].float(), sharp).mean(),
-        }
-        if self.lpips.reason is None:
-            scores[f"{stage}/lpips"] = self.lpips(outputs.images, sharp).mean()
-            scores[f"{stage}/lpips_prediction"] = self.lpips(outputs.predictions, sharp).mean()
+        restored = {"": outputs.images, "_prediction": outputs.predictions, "_blurry": batch["blurry"].float()}
+        metrics = {"psnr": psnr} | ({"lpips": self.lpips} if self.lpips.reason is None else {})
+        scores = {}
+        for metric, function in metrics.items():
+            for whose, pictures in restored.items():
+                try:
+                    scores[f"{stage}/{metric}{whose}"] = function(pictures, sharp).mean()
+                except MetricError:  # not finite, or too small: a mean with a hole in it must not look whole
+                    scores[f"{stage}/{metric}{whose}"] = torch.tensor(float("nan"))
         for name, value in scores.items():
             shown = name.endswith("/psnr")
             pl_module.log(
@@ -153,10 +154,11 @@ def _device(accelerator) -> str:
     return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"
 
 
-def main() -> None:
+def cli(args: list[str] | None = None, run: bool = True) -> DeblurCLI:
+    """The command line: parse `args` (None: the process's own), build everything, and run the subcommand if `run`."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # on a CPU the same switch slows convolutions down
-    DeblurCLI(
+    return DeblurCLI(
         Predict,
         DeblurDataModule,
         subclass_mode_model=True,
@@ -171,12 +173,23 @@ def main() -> None:
             "check_val_every_n_epoch": None,
             "val_check_interval": 1000,
         },
+        args=args,
+        run=run,
     )
 
 
-if __name__ == "__main__":
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
     try:
-        main()
+        cli(args)
     except (ValueError, OSError) as error:
+        # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.
+        while isinstance(error.__cause__ or error.__context__, ValueError | OSError):
+            error = error.__cause__ or error.__context__
         print(f"train.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -53,7 +53,7 @@ def main(output: str, seed: int = 0) -> None:
         shutil.copyfile(source / name, folder / "train" / name)
     shutil.copyfile(source / REALLY_BLURRED, folder / REALLY_BLURRED)
 
-    shake = CameraShake()
+    shake = CameraShake(length=(3.0, 11.0), noise=(0.0, 0.01))  # as configs/demo.yaml trains on
     inside = slice(shake.margin, shake.margin + CROP)
     for split, photos in HELD_OUT.items():
         for file, corners in photos.items():

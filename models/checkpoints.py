@@ -82,7 +82,8 @@ def checkpoint_hash(source: str) -> str:
     digest = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 

@@ -1,0 +1,29 @@
+# Every command here stands in README.md too; make only saves the typing.
+PYTHON ?= python3
+PY = .venv/bin/python
+
+.PHONY: demo test lint
+
+demo: .venv/installed
+	$(PY) -m data.demo --output runs/demo/photos
+	$(PY) train.py fit --config configs/demo.yaml
+	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
+		--output runs/demo --panel runs/demo/demo.png
+	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo
+	@echo "The demo made, in runs/demo:"
+	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
+	@echo "  results.csv       PSNR, SSIM, LPIPS and seconds of every sampling setting"
+	@echo "  pareto.png        the same as a perception-distortion plot"
+	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
+	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
+
+test: .venv/installed
+	$(PY) -m pytest
+
+lint: .venv/installed
+	$(PY) -m ruff check .
+
+.venv/installed: requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install -r requirements.txt -c constraints.txt
+	touch .venv/installed

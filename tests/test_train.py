@@ -1,0 +1,200 @@
+"""train.py as people call it: real runs of a few steps on small real files."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from safetensors.torch import load_file
+
+import train
+from data import images
+from models.checkpoints import load_pipeline
+
+ROOT = Path(__file__).parents[1]
+CONFIG = """
+seed_everything: 3
+trainer:
+  accelerator: cpu
+  precision: 32-true
+  max_steps: 6
+  val_check_interval: 3
+  num_sanity_val_steps: 0
+  enable_progress_bar: false
+  enable_model_summary: false
+  log_every_n_steps: 1
+  logger: false
+  gradient_clip_val: 1.0
+ema: {decay: 0.5}
+model:
+  class_path: models.lightning_module.PredictAndRefine
+  init_args:
+    predictor:
+      class_path: models.unet.UNetPredictor
+      init_args: {channels: 4, multipliers: [1, 2], blocks: 1, dropout: 0.1}
+    denoiser: {class_path: models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
+    validation: {steps: 2}
+    lr: 1.0e-2
+    warmup_steps: 2
+data:
+  train: photos
+  val: photos
+  blur: {class_path: data.blur.CameraShake, init_args: {length: [2.0, 5.0]}}
+  patch_size: 16
+  batch_size: 2
+"""
+
+
+class StopAfterThree(Callback):
+    """Stands for the moment at which a run is ended: after the third step and its checkpoint."""
+
+    def on_validation_end(self, trainer, pl_module):
+        if trainer.global_step == 3:
+            trainer.should_stop = True
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """Three small photographs and the config in an empty folder; LPIPS finds no backbone, and no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    generator = torch.Generator().manual_seed(0)
+    for name in "abc":
+        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def fit(root, *flags):
+    return train.cli(["fit", "--config", "run.yaml", "--trainer.default_root_dir", root, *flags])
+
+
+def weights(root):
+    return {
+        f"{part}.{key}": value
+        for part in ("predictor", "denoiser")
+        for key, value in load_file(Path(root) / "checkpoint" / part / "diffusion_pytorch_model.safetensors").items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_six_steps_equal_three_and_three_to_the_bit(workers):
+    flags = ["--data.num_workers", workers]
+    fit("whole", *flags)
+    fit("parts", *flags, "--trainer.callbacks+", "tests.test_train.StopAfterThree")
+    halfway = weights("parts")
+    fit("parts", *flags, "--ckpt_path", "last")
+    whole, parts = weights("whole"), weights("parts")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    assert any(not torch.equal(whole[key], halfway[key]) for key in whole)
+    index = [json.loads((Path(root) / "checkpoint" / "model_index.json").read_text()) for root in ("whole", "parts")]
+    assert index[0] == index[1]
+    # The raw weights, the optimizer and the averages too.
+    last = [torch.load(f"{root}/checkpoints/last.ckpt", weights_only=True) for root in ("whole", "parts")]
+    for key in ("state_dict", "current_model_state"):
+        assert all(torch.equal(last[0][key][name], last[1][key][name]) for name in last[0][key])
+    moments = [ckpt["optimizer_states"][0]["state"] for ckpt in last]
+    assert all(torch.equal(moments[0][k]["exp_avg_sq"], moments[1][k]["exp_avg_sq"]) for k in moments[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
+    fit("run")
+    assert {file.name for file in Path("run/checkpoints").iterdir()} == {"latest.ckpt", "last.ckpt", "best-psnr.ckpt"}
+    assert Path("run/config.yaml").is_file()
+    rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
+    for name, count in {"val/psnr": 2, "val/psnr_prediction": 2, "train/loss": 6}.items():
+        assert sum(bool(row[name]) for row in rows) == count
+    exported, averaged = load_pipeline("run/checkpoint", precision="fp32"), torch.load("run/checkpoints/last.ckpt")
+    name = "unet.head.weight"
+    assert torch.equal(exported.denoiser.state_dict()[name], averaged["state_dict"][f"denoiser.{name}"])
+    assert not torch.equal(exported.denoiser.state_dict()[name], averaged["current_model_state"][f"denoiser.{name}"])
+    ckpt = load_pipeline("run/checkpoints/last.ckpt", precision="fp32")
+    assert ckpt.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_validate_and_test_score_a_checkpoint(capsys):
+    fit("run")
+    for subcommand in ("validate", "test"):
+        flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
+        train.cli([subcommand, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
+        assert f"{'val' if subcommand == 'validate' else 'test'}/psnr_prediction" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_staged_training_by_config(workplace):
+    predict = CONFIG.replace("PredictAndRefine", "Predict")
+    lines = [line for line in predict.splitlines() if "denoiser:" not in line and "validation:" not in line]
+    Path("stage1.yaml").write_text("\n".join(lines))
+    train.cli(["fit", "--config", "stage1.yaml", "--trainer.default_root_dir", "stage1"])
+    flags = ["--model.init_from", "stage1/checkpoint", "--model.predictor_training", "frozen"]
+    fit("stage2", *flags)
+    first = load_file("stage1/checkpoint/predictor/diffusion_pytorch_model.safetensors")
+    second = load_file("stage2/checkpoint/predictor/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_best_by_lpips_is_kept_where_lpips_can_be_had():
+    backbone = ROOT.parent / "shared" / "weights" / "alexnet_features.safetensors"
+    if not backbone.is_file():
+        pytest.skip("LPIPS' backbone is not here")
+    Path("photos/b.png").unlink()
+    fit("run", "--scores.lpips_backbone", str(backbone), "--data.blur.init_args.length", "[1.0, 2.0]")
+    assert Path("run/checkpoints/best-lpips.ckpt").is_file()
+
+
+def process(*arguments, **environment):
+    command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(workplace):
+    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
+    (workplace / "run.yaml").write_text(CONFIG.replace("logger: false", logger))
+    home = {"HOME": str(workplace), "NETRC": str(workplace / "netrc")}
+    done = process("fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", **home)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "logged offline" in done.stderr and "wandb sync" in done.stderr
+    (run,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
+    log = run.read_bytes()
+    for name in (b"val/psnr_prediction", b"val/psnr", b"commit", b"media/images/val/panel_0"):
+        assert name in log
+    assert len(list(Path("run/wandb").glob("offline-run-*/files/media/images/val/panel_0*.png"))) == 2
+    assert list(Path("run/logs").glob("version_*/metrics.csv"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--data.train", "nowhere"], "nowhere"),
+        (["--data.train", "empty"], "holds no picture"),
+        (["--trainer.max_steps", "7"], "multiple of trainer.val_check_interval"),
+        (["--model.init_from", "nowhere"], "checkpoint nowhere"),
+        (["--model.schedule.steps", "0"], "steps"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_bad_input_is_one_sentence(workplace, capsys, flags, words):
+    (workplace / "empty").mkdir()
+    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *flags]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error: ")]
+    assert len(said) == 1 and words in said[0]
+    assert not Path("run/checkpoints").exists()
+
+
+def test_the_process_says_it_without_a_traceback():
+    done = process("fit", "--config", "run.yaml", "--data.train", "nowhere")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("train.py: error: ")
