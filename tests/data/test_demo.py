@@ -8,6 +8,11 @@ from data.layouts import find_pairs
 from data.pairs import read_pair
 
 
+def detail(picture):
+    """Mean absolute change over two pixels, which weak noise hardly adds to."""
+    return sum((picture.narrow(d, 2, 254) - picture.narrow(d, 0, 254)).abs().mean() for d in (1, 2))
+
+
 def test_demo_photographs(tmp_path, capsys):
     demo.main(str(tmp_path / "photos"))
     assert "10 sharp photographs in train, 2 pairs in val, 6 in test" in capsys.readouterr().out
@@ -21,7 +26,9 @@ def test_demo_photographs(tmp_path, capsys):
     for pair in val + test:
         blurry, sharp = read_pair(pair)
         assert sharp.shape == (3, 256, 256)
-        assert 20 < -10 * torch.log10(((blurry - sharp) ** 2).mean()) < 30  # blurred, and no other place
+        # 8 pixels away is below 21 dB: the same place. Blur of 3 to 11 pixels leaves 52 to 73 % of the detail.
+        assert 23 < -10 * torch.log10(((blurry - sharp) ** 2).mean()) < 33
+        assert 0.4 < detail(blurry) / detail(sharp) < 0.8
         # Where averages over 21 x 21 pixels lie closest to each other.
         blurry, sharp = torch.nn.functional.avg_pool2d(torch.stack([blurry, sharp]), 21, stride=1)
         shifts = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)]
