@@ -1,38 +1,56 @@
 """DeblurDataModule: pairs from disk, or sharp photographs blurred on the training device."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from data import images
-from data.blur import CameraShake
-from data.layouts import DatasetError, find_pairs, holds_pairs, split_folder
-from data.pairs import FramePairs, FrameSharp, TrainPairs, TrainSharp, flatten
+from data.augment import Augment
+from data.blur import CameraShake, SyntheticBlur
+from data.doctor import check_pairs, check_sharp
+from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, split_folder, whole
+from data.pack import Packed, is_packed
+from data.pairs import (
+    FramePairs,
+    FrameSharp,
+    Mix,
+    TrainPairs,
+    TrainSharp,
+    Window,
+    flatten,
+    generator_of,
+    seed_of,
+)
 
 
 class NumberStream(DistributedSampler):
     """The numbers of the training stream, without end, for one rank.
 
     Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each
-    rank. It begins after the batches that the trainer has processed, so a resumed run goes on where its
-    checkpoint was written. A DistributedSampler by type because Lightning replaces samplers of any other type
-    on several devices.
+    rank. It begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
+    resumed run goes on where its checkpoint was written. A DistributedSampler by type because Lightning replaces
+    samplers of any other type on several devices.
     """
 
     __len__ = None  # the trainer's max_steps ends the run
 
-    def __init__(self, per_batch: int, trainer: pl.Trainer | None):
+    def __init__(self, per_batch: int, trainer: pl.Trainer | None, window: int = 1):
         self.per_batch = per_batch
         self.trainer = trainer
+        self.window = window
+
+    def processed(self) -> int:
+        """Batches that the trainer has processed, restored before the loaders are made."""
+        # `processed` leaves out a batch in which a run died.
+        return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
 
     def __iter__(self) -> Iterator[int]:
-        world, rank, batch = 1, 0, 0
-        if self.trainer is not None:
-            world, rank = self.trainer.world_size, self.trainer.global_rank
-            # Restored before the loaders are made. `processed` leaves out a batch in which a run died.
-            batch = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        world, rank = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+        batch = self.processed() // self.window * self.window
         while True:
             first = (batch * world + rank) * self.per_batch
             yield from range(first, first + self.per_batch)
@@ -47,38 +65,48 @@ class DeblurDataModule(pl.LightningDataModule):
     in order, one a batch.
 
     Args:
-        train: root folder of the training data: pairs (see data.layouts.find_pairs), or sharp photographs
-            where `blur` is given. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
-        val: root folder of the validation data; none: no validation. Pairs are recognised by their folders and
+        train: the training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV
+            manifest, shards made by data.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
+            or a list of these to mix. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
+        val: the validation data; none: no validation. Pairs are recognised by their folders and
             taken as they are, so that training on synthetic blur can be validated on real blur; sharp
             photographs need `blur`. ROOT/val is used where there are such folders.
-        test: root folder of the test data, likewise.
+        test: the test data, likewise.
         blur: makes the blurry picture from the sharp one, on the training device; in validation and test
             always alike for a seed and a picture's name, where the frames lose the blur's margin on every
             side.
-        variant: name of the folder of blurry pictures in the GoPro layout: blur or blur_gamma.
+        augment: changes the training pairs further, on the training device, blurry and sharp alike.
+        variant: kind of blurry pictures: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
+            RealBlur J or R; "blur" is the first of every layout.
         patch_size: side of the training crops in pixels.
         batch_size: training crops a step and device.
         crops_per_image: crops cut from each decoded file; decoding costs more than all else. Must divide
             batch_size.
+        mix_batches: batches whose crops are put in a random order together, so that the crops of one file do not
+            share a batch; costs memory for so many batches, and a resumed run reads at most so many again.
         val_crop: validation looks at the centre of a frame, at most this many pixels high and wide, which
             bounds its memory and time; null takes whole frames. The test always does.
         num_workers: processes that read files; 0 reads in the main one.
+        on_error: what a damaged file does to training: stop it, or skip: it is named, counted, and another file
+            takes its place.
         seed: of the order, the crops and the blur.
     """
 
     def __init__(
         self,
-        train: str | None = None,
-        val: str | None = None,
-        test: str | None = None,
-        blur: CameraShake | None = None,
+        train: str | Source | list[str | Source] | None = None,
+        val: str | Source | None = None,
+        test: str | Source | None = None,
+        blur: CameraShake | SyntheticBlur | None = None,
+        augment: Augment | None = None,
         variant: str = "blur",
         patch_size: int = 128,
         batch_size: int = 16,
         crops_per_image: int = 1,
+        mix_batches: int = 1,
         val_crop: int | None = 512,
         num_workers: int = 0,
+        on_error: Literal["stop", "skip"] = "stop",
         seed: int = 0,
     ):
         super().__init__()
@@ -86,6 +114,7 @@ class DeblurDataModule(pl.LightningDataModule):
             "patch_size": patch_size,
             "batch_size": batch_size,
             "crops_per_image": crops_per_image,
+            "mix_batches": mix_batches,
         }.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}.")
@@ -93,47 +122,90 @@ class DeblurDataModule(pl.LightningDataModule):
             raise ValueError(f"crops_per_image ({crops_per_image}) must divide batch_size ({batch_size}).")
         self.roots = {"train": train, "val": val, "test": test}
         self.blur = blur
+        self.augment = augment
         self.variant = variant
         self.patch_size = patch_size
         self.batch_size = batch_size
         self.crops_per_image = crops_per_image
+        self.mix_batches = mix_batches
         self.val_crop = val_crop
         self.num_workers = num_workers
+        self.on_error = on_error
         self.seed = seed
+        self.skipped: dict[str, int] = {}
 
     def setup(self, stage: str) -> None:
-        """List the files of a stage (fit, validate, test); raises DatasetError or ImageError."""
+        """List the files of a stage (fit, validate, test) and say what they are; DatasetError or ImageError."""
         if stage == "fit":
-            self.train_set = self._train_set(self._root("train"))
+            given = self._given("train")
+            sources = [_source(one) for one in (given if isinstance(given, list) else [given])]
+            if not sources:
+                raise DatasetError("No train data is given: the list data.train is empty.")
+            # The only dataset of a run has the run's seed, those of a mix have one each.
+            seeds = [self.seed] if len(sources) == 1 else [seed_of(self.seed, "mix", i) for i in range(len(sources))]
+            parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
+            self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
-            self.val_set = self._frames(self._root("val"), "val", self.val_crop)
+            self.val_set = self._frames(_source(self._given("val")), "val", self.val_crop)
         if stage == "test":
-            self.test_set = self._frames(self._root("test"), "test", None)
+            self.test_set = self._frames(_source(self._given("test")), "test", None)
 
-    def _root(self, split: str) -> str:
-        if not self.roots[split]:
+    def _given(self, split: str) -> str | Source | list[str | Source]:
+        if self.roots[split] is None or self.roots[split] == "":
             raise DatasetError(f"No {split} data is given: set data.{split} to a folder.")
         return self.roots[split]
 
-    def _train_set(self, root: str) -> Dataset:
-        pairs = find_pairs(root, "train", self.variant) if self._pairs(root, "train") else None
+    def _train_set(self, source: Source, seed: int) -> Dataset:
+        options = {
+            "seed": seed,
+            "crops_per_image": self.crops_per_image,
+            "scale": source.scale,
+            "repeat": source.repeat,
+            "skip": self.on_error == "skip",
+        }
+        if source.root is not None and is_packed(source.root):
+            pairs = Packed(source.root)
+            rank_zero_info(f"train: {len(pairs)} packed pairs of {source.root}")
+        else:
+            pairs = self._list(source, "train") if self._pairs(source, "train") else None
         if self.blur is None:
-            return TrainPairs(pairs, self.patch_size, self.seed, self.crops_per_image)
-        files = [pair.sharp for pair in pairs] if pairs else images.find(split_folder(root, "train"))
-        return TrainSharp(files, self.patch_size, self.blur.margin, self.seed, self.crops_per_image)
+            return TrainPairs(pairs, self.patch_size, **options)
+        if pairs is None:
+            files = find_sharp(source.root, "train")
+            check_sharp(files, self.on_error)
+        else:
+            files = pairs if isinstance(pairs, Packed) else [pair.sharp for pair in pairs]
+        return TrainSharp(files, self.patch_size, self.blur.margin, **options)
 
-    def _frames(self, root: str, split: str, crop: int | None) -> Dataset:
-        if self._pairs(root, split):
-            return FramePairs(find_pairs(root, split, self.variant), crop)
-        return FrameSharp(split_folder(root, split), self.blur.margin, self.seed, crop)
+    def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
+        if self._pairs(source, split):
+            return FramePairs(self._list(source, split), crop)
+        files = find_sharp(source.root, split)
+        listed = (Path(source.root) / f"{split}.txt").is_file()
+        base = Path(source.root) if listed else split_folder(source.root, split)
+        return FrameSharp(files, base, self.blur.margin, self.seed, crop)
 
-    def _pairs(self, root: str, split: str) -> bool:
-        return self.blur is None or holds_pairs(root, split, self.variant)
+    def _list(self, source: Source, split: str) -> list[Pair]:
+        """The pairs of a split, after the cheap part of the doctor's checks."""
+        listing = source.list_pairs(split, self.variant)
+        where = source.root or f"{source.blurry} and {source.sharp}"
+        pairs = whole(listing, where)
+        rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
+        check_pairs(pairs, self.on_error)
+        return pairs
 
-    def train_dataloader(self) -> DataLoader:
+    def _pairs(self, source: Source, split: str) -> bool:
+        if self.blur is None or source.root is None:
+            return True
+        return holds_pairs(source.root, split, source.variant or self.variant)
+
+    def train_dataloader(self) -> DataLoader | Window:
         per_batch = self.batch_size // self.crops_per_image
-        stream = NumberStream(per_batch, self.trainer)
-        return self._loader(self.train_set, batch_size=per_batch, sampler=stream, collate_fn=flatten)
+        stream = NumberStream(per_batch, self.trainer, self.mix_batches)
+        loader = self._loader(self.train_set, batch_size=per_batch, sampler=stream, collate_fn=flatten)
+        if self.mix_batches == 1:
+            return loader
+        return Window(loader, self.mix_batches, self.seed, stream.processed)
 
     def val_dataloader(self) -> DataLoader | list:
         return self._loader(self.val_set) if self.roots["val"] else []
@@ -151,11 +223,26 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device; every picture's blur has a seed of its own."""
-        if "seed" not in batch:
-            return batch
-        generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
-        blurry = self.blur(batch["sharp"], generators)
-        inside = slice(self.blur.margin, -self.blur.margin or None)
-        blurry, sharp = blurry[..., inside, inside], batch["sharp"][..., inside, inside]
-        return {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
+        """Blur sharp photographs on the device, then augment; every picture's draws have a seed of their own."""
+        for sentence in batch.pop("errors", []):
+            self.skipped[sentence] = self.skipped.get(sentence, 0) + 1
+            total = sum(self.skipped.values())
+            rank_zero_info(f"skipped, {total} so far, {len(self.skipped)} different: {sentence}")
+            if self.trainer is not None:
+                for logger in self.trainer.loggers:
+                    logger.log_metrics({"data/skipped": total}, step=self.trainer.global_step)
+        if "seed" in batch:
+            generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
+            blurry = self.blur(batch["sharp"], generators)
+            inside = slice(self.blur.margin, -self.blur.margin or None)
+            blurry, sharp = blurry[..., inside, inside], batch["sharp"][..., inside, inside]
+            batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
+        if self.augment is not None and self.trainer is not None and self.trainer.training:
+            step = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+            generator = generator_of(self.seed, "augment", step, self.trainer.global_rank)
+            batch["blurry"], batch["sharp"] = self.augment(batch["blurry"], batch["sharp"], generator)
+        return batch
+
+
+def _source(given: str | Source) -> Source:
+    return given if isinstance(given, Source) else Source(root=given)

@@ -37,6 +37,11 @@ def read(path: str | Path) -> Tensor:
 
     Raises ImageError, naming the file, for whatever cannot be read, truncated files included.
     """
+    return to_float(read_raw(path)).contiguous()
+
+
+def read_raw(path: str | Path) -> Tensor:
+    """As read, but in the file's own numbers, not yet contiguous: uint8 to 255, or int32 to 65535 for 16 bits."""
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
@@ -50,10 +55,15 @@ def read(path: str | Path) -> Tensor:
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and many more
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
     if not deep:
-        return torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
+        return torch.from_numpy(array).permute(2, 0, 1)
     if array.dtype.kind == "f" or array.min() < 0 or array.max() > 65535:
         raise ImageError(f"{path} has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits.")
-    return torch.from_numpy(array.astype(np.float32) / 65535).expand(3, -1, -1).contiguous()
+    return torch.from_numpy(array.astype(np.int32)).expand(3, -1, -1)
+
+
+def to_float(raw: Tensor) -> Tensor:
+    """Bring what read_raw gives, whole or in part, to float32 in [0, 1]."""
+    return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
 
 
 def write(path: str | Path, image: Tensor) -> None:

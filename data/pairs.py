@@ -7,10 +7,14 @@ consumed.
 """
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -34,40 +38,145 @@ class TrainPairs(Dataset):
     Item `number` >= 0 is a list of `crops_per_image` dicts from one decoded pair: blurry and sharp (3,
     patch_size, patch_size), name. A pair smaller than the patch is continued by reflection at its right and
     lower border.
+
+    Args:
+        pairs: a sequence whose items have a name and read() -> (blurry, sharp), in raw numbers. Its attribute
+            `shards`, if any, says how many items lie together in a file.
+        patch_size: side of the crops.
+        seed: of the order and the crops.
+        crops_per_image: crops of each decoded pair.
+        scale: factor on width and height before cropping.
+        repeat: how often a pair is used before all are put in a new order.
+        skip: pass over pairs that cannot be read. Another takes the place, and the first of its crops says
+            what was wrong under the key "error".
     """
 
-    def __init__(self, pairs: Sequence[Pair], patch_size: int, seed: int = 0, crops_per_image: int = 1):
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        patch_size: int,
+        seed: int = 0,
+        crops_per_image: int = 1,
+        scale: float = 1.0,
+        repeat: int = 1,
+        skip: bool = False,
+    ):
         self.pairs = pairs
         self.patch_size = patch_size
         self.seed = seed
         self.crops_per_image = crops_per_image
+        self.scale = scale
+        self.repeat = repeat
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return len(self.pairs) * self.repeat  # of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
-        pair = self.pairs[shuffled(number, len(self.pairs), self.seed)]
-        frames = torch.stack(read_pair(pair))
-        crops = random_crops(frames, self.patch_size, self.crops_per_image, generator_of(self.seed, number))
-        return [{"blurry": crop[0], "sharp": crop[1], "name": pair.name} for crop in crops]
+        def load(index: int) -> tuple[str, list[Tensor]]:
+            pair = self.pairs[index]
+            return pair.name, [resize(frame, self.scale) for frame in pair.read()]
+
+        (name, frames), errors = _load(load, self.pairs, self.repeat, number, self.seed, self.skip)
+        windows = draw_windows(frames[0], self.patch_size, self.crops_per_image, generator_of(self.seed, number))
+        crops = [[images.to_float(cut(frame, self.patch_size, window)) for frame in frames] for window in windows]
+        items = [{"blurry": blurry, "sharp": sharp, "name": name} for blurry, sharp in crops]
+        return _report(items, errors)
 
 
 class TrainSharp(Dataset):
     """Random crops of sharp photographs, to be blurred on the device.
 
     As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), whose margin the blur needs and
-    the caller cuts away, name, and the seed of the blur.
+    the caller cuts away, name, and the seed of the blur. `files` may also be pairs, of which the sharp side
+    is taken.
     """
 
-    def __init__(self, files: Sequence[Path], patch_size: int, margin: int, seed: int = 0, crops_per_image: int = 1):
+    def __init__(
+        self,
+        files: Sequence[Path],
+        patch_size: int,
+        margin: int,
+        seed: int = 0,
+        crops_per_image: int = 1,
+        scale: float = 1.0,
+        repeat: int = 1,
+        skip: bool = False,
+    ):
         self.files = files
         self.size = patch_size + 2 * margin
         self.seed = seed
         self.crops_per_image = crops_per_image
+        self.scale = scale
+        self.repeat = repeat
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return len(self.files) * self.repeat
 
     def __getitem__(self, number: int) -> list[dict]:
-        file = self.files[shuffled(number, len(self.files), self.seed)]
-        crops = random_crops(images.read(file), self.size, self.crops_per_image, generator_of(self.seed, number))
-        return [
-            {"sharp": crop, "name": file.stem, "seed": seed_of(self.seed, number, i)} for i, crop in enumerate(crops)
+        def load(index: int) -> tuple[str, Tensor]:
+            file = self.files[index]
+            name, frame = (file.stem, images.read_raw(file)) if isinstance(file, Path) else (file.name, file.read()[1])
+            return name, resize(frame, self.scale)
+
+        (name, frame), errors = _load(load, self.files, self.repeat, number, self.seed, self.skip)
+        windows = draw_windows(frame, self.size, self.crops_per_image, generator_of(self.seed, number))
+        crops = [images.to_float(cut(frame, self.size, window)) for window in windows]
+        items = [{"sharp": crop, "name": name, "seed": seed_of(self.seed, number, i)} for i, crop in enumerate(crops)]
+        return _report(items, errors)
+
+
+class Mix(Dataset):
+    """Several training datasets as one stream: each gives its share of the items, evenly spread.
+
+    Args:
+        parts: TrainPairs or TrainSharp datasets, each with a seed of its own.
+        weights: the parts' shares, relative to each other; None stands for the length of the part.
+    """
+
+    def __init__(self, parts: Sequence[Dataset], weights: Sequence[float | None]):
+        self.parts = parts
+        # Fractions: the floors below must not disagree about one item through rounding.
+        self.weights = [
+            Fraction(len(part) if weight is None else weight).limit_denominator(10**6)
+            for part, weight in zip(parts, weights, strict=True)
         ]
+
+    def __getitem__(self, number: int) -> list[dict]:
+        which, own = self.place(number)
+        return self.parts[which][own]
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Which part gives item `number`, and which of its own items that is."""
+        left = sum(self.weights)
+        for which, weight in enumerate(self.weights[:-1]):
+            before = floor(number * weight / left)
+            if floor((number + 1) * weight / left) > before:
+                return which, before
+            number -= before
+            left -= weight
+        return len(self.weights) - 1, number
+
+
+def _load(load: Callable, items: Sequence, repeat: int, number: int, seed: int, skip: bool) -> tuple:
+    """Load the file of item `number`; with `skip` another one, also drawn from (seed, number), while it is damaged."""
+    errors: list[str] = []
+    index = shuffled(number, len(items) * repeat, seed, getattr(items, "shards", None)) % len(items)
+    while True:
+        try:
+            return load(index), errors
+        except (images.ImageError, DatasetError) as error:
+            if not skip or len(errors) == 9:  # ten in a row: the dataset is damaged, not a file
+                raise
+            errors.append(str(error))
+            index = int(torch.randint(len(items), (), generator=generator_of(seed, "instead", number, len(errors))))
+
+
+def _report(items: list[dict], errors: list[str]) -> list[dict]:
+    if errors:
+        items[0]["error"] = "\n".join(errors)
+    return items
 
 
 class FramePairs(Dataset):
@@ -94,9 +203,9 @@ class FrameSharp(Dataset):
     DatasetError otherwise.
     """
 
-    def __init__(self, root: str | Path, margin: int, seed: int = 0, crop: int | None = None):
-        self.files = images.find(root)
-        self.root = Path(root) if Path(root).is_dir() else Path(root).parent
+    def __init__(self, files: Sequence[Path], root: str | Path, margin: int, seed: int = 0, crop: int | None = None):
+        self.files = files
+        self.root = Path(root)
         self.margin = margin
         self.seed = seed
         self.crop = None if crop is None else crop + 2 * margin
@@ -114,19 +223,42 @@ class FrameSharp(Dataset):
         return {"sharp": sharp, "name": name, "seed": seed_of(self.seed, name)}
 
 
-def shuffled(number: int, count: int, seed: int) -> int:
-    """The file index of item `number` of a stream that passes over `count` files, each time reordered."""
+def shuffled(number: int, count: int, seed: int, shards: Sequence[int] | None = None) -> int:
+    """The file index of item `number` of a stream that passes over `count` files, each time reordered.
+
+    With `shards`, the numbers of files that lie together (their sum divides `count`), the order is one of whole
+    shards, eight at a time with their files mixed, so that a shard that comes from afar is used while it is here.
+    """
     epoch, position = divmod(number, count)
-    return int(torch.randperm(count, generator=generator_of(seed, "order", epoch))[position])
+    generator = generator_of(seed, "order", epoch)
+    if shards is None:
+        return int(torch.randperm(count, generator=generator)[position])
+    starts = torch.tensor([0, *shards]).cumsum(0)
+    total = int(starts[-1])
+    position %= total
+    order = torch.randperm(len(shards), generator=generator).tolist()
+    for first in range(0, len(order), 8):
+        group = torch.cat([torch.arange(starts[at], starts[at + 1]) for at in order[first : first + 8]])
+        mixed = group[torch.randperm(len(group), generator=generator)]
+        if position < len(mixed):
+            return int(mixed[position])
+        position -= len(mixed)
+    raise IndexError(number)
 
 
 def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:
     """Read (blurry, sharp), each (3, H, W) in [0, 1]. Raises DatasetError where the sizes differ."""
-    blurry, sharp = images.read(pair.blurry), images.read(pair.sharp)
-    if blurry.shape != sharp.shape:
-        ours, theirs = (f"{frame.shape[2]}x{frame.shape[1]}" for frame in (blurry, sharp))
-        raise DatasetError(f"A pair differs in size: {pair.blurry} has {ours}, {pair.sharp} has {theirs}.")
+    blurry, sharp = (images.to_float(frame).contiguous() for frame in pair.read())
     return blurry, sharp
+
+
+def resize(frame: Tensor, scale: float) -> Tensor:
+    """Reduce a raw (3, H, W) frame by the factor `scale`, antialiased, rounded to the same numbers; 1: as it is."""
+    if scale == 1:
+        return frame
+    size = [max(1, round(side * scale)) for side in frame.shape[1:]]
+    smaller = F.interpolate(frame[None].float(), size=size, mode="bicubic", antialias=True)[0]
+    return smaller.round().clamp(0, 255 if frame.dtype == torch.uint8 else 65535).to(frame.dtype)
 
 
 def random_crops(frames: Tensor, size: int, count: int, generator: Generator) -> list[Tensor]:
@@ -134,17 +266,24 @@ def random_crops(frames: Tensor, size: int, count: int, generator: Generator) ->
 
     All leading dimensions are cut and turned alike, which keeps stacked pairs aligned.
     """
-    frames = reflect_to(frames, size)
+    return [cut(frames, size, window) for window in draw_windows(frames, size, count, generator)]
+
+
+def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> list[tuple[int, int, int, int]]:
+    """Draw `count` places and symmetries for `cut`: (top, left, quarter turns, flip)."""
+    height, width = (max(side, size) for side in frame.shape[-2:])
 
     def draw(below: int) -> int:
         return int(torch.randint(below, (), generator=generator))
 
-    crops = []
-    for _ in range(count):
-        top, left = draw(frames.shape[-2] - size + 1), draw(frames.shape[-1] - size + 1)
-        crop = frames[..., top : top + size, left : left + size].rot90(draw(4), (-2, -1))
-        crops.append((crop.flip(-1) if draw(2) else crop).contiguous())
-    return crops
+    return [(draw(height - size + 1), draw(width - size + 1), draw(4), draw(2)) for _ in range(count)]
+
+
+def cut(frame: Tensor, size: int, window: tuple[int, int, int, int]) -> Tensor:
+    """Cut (..., size, size) out of (..., H, W) at a window, turn and flip it; contiguous."""
+    top, left, turns, flip = window
+    crop = reflect_to(frame, size)[..., top : top + size, left : left + size].rot90(turns, (-2, -1))
+    return (crop.flip(-1) if flip else crop).contiguous()
 
 
 def reflect_to(frames: Tensor, size: int) -> Tensor:
@@ -168,5 +307,45 @@ def centre_crop(frame: Tensor, size: int | None) -> Tensor:
 
 
 def flatten(items: list[list[dict]]) -> dict:
-    """Collate the crops of several decoded files into one batch: tensors stacked, names in a list."""
-    return default_collate([crop for item in items for crop in item])
+    """Collate the crops of several decoded files into one batch: tensors stacked, names in a list.
+
+    What was passed over comes as "errors", a list of sentences, where there is any.
+    """
+    crops = [crop for item in items for crop in item]
+    errors = [line for crop in crops for line in crop.pop("error", "").splitlines()]
+    return default_collate(crops) | ({"errors": errors} if errors else {})
+
+
+class Window:
+    """Batches whose crops are mixed over several batches of a loader, so that crops of one file are spread.
+
+    The next `batches` batches are read, their crops reordered by (seed, window) and dealt out as `batches` batches
+    of the same size. `first()` says how many batches of the stream were used before: the window it lies in is read
+    again, so that a resumed run sees exactly the batches it would have seen.
+    """
+
+    def __init__(self, loader: Iterable[dict], batches: int, seed: int, first: Callable[[], int]):
+        self.loader = loader
+        self.batches = batches
+        self.seed = seed
+        self.first = first
+
+    def __iter__(self) -> Iterator[dict]:
+        window, used = divmod(self.first(), self.batches)
+        stream = iter(self.loader)
+        while True:
+            read = list(itertools.islice(stream, self.batches))
+            errors = [line for batch in read for line in batch.pop("errors", [])]
+            per_batch = len(read[0]["name"])
+            names = [name for batch in read for name in batch.pop("name")]
+            together = {key: torch.cat([batch[key] for batch in read]) for key in read[0]}
+            order = torch.randperm(len(names), generator=generator_of(self.seed, "window", window))
+            for place, chosen in enumerate(order.split(per_batch)):
+                if place < used:
+                    continue
+                batch = {key: value[chosen] for key, value in together.items()}
+                if torch.cuda.is_available():
+                    batch = {key: value.pin_memory() for key, value in batch.items()}
+                batch["name"] = [names[at] for at in chosen.tolist()]
+                yield batch | ({"errors": errors} if errors and place == used else {})
+            window, used = window + 1, 0

@@ -1,10 +1,32 @@
+import io
+from pathlib import Path
+
+import numpy as np
 import pytest
+import scipy.ndimage
 import torch
 import torch.nn.functional as F
 from kornia.color import rgb_to_linear_rgb
+from PIL import Image
 
-from data.blur import CameraShake, convolve, rasterise
+from data.blur import (
+    CameraShake,
+    Defocus,
+    MeasuredKernels,
+    ObjectMotion,
+    SixDegrees,
+    SyntheticBlur,
+    UniformShake,
+    average_views,
+    compress,
+    convolve,
+    disc,
+    homographies,
+    rasterise,
+)
 from data.pairs import generator_of
+
+SHARED = Path(__file__).parents[3] / "shared"
 
 
 def generators(count, seed=0):
@@ -109,3 +131,194 @@ def test_a_picture_blurs_alike_in_every_batch(pictures):
 def test_impossible_ranges(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         CameraShake(**bad)
+
+
+def blob(count=2, size=65):
+    """A smooth light in the middle of darkness: it stays away from the border, whatever its blur."""
+    axis = torch.arange(size) - size // 2
+    light = torch.exp(-(axis[:, None] ** 2 + axis[None] ** 2) / 50.0)
+    return light.expand(count, 3, size, size).contiguous()
+
+
+CAMERAS = {
+    "uniform": UniformShake(length=(5, 9)),
+    "six": SixDegrees(length=(3, 6)),
+    "defocus": Defocus(radius=(2, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", CAMERAS)
+def test_light_is_kept(kind):
+    light = 0.9 * blob()
+    blurry = CAMERAS[kind](light, generators(2))
+    assert (blurry - light).abs().max() > 0.02
+    # Zoom and tilt make things larger or smaller by a little: their brightness stays, not their light's sum.
+    torch.testing.assert_close(blurry.sum((2, 3)), light.sum((2, 3)), rtol=2e-2 if kind == "six" else 1e-4, atol=0)
+    even = torch.full((2, 3, 40, 40), 0.3)
+    torch.testing.assert_close(CAMERAS[kind](even, generators(2)), even, rtol=1e-4, atol=0)
+
+
+def test_a_turning_camera_keeps_light():
+    # Turns about the line of sight change no area: what they take from a place they give to another.
+    light = blob()
+    poses = torch.zeros(2, 32, 6)
+    poses[..., 2] = torch.linspace(-0.3, 0.3, 32)
+    spot = light.roll((9, 5), (2, 3))
+    blurry = average_views(spot, homographies(poses, 80.0, 65, 65))
+    torch.testing.assert_close(blurry.sum((2, 3)), spot.sum((2, 3)), rtol=1e-4, atol=0)
+
+
+def test_a_pure_translation_is_the_shifted_average(pictures):
+    focal, shifts = 60.0, torch.arange(-3.0, 4)
+    poses = torch.zeros(4, 7, 6)
+    poses[..., 3] = shifts / focal
+    blurry = average_views(pictures, homographies(poses, focal, 48, 56))
+    average = torch.stack([pictures.roll(int(shift), -1) for shift in shifts]).mean(0)
+    torch.testing.assert_close(inside(blurry, 4), inside(average, 4), rtol=0, atol=1e-3)
+
+
+def test_roll_blur_is_zero_at_its_centre_and_grows_with_the_radius():
+    angle, size = 0.2, 129
+    poses = torch.zeros(1, 33, 6)
+    poses[..., 2] = torch.linspace(-angle, angle, 33)
+    views = homographies(poses, 100.0, size, size)
+    centre = torch.tensor([64.0, 64, 1])
+    torch.testing.assert_close(views[0] @ centre, centre.expand(33, 3), rtol=0, atol=1e-4)
+    # Points of light become arcs: of angle 2 * 0.2 and a length in proportion to the radius.
+    for radius in (10, 20, 40):
+        moved = views[0] @ torch.tensor([64.0 + radius, 64, 1])
+        path = (moved[1:, :2] / moved[1:, 2:] - moved[:-1, :2] / moved[:-1, 2:]).norm(dim=1).sum()
+        torch.testing.assert_close(path, torch.tensor(2 * angle * radius), rtol=1e-3, atol=0)
+    checks = ((torch.arange(size)[:, None] // 4 + torch.arange(size)[None] // 4) % 2).float().expand(1, 3, size, size)
+    change = (average_views(checks, views) - checks).abs().mean((0, 1))
+    rings = torch.hypot(*torch.meshgrid(torch.arange(size) - 64.0, torch.arange(size) - 64.0, indexing="ij"))
+    means = [change[(rings >= r) & (rings < r + 3)].mean().item() for r in (0, 5, 12)]
+    assert change[64, 64] < 0.01 and means[0] < means[1] < means[2]
+
+
+def test_the_largest_shift_of_a_corner_is_the_length_asked_for():
+    camera = SixDegrees(length=(7, 7))
+    for generator in generators(20):
+        views = homographies(camera._path(generator, 64, 96)[None], camera.focal * 96, 64, 96)[0]
+        corners = torch.tensor([[0.0, 0, 1], [95, 0, 1], [0, 63, 1], [95, 63, 1]]).T
+        moved = views @ corners
+        shift = (moved[:, :2] / moved[:, 2:] - corners[:2]).norm(dim=1).max()
+        assert 6.3 < shift < 7.7 and shift < camera.margin
+
+
+def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, pictures):
+    kernel = np.random.default_rng(0).random((5, 5)).astype("float32")
+    np.savez(tmp_path / "kernels.npz", one=kernel, large=np.ones((99, 99)))
+    part = MeasuredKernels(str(tmp_path / "kernels.npz"))
+    assert part.margin == 2
+    blurry = part(pictures, generators(4))
+    direct = scipy.ndimage.convolve(pictures[1, 2].numpy(), kernel / kernel.sum(), mode="nearest")
+    assert abs(blurry[1, 2].numpy() - direct).max() < 1e-5
+    np.savez(tmp_path / "even.npz", even=np.ones((4, 4)))
+    with pytest.raises(ValueError, match="even"):
+        MeasuredKernels(str(tmp_path / "even.npz"))
+
+
+@pytest.mark.skipif(not (SHARED / "kernels").is_dir(), reason="needs ../shared")
+def test_measured_kernels(pictures):
+    part = MeasuredKernels(str(SHARED / "kernels" / "kernels.npz"))
+    assert len(part.bank) == 42 and part.margin == 18  # of 47, five are larger than 41 pixels
+    assert (part(pictures, generators(4)) - pictures).abs().max() > 0.05
+
+
+def test_a_disc_is_flat_and_round():
+    (kernel,) = disc(torch.tensor([4.0]), 6)
+    torch.testing.assert_close(kernel.sum(), torch.tensor(1.0))
+    assert kernel[6, 6] == kernel[6, 9] == kernel[3, 6] and kernel[6, 11] == 0 and torch.equal(kernel, kernel.T)
+
+
+def test_a_moving_object_moves_alone():
+    scene = torch.rand(1, 3, 80, 80, generator=generator_of(0))
+    part = ObjectMotion(probability=1, length=(9, 9), size=(0.2, 0.2))
+    blurry = part.over(scene, scene, generators(1))
+    changed = (blurry - scene).abs().amax((0, 1)) > 0.02
+    assert 0.02 < changed.float().mean() < 0.6  # a region, not the picture
+    light = torch.full((1, 3, 80, 80), 0.7)
+    torch.testing.assert_close(part.over(light, light, generators(1)), light)  # no dark rim, no ghost
+    assert torch.equal(ObjectMotion(probability=0).over(scene, scene, generators(1)), scene)
+    assert torch.equal(ObjectMotion(probability=1, length=(0, 0)).over(scene, scene, generators(1)), scene)
+
+
+@pytest.mark.parametrize("response", ["srgb", "gamma", "linear"])
+def test_nothing_asked_for_changes_no_bit(pictures, response):
+    before = pictures.clone()
+    still = [UniformShake(length=(0, 0)), SixDegrees(length=(0, 0)), Defocus(radius=(0, 0))]
+    for camera in ([], still):
+        moving = ObjectMotion(probability=1, length=(0, 0)) if camera else None
+        assert torch.equal(SyntheticBlur(camera, moving=moving, response=response)(pictures, generators(4)), before)
+    full = SyntheticBlur([UniformShake()], saturation=(1, 1), read_noise=(0.1, 0.1), jpeg=(50, 50), response=response)
+    assert not torch.equal(full(pictures, generators(4)), before) and torch.equal(pictures, before)
+
+
+def test_the_whole_blur_is_alike_in_every_batch(pictures):
+    blur = SyntheticBlur(
+        [UniformShake((3, 9)), SixDegrees((3, 6)), Defocus((1, 3))],
+        moving=ObjectMotion(0.5),
+        saturation=(0, 3),
+        shot_noise=(0, 0.01),
+        read_noise=(0, 0.01),
+        jpeg=(60, 90),
+    )
+    together = blur(pictures, generators(4))
+    assert together.min() >= 0 and together.max() <= 1 and torch.equal(together, blur(pictures, generators(4)))
+    for i in (0, 3):
+        alone = blur(pictures[i : i + 1], generators(4)[i : i + 1])
+        torch.testing.assert_close(alone, together[i : i + 1], rtol=0, atol=2e-5)
+
+
+def test_blur_averages_light_by_the_response():
+    # Half black, half white, moved over each other: the mean of light, seen through the response.
+    stripes = (torch.arange(60) % 2).float().expand(1, 3, 60, 60)
+    for response, grey in (("srgb", 0.735357), ("gamma", 0.5 ** (1 / 2.2)), ("linear", 0.5)):
+        blurry = SyntheticBlur([Defocus((6, 6))], response=response)(stripes, generators(1))
+        assert abs(inside(blurry, 10).mean() - grey) < 0.01
+
+
+def test_saturated_light_spreads():
+    lamp = torch.zeros(1, 3, 41, 41)
+    lamp[..., 19:22, 19:22] = 1
+    plain, bright = (
+        SyntheticBlur([Defocus((5, 5))], saturation=(gain, gain))(lamp, generators(1)) for gain in (0.0, 4.0)
+    )
+    light = [rgb_to_linear_rgb(picture).sum() for picture in (plain, bright)]
+    torch.testing.assert_close(light[1], 5 * light[0], rtol=1e-3, atol=0)  # five times the light, none of it clipped
+
+
+def test_noise_has_the_variance_of_light():
+    for level in (0.2, 0.6):
+        grey = torch.full((1, 3, 256, 256), level)
+        noisy = SyntheticBlur(shot_noise=(0.002, 0.002), read_noise=(0.02, 0.02), response="linear")(
+            grey, generators(1)
+        )
+        torch.testing.assert_close(noisy.var(), torch.tensor(0.002 * level + 0.02**2), rtol=0.03, atol=0)
+        torch.testing.assert_close(noisy.mean(), torch.tensor(level), rtol=2e-3, atol=0)
+
+
+def test_jpeg_is_like_a_real_one():
+    y, x = torch.meshgrid(torch.arange(50), torch.arange(70), indexing="ij")
+    picture = (0.5 + 0.3 * torch.sin(x / 5) * torch.cos(y / 7)).expand(1, 3, 50, 70).contiguous()
+    for quality in (30, 90):
+        ours = compress(picture, torch.tensor([float(quality)]))
+        file = io.BytesIO()
+        Image.fromarray(picture[0].mul(255).round().byte().movedim(0, -1).numpy()).save(file, "JPEG", quality=quality)
+        theirs = torch.from_numpy(np.array(Image.open(file))).movedim(-1, 0)[None] / 255
+        assert (ours - theirs).abs().mean() < 0.006 and ours.shape == picture.shape
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
+        (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
+        (lambda: SixDegrees(instants=8), "16 to 64"),
+        (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),
+    ],
+)
+def test_impossible_parts(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

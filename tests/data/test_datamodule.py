@@ -182,6 +182,13 @@ def test_validation_blur_is_always_the_same(tmp_path, root):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
+    whole = (root / "train" / "blur" / "5.png").read_bytes()
+    # Damaged in the middle, which only decoding finds: met in training.
+    (root / "train" / "blur" / "5.png").write_bytes(whole[:100] + bytes(200) + whole[300:])
+    with pytest.raises(images.ImageError, match=r"5\.png cannot be decoded") as caught:
+        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
+    assert "\n" not in str(caught.value)
+
     (root / "train" / "blur" / "5.png").write_text("no picture")
     with pytest.raises(images.ImageError) as caught:
         trainer(tmp_path).fit(Recorder(), module(root, False, workers))

@@ -1,10 +1,11 @@
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from data import images
-from data.layouts import DatasetError, find_pairs
+from data.layouts import DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -98,3 +99,143 @@ def test_missing_and_empty_folders(tmp_path):
 @pytest.mark.parametrize(("folder", "count"), [("gopro", 8), ("reds", 6), ("captured", 4)])
 def test_real_pairs(folder, count):
     assert len(find_pairs(SHARED / "realblur" / folder)) == count
+
+
+def published(root: Path) -> Path:
+    """A small tree of every published dataset, named as downloaded."""
+    for scene in ("GOPR0384_11_00", "GOPR0384_11_05"):
+        for kind in ("blur", "blur_gamma", "sharp"):
+            make(root / "GOPRO_Large" / "test" / scene / kind, "000001.png")
+    make(root / "HIDE_dataset", "train/11fromGOPR1089.png", "test/test-close-ups/1fromGOPR1034.png")
+    make(root / "HIDE_dataset", "test/test-long-shot/13fromGOPR0975.png")
+    make(root / "HIDE_dataset/GT", "11fromGOPR1089.png", "1fromGOPR1034.png", "13fromGOPR0975.png")
+    cameras = {
+        "J": "RealBlur-J_ECC_IMCORR_centroid_itensity_ref",
+        "R": "RealBlur-R_BM3D_ECC_IMCORR_centroid_itensity_ref",
+    }
+    for letter, camera in cameras.items():
+        for split, scene, shots in (("train", "scene001", (1, 2)), ("test", "scene230", (7,))):
+            lines = ""
+            for shot in shots:
+                files = f"{camera}/{scene}/gt/gt_{shot}.png", f"{camera}/{scene}/blur/blur_{shot}.png"
+                make(root / "RealBlur", *files)
+                lines += " ".join(files) + " \n"  # the official lists end lines with a space
+            (root / "RealBlur" / f"RealBlur_{letter}_{split}_list.txt").write_text(lines)
+    for split, clip in (("train", "000"), ("val", "029")):
+        for kind in ("blur", "blur_comp", "sharp"):
+            make(root / "REDS" / split / f"{split}_{kind}" / clip, "00000000.png", "00000001.png")
+        make(root / "REDS" / split / f"{split}_blur_jpeg" / clip, "00000000.jpg", "00000001.jpg")
+    for split, shot in (("train", "0001/000001"), ("val", "0016/001317"), ("test", "0001/000022")):
+        place = f"RSBlur/{shot}"
+        make(root / "rs", f"{place}/real_blur/real_blur.png", f"{place}/avg65_img/avg_blur.png")
+        make(root / "rs", f"{place}/gt/gt_sharp.png")
+        line = f"{place}/gt/gt_sharp.png {place}/real_blur/real_blur.png\n"
+        (root / "rs" / f"RSBlur_real_{split}.txt").write_text(line)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("place", "layout", "split", "variant", "blurry"),
+    [
+        ("GOPRO_Large", "gopro", "test", "blur", ["GOPR0384_11_00/blur/000001.png", "GOPR0384_11_05/blur/000001.png"]),
+        ("GOPRO_Large", "gopro", "test", "blur_gamma", ["00/blur_gamma/000001.png", "05/blur_gamma/000001.png"]),
+        ("HIDE_dataset", "hide", "train", "blur", ["train/11fromGOPR1089.png"]),
+        ("HIDE_dataset", "hide", "test", "blur", ["test-long-shot/13fromGOPR0975.png", "test-close-ups/1fromGOPR1034.png"]),
+        ("RealBlur", "realblur", "train", "blur", ["ref/scene001/blur/blur_1.png", "scene001/blur/blur_2.png"]),
+        ("RealBlur", "realblur", "test", "R", ["BM3D_ECC_IMCORR_centroid_itensity_ref/scene230/blur/blur_7.png"]),
+        ("REDS", "reds", "train", "blur", ["train/train_blur/000/00000000.png", "train_blur/000/00000001.png"]),
+        ("REDS", "reds", "val", "blur_jpeg", ["val_blur_jpeg/029/00000000.jpg", "val_blur_jpeg/029/00000001.jpg"]),
+        ("REDS/val", "reds", "val", "blur_comp", ["val_blur_comp/029/00000000.png", "val_blur_comp/029/00000001.png"]),
+        ("rs", "rsblur", "val", "blur", ["RSBlur/0016/001317/real_blur/real_blur.png"]),
+        ("rs", "rsblur", "test", "avg65_img", ["RSBlur/0001/000022/avg65_img/avg_blur.png"]),
+    ],
+)  # fmt: skip
+def test_published_datasets_are_found_and_split_as_their_authors_say(tmp_path, place, layout, split, variant, blurry):
+    listing = list_pairs(published(tmp_path) / place, split, variant)
+    assert listing.layout == layout and listing.alone == []
+    assert len(listing.pairs) == len(blurry)
+    for pair, end in zip(listing.pairs, blurry, strict=True):
+        assert pair.blurry.as_posix().endswith(end) and pair.sharp.is_file()
+    assert list_pairs(tmp_path / place, split, variant, layout) == listing  # named instead of recognised
+
+
+def test_sharp_sides_of_the_published_datasets(tmp_path):
+    published(tmp_path)
+    ends = {
+        "HIDE_dataset": "GT/11fromGOPR1089.png",
+        "RealBlur": "scene001/gt/gt_1.png",
+        "REDS": "train_sharp/000/00000000.png",
+        "rs": "RSBlur/0001/000001/gt/gt_sharp.png",
+    }
+    for place, end in ends.items():
+        assert find_pairs(tmp_path / place, "train")[0].sharp.as_posix().endswith(end)
+    assert names(find_pairs(tmp_path / "RealBlur", "train")) == ["scene001/blur_1", "scene001/blur_2"]
+    assert names(find_pairs(tmp_path / "rs", "train")) == ["0001/000001"]
+
+
+@pytest.mark.parametrize(
+    ("place", "split", "variant", "words"),
+    [
+        ("REDS", "test", "blur", "not public"),
+        ("HIDE_dataset", "val", "blur", "train and test"),
+        ("RealBlur", "train", "blur_gamma", "knows J and R, not blur_gamma"),
+        ("RealBlur", "val", "J", r"RealBlur_J_val_list\.txt is missing"),
+        ("REDS", "train", "blur_comp", "no folder train_blur_comp"),
+    ],
+)
+def test_what_published_datasets_do_not_have(tmp_path, place, split, variant, words):
+    root = published(tmp_path)
+    shutil.rmtree(root / "REDS/train/train_blur_comp")
+    with pytest.raises(DatasetError, match=words):
+        list_pairs(root / place, split, variant)
+
+
+def test_pictures_alone_in_published_datasets(tmp_path):
+    root = published(tmp_path)
+    lonely = [
+        root / "HIDE_dataset/GT/13fromGOPR0975.png",
+        root / "RealBlur/RealBlur-J_ECC_IMCORR_centroid_itensity_ref/scene230/gt/gt_7.png",
+        root / "rs/RSBlur/0001/000022/gt/gt_sharp.png",
+    ]
+    for file in lonely:
+        file.unlink()
+        with pytest.raises(DatasetError, match=r"1 pictures without a partner"):
+            find_pairs(file.parents[len(file.relative_to(root).parts) - 2], "test")
+
+
+def test_csv_manifest(tmp_path):
+    make(tmp_path, "a/1.png", "b/1.png", "a/2.png", "b/other.png")
+    manifest = tmp_path / "pairs.csv"
+    manifest.write_text("sharp,blurry,split\nb/1.png,a/1.png,train\nb/other.png,a/2.png,test\n")
+    assert find_pairs(manifest, "train") == [Pair("a/1", tmp_path / "a/1.png", tmp_path / "b/1.png")]
+    assert names(find_pairs(manifest, "test")) == ["a/2"]
+    manifest.write_text("sharp,blurry\nb/1.png,a/1.png\nb/gone.png,a/2.png\n")
+    with pytest.raises(DatasetError, match=r"1 pictures .*a/2\.png"):
+        find_pairs(manifest, "train")
+    manifest.write_text("b/1.png,a/1.png\n")
+    with pytest.raises(DatasetError, match="blurry and sharp among them"):
+        find_pairs(manifest)
+
+
+def test_two_folders_of_any_name(tmp_path):
+    make(tmp_path, "shaky pictures/1.png", "crisp/1.jpg")
+    source = Source(blurry=str(tmp_path / "shaky pictures"), sharp=str(tmp_path / "crisp"))
+    assert names(source.list_pairs("train").pairs) == ["1"] == names(source.list_pairs("test").pairs)
+    for wrong in ({}, {"root": "a", "blurry": "b", "sharp": "c"}, {"blurry": "b"}):
+        with pytest.raises(ValueError, match="root or by its two folders"):
+            Source(**wrong)
+
+
+def test_lists_of_sharp_photographs(tmp_path):
+    make(tmp_path, "a.png", "b.png", "c.png")
+    (tmp_path / "train.txt").write_text("c.png\na.png\n")
+    assert find_sharp(tmp_path, "train") == [tmp_path / "a.png", tmp_path / "c.png"]
+    assert not holds_pairs(tmp_path, "train")
+    (tmp_path / "train.txt").write_text("gone.png\n")
+    with pytest.raises(DatasetError, match=r"lists gone\.png"):
+        find_sharp(tmp_path, "train")
+
+
+@pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
+def test_real_lists():
+    assert [len(find_sharp(SHARED / "photos", split)) for split in ("train", "test")] == [142, 16]

@@ -35,6 +35,10 @@ def pairs(tmp_path):
     return find_pairs(tmp_path)
 
 
+def sharp_frames(folder, **options):
+    return FrameSharp(images.find(folder), folder, **options)
+
+
 def same(left, right):
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
@@ -109,14 +113,14 @@ def test_frames_come_whole_or_from_the_centre(pairs):
 
 
 def test_sharp_frames_have_a_seed_from_their_name(pairs, tmp_path):
-    frames = FrameSharp(tmp_path / "sharp", margin=4, seed=7, crop=20)
+    frames = sharp_frames(tmp_path / "sharp", margin=4, seed=7, crop=20)
     assert [frame["name"] for frame in frames] == ["0", "1", "2", "3", "4"]
     assert [frame["seed"] for frame in frames] == [seed_of(7, str(i)) for i in range(5)]
     assert frames[0]["sharp"].shape == (3, 28, 28)
     (tmp_path / "sharp" / "0.png").unlink()
-    assert FrameSharp(tmp_path / "sharp", margin=4, seed=7)[0]["seed"] == frames[1]["seed"]
+    assert sharp_frames(tmp_path / "sharp", margin=4, seed=7)[0]["seed"] == frames[1]["seed"]
     with pytest.raises(DatasetError, match=r"1\.png has 60x41 pixels"):
-        FrameSharp(tmp_path / "sharp", margin=21)[0]
+        sharp_frames(tmp_path / "sharp", margin=21)[0]
 
 
 def test_seeds_are_the_same_everywhere():

@@ -1,0 +1,285 @@
+"""Find what is wrong with a dataset before training does: python -m data.doctor ROOT [--report FILE.json]
+
+Checks every pair of every split: pictures without partner, files that cannot be decoded, sizes that differ, swapped
+sides, shifts, equal sides, blurry pictures of another brightness (a gamma mistaken for light), 8 bits against 16, the
+same picture or scene in two splits, and the number of pairs of the published datasets. Exits with 1 where anything is
+wrong.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jsonargparse import auto_cli
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from data import images
+from data.layouts import COUNTS, SPLITS, DatasetError, Pair, list_pairs
+
+# Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
+SHIFT = 1.5  # pixels between the sides
+DETAIL = 0.9  # of the blurry side's detail; sharp sides with less than this are swapped
+GAMMA = 0.25  # change of log mean brightness; a gamma of 2.2 changes mid-grey by more
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong: its kind, the split and pair, the files, and one sentence."""
+
+    kind: str
+    split: str
+    name: str
+    files: tuple[str, ...]
+    sentence: str
+
+
+def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_workers: int | None = None) -> dict:
+    """Check a dataset with all cores (or `num_workers` processes; 0: this one).
+
+    Returns {"root", "variant", "layout", "splits": {split: pairs}, "faults": [Fault as dict]}. Raises DatasetError
+    where no split can be listed.
+    """
+    listings, refused = {}, {}
+    for split in SPLITS:
+        try:
+            listings[split] = list_pairs(root, split, variant, layout)
+        except DatasetError as error:
+            refused[split] = error
+    if not listings:
+        raise refused["train"]
+    paths = {tuple(str(pair.blurry) for pair in listing.pairs) for listing in listings.values()}
+    if len(paths) == 1 and len(listings) > 1:  # no split folders: the dataset is one split
+        listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
+    faults, prints = [], {}
+    for split, listing in listings.items():
+        for file in listing.alone:
+            faults.append(Fault("unpaired", split, file.stem, (str(file),), f"{file} has no partner."))
+        published = COUNTS.get(listing.layout, {}).get(split)
+        if published and len(listing.pairs) != published:
+            sentence = f"{split} has {len(listing.pairs)} pairs, the published {listing.layout} has {published}."
+            faults.append(Fault("count", split, "", (), sentence))
+    work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
+    for (split, pair), (found, marks) in zip(work, _all(work, num_workers), strict=True):
+        faults += found
+        for mark in marks:
+            prints.setdefault(mark, []).append((split, pair))
+    faults += _leaks(prints)
+    first = next(iter(listings.values()))
+    return {
+        "root": str(root),
+        "layout": first.layout,
+        "variant": first.variant,
+        "splits": {split: len(listing.pairs) for split, listing in listings.items()},
+        "faults": [asdict(fault) for fault in faults],
+    }
+
+
+def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
+    """Examine all pairs, in order, with a progress bar."""
+    bar = {"total": len(work), "desc": "examining", "unit": "pair", "dynamic_ncols": True}
+    workers = min(os.cpu_count() or 1 if num_workers is None else num_workers, len(work) // 8)
+    if workers < 2:
+        yield from tqdm(map(examine, *zip(*work, strict=True)) if work else (), **bar)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
+    """The faults of one pair, and marks that equal pictures share: of the sharp side's content, turned small."""
+    faults = []
+
+    def fault(kind: str, sentence: str) -> None:
+        faults.append(Fault(kind, split, pair.name, (str(pair.blurry), str(pair.sharp)), sentence))
+
+    sides = []
+    for file in (pair.blurry, pair.sharp):
+        try:
+            sides.append(images.read_raw(file))
+        except images.ImageError as error:
+            faults.append(Fault("unreadable", split, pair.name, (str(file),), str(error)))
+    if len(sides) < 2:
+        return faults, []
+    blurry, sharp = sides
+    if blurry.dtype != sharp.dtype:
+        bits = ["8" if side.dtype == torch.uint8 else "16" for side in sides]
+        fault("depth", f"{pair.blurry} has {bits[0]} bits and {pair.sharp} has {bits[1]}: save both alike.")
+    if blurry.shape != sharp.shape:
+        ours, theirs = (f"{side.shape[2]}x{side.shape[1]}" for side in sides)
+        fault("size", f"{pair.blurry} has {ours} pixels and {pair.sharp} has {theirs}.")
+        return faults, _marks(sharp)
+    if blurry.dtype == sharp.dtype and torch.equal(blurry, sharp):
+        fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")
+        return faults, _marks(sharp)
+    blurry, sharp = (images.to_float(side).mean(0) for side in sides)
+    shift = find_shift(blurry, sharp)
+    if max(map(abs, shift)) > SHIFT:
+        fault(
+            "shift", f"{pair.blurry} is shifted against {pair.sharp} by {shift[0]:.0f} right and {shift[1]:.0f} down."
+        )
+    elif detail(sharp) < DETAIL * detail(blurry):
+        fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
+    change = (blurry.mean().clamp_min(1e-4) / sharp.mean().clamp_min(1e-4)).log().abs().item()
+    if change > GAMMA:
+        fault("gamma", f"{pair.blurry} is {100 * (torch.tensor(change).exp() - 1):.0f} % brighter or darker than "
+              f"{pair.sharp}: one may be in linear light, the other in the file's values.")  # fmt: skip
+    return faults, _marks(sides[1])
+
+
+def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[float, float]:
+    """Whole-picture shift (right, down) in pixels of one (H, W) picture against the other.
+
+    By phase correlation (Kuglin and Hines 1975) of the gradients, windowed; blur makes the peak broad, so that its
+    centroid is taken.
+    """
+    window = torch.outer(*(torch.hann_window(side, periodic=False) for side in blurry.shape))
+    spectra = [torch.fft.rfft2((side - side.mean()) * window) for side in (blurry, sharp)]
+    cross = spectra[0] * spectra[1].conj()
+    # Only frequencies that the blur left: the whitened spectrum elsewhere is noise.
+    strength = cross.abs()
+    rows, columns = torch.fft.fftfreq(blurry.shape[0])[:, None], torch.fft.rfftfreq(blurry.shape[1])[None]
+    low = torch.exp(-(rows**2 + columns**2) / (2 * 0.08**2))
+    peak = torch.fft.irfft2(cross / strength.clamp_min(1e-12) * low, s=blurry.shape)
+    at = int(peak.argmax())
+    down, right = divmod(at, blurry.shape[1])
+    height, width = blurry.shape
+    return float((right + width // 2) % width - width // 2), float((down + height // 2) % height - height // 2)
+
+
+def detail(picture: Tensor) -> float:
+    """Mean absolute second difference of an (H, W) picture averaged over 2 x 2 pixels, which leaves noise out."""
+    small = F.avg_pool2d(picture[None], 2)[0]
+    return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
+
+
+def _marks(sharp: Tensor) -> list[bytes]:
+    """Marks of a picture: its exact pixels. Two pictures that share one are the same."""
+    import hashlib
+
+    return [hashlib.sha256(sharp.movedim(0, -1).contiguous().numpy().tobytes()).digest()]
+
+
+def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
+    """Pictures that lie in two splits."""
+    faults = []
+    for places in prints.values():
+        splits = {split for split, _ in places}
+        if len(splits) > 1:
+            files = tuple(str(pair.sharp) for _, pair in places)
+            sentence = f"The same picture is in {' and '.join(sorted(splits))}: {', '.join(files)}."
+            faults.append(Fault("leak", places[0][0], places[0][1].name, files, sentence))
+    return faults
+
+
+def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
+    """The cheap part, for the start of a run: every file's head is read; sizes must agree, and files be whole.
+
+    All faults are named in one DatasetError; with on_error="skip" they are left to be passed over.
+    """
+    if on_error == "skip":
+        return
+    faults = []
+    for pair in tqdm(pairs, desc="checking files", unit="pair", dynamic_ncols=True, leave=False, delay=2):
+        try:
+            sizes = [_head(file) for file in (pair.blurry, pair.sharp)]
+        except images.ImageError as error:
+            faults.append(error)
+            continue
+        if sizes[0] != sizes[1]:
+            (a, b), (c, d) = sizes
+            faults.append(DatasetError(f"A pair differs in size: {pair.blurry} has {a}x{b}, {pair.sharp} has {c}x{d}."))
+    _raise(faults)
+
+
+def check_sharp(files: Sequence[Path], on_error: str = "stop") -> None:
+    """As check_pairs, for sharp photographs."""
+    if on_error == "skip":
+        return
+    faults = []
+    for file in tqdm(files, desc="checking files", unit="file", dynamic_ncols=True, leave=False, delay=2):
+        try:
+            _head(file)
+        except images.ImageError as error:
+            faults.append(error)
+    _raise(faults)
+
+
+def _raise(faults: list[ValueError]) -> None:
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        shown = " ".join(map(str, faults[:8])) + (" And others." if len(faults) > 8 else "")
+        raise DatasetError(f"{len(faults)} files or pairs are damaged: {shown}")
+
+
+def _head(file: Path) -> tuple[int, int]:
+    """(width, height) out of a file's head, its orientation applied; ImageError where it or the end is damaged."""
+    try:
+        with Image.open(file) as image:
+            size = image.size
+            turned = image.getexif().get(0x0112, 1) >= 5
+            kind = image.format
+        with open(file, "rb") as opened:
+            opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
+            tail = opened.read()
+    except Image.UnidentifiedImageError:
+        raise images.ImageError(f"{file} is not a picture of a known format.") from None
+    except Exception as error:  # as in images.read
+        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
+    if (kind == "PNG" and b"IEND" not in tail) or (kind == "JPEG" and b"\xff\xd9" not in tail):
+        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: its end is missing.")
+    return size[::-1] if turned else size
+
+
+def main(
+    root: str,
+    report: str | None = None,
+    variant: str = "blur",
+    layout: str | None = None,
+    num_workers: int | None = None,
+) -> int:
+    """Examine a dataset; prints a table and returns the exit code.
+
+    Args:
+        root: root folder of the dataset, of any layout, or a CSV manifest.
+        report: a JSON file to write all faults to.
+        variant: kind of blurry pictures.
+        layout: the dataset's layout; none: it is recognised.
+        num_workers: processes; none: one for each core.
+    """
+    found = diagnose(root, variant, layout, num_workers)
+    counts = Counter(fault["kind"] for fault in found["faults"])
+    splits = ", ".join(f"{count} pairs in {split}" for split, count in found["splits"].items())
+    print(f"{root}: layout {found['layout']}, variant {found['variant']}: {splits}")
+    for fault in found["faults"][:50]:
+        print(f"  {fault['kind']:<10} {fault['sentence']}")
+    if len(found["faults"]) > 50:
+        print(f"  and {len(found['faults']) - 50} more; --report writes all of them")
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no faults")
+    if report is not None:
+        temporary = Path(report).with_name(f".{Path(report).name}.{os.getpid()}.part")
+        temporary.write_text(json.dumps(found, indent=1))
+        os.replace(temporary, report)
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(auto_cli(main, as_positional=True))
+    except (DatasetError, OSError) as error:
+        print(f"data.doctor: error: {error}", file=sys.stderr)
+        sys.exit(2)
