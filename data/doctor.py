@@ -24,10 +24,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data import images
-from data.layouts import COUNTS, SPLITS, DatasetError, Pair, list_pairs
+from data.layouts import COUNTS, SPLITS, DatasetError, Listing, Pair, list_pairs
 
 # Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
-SHIFT = 1.5  # pixels between the sides
+SHIFT = 0.25  # of the correlation at its peak is left without moving one side; long blur alone leaves 0.31 and more
 DETAIL = 0.9  # of the blurry side's detail; sharp sides with less than this are swapped
 GAMMA = 0.25  # change of log mean brightness; a gamma of 2.2 changes mid-grey by more
 
@@ -73,7 +73,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
         faults += found
         for mark in marks:
             prints.setdefault(mark, []).append((split, pair))
-    faults += _leaks(prints)
+    faults += _leaks(prints) + _shared_scenes(listings)
     first = next(iter(listings.values()))
     return {
         "root": str(root),
@@ -126,11 +126,9 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
         fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")
         return faults, _marks(sharp)
     blurry, sharp = (images.to_float(side).mean(0) for side in sides)
-    shift = find_shift(blurry, sharp)
-    if max(map(abs, shift)) > SHIFT:
-        fault(
-            "shift", f"{pair.blurry} is shifted against {pair.sharp} by {shift[0]:.0f} right and {shift[1]:.0f} down."
-        )
+    right, down, share = find_shift(blurry, sharp)
+    if share < SHIFT:
+        fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
     elif detail(sharp) < DETAIL * detail(blurry):
         fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
     change = (blurry.mean().clamp_min(1e-4) / sharp.mean().clamp_min(1e-4)).log().abs().item()
@@ -140,24 +138,23 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
     return faults, _marks(sides[1])
 
 
-def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[float, float]:
-    """Whole-picture shift (right, down) in pixels of one (H, W) picture against the other.
+def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
+    """Where one (H, W) picture lies against the other: (pixels right, pixels down, share).
 
-    By phase correlation (Kuglin and Hines 1975) of the gradients, windowed; blur makes the peak broad, so that its
-    centroid is taken.
+    By phase correlation (Kuglin and Hines 1975) of the windowed pictures' low frequencies. `share` is the correlation
+    without moving, over that at the peak: near 1 for sides in place, near 0 for a shift. Motion blur draws the peak out
+    along its path, which goes through the place of no motion; a shift does not.
     """
-    window = torch.outer(*(torch.hann_window(side, periodic=False) for side in blurry.shape))
-    spectra = [torch.fft.rfft2((side - side.mean()) * window) for side in (blurry, sharp)]
-    cross = spectra[0] * spectra[1].conj()
-    # Only frequencies that the blur left: the whitened spectrum elsewhere is noise.
-    strength = cross.abs()
-    rows, columns = torch.fft.fftfreq(blurry.shape[0])[:, None], torch.fft.rfftfreq(blurry.shape[1])[None]
-    low = torch.exp(-(rows**2 + columns**2) / (2 * 0.08**2))
-    peak = torch.fft.irfft2(cross / strength.clamp_min(1e-12) * low, s=blurry.shape)
-    at = int(peak.argmax())
-    down, right = divmod(at, blurry.shape[1])
     height, width = blurry.shape
-    return float((right + width // 2) % width - width // 2), float((down + height // 2) % height - height // 2)
+    window = torch.outer(*(torch.hann_window(side, periodic=False) for side in (height, width)))
+    first, second = (torch.fft.rfft2((side - side.mean()) * window) for side in (blurry, sharp))
+    cross = first * second.conj()
+    rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
+    low = torch.exp(-(rows**2 + columns**2) / (2 * 0.08**2))  # what blur of a few pixels leaves
+    surface = torch.fft.irfft2(cross / cross.abs().clamp_min(1e-12) * low, s=(height, width))
+    down, right = divmod(int(surface.argmax()), width)
+    share = (surface[0, 0] / surface.max()).item()
+    return (right + width // 2) % width - width // 2, (down + height // 2) % height - height // 2, share
 
 
 def detail(picture: Tensor) -> float:
@@ -183,6 +180,20 @@ def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
             sentence = f"The same picture is in {' and '.join(sorted(splits))}: {', '.join(files)}."
             faults.append(Fault("leak", places[0][0], places[0][1].name, files, sentence))
     return faults
+
+
+def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
+    """Scenes, the folders of names like SCENE/000001, that lie in two splits; where a layout's splits are by scene."""
+    splits: dict[str, list[str]] = {}
+    for split, listing in listings.items():
+        if listing.layout in ("gopro", "realblur"):
+            for scene in {pair.name.split("/")[0] for pair in listing.pairs}:
+                splits.setdefault(scene, []).append(split)
+    return [
+        Fault("leak", places[0], scene, (), f"The scene {scene} is in {' and '.join(sorted(places))}.")
+        for scene, places in sorted(splits.items())
+        if len(places) > 1
+    ]
 
 
 def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:

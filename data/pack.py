@@ -7,6 +7,7 @@ which litdata fetches each shard when it is needed. Needs litdata: pip install -
 
 import json
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,9 @@ class Packed:
         return sum(self.shards)
 
     def __getitem__(self, number: int) -> PackedPair:
-        item = self.stream[number]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes into it
+            item = self.stream[number]
         return PackedPair(item["name"], item["blurry"].movedim(-1, 0), item["sharp"].movedim(-1, 0))
 
 

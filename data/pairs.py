@@ -335,6 +335,8 @@ class Window:
         stream = iter(self.loader)
         while True:
             read = list(itertools.islice(stream, self.batches))
+            if not read:
+                return
             errors = [line for batch in read for line in batch.pop("errors", [])]
             per_batch = len(read[0]["name"])
             names = [name for batch in read for name in batch.pop("name")]

@@ -10,10 +10,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from data import images
-from data.blur import CameraShake
+from data.augment import Augment
+from data.blur import CameraShake, SixDegrees, SyntheticBlur, UniformShake
 from data.datamodule import DeblurDataModule
-from data.layouts import DatasetError
+from data.layouts import DatasetError, Source
 from data.pairs import generator_of
+
+SHARED = Path(__file__).parents[3] / "shared"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -241,3 +244,49 @@ def test_yaml_builds_it(tmp_path):
     )
     data = jsonargparse.auto_cli(build, args=[f"--config={config}"])
     assert data.val_crop is None and data.blur.length == (2, 9) and data.blur.margin == 6
+
+
+def test_mixed_batches_go_on_after_resuming(tmp_path, root):
+    options = {"mix_batches": 4, "augment": Augment(exposure=0.2, cutblur=0.5)}
+    whole, rest = Recorder(), Recorder()
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, True, **options))
+    trainer(tmp_path).fit(rest, module(root, True, workers=1, **options), ckpt_path=tmp_path / "step=3.ckpt")
+    assert_same(rest.seen["train"], whole.seen["train"][3:])
+
+
+def test_a_mix_of_datasets_by_weight(tmp_path, root):
+    for i in range(3):
+        images.write(tmp_path / "shaky" / f"other{i}.png", torch.rand(3, 40, 40))
+        images.write(tmp_path / "crisp" / f"other{i}.png", torch.rand(3, 40, 40))
+    other = Source(blurry=str(tmp_path / "shaky"), sharp=str(tmp_path / "crisp"), weight=3, scale=0.5)
+    data = DeblurDataModule([Source(root=str(root), weight=1), other], patch_size=16, batch_size=8)
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)
+    for batch in recorder.seen["train"]:
+        assert sum(name.startswith("other") for name in batch["name"]) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1, 8])
+def test_damaged_files_are_passed_over_and_counted(tmp_path, root, workers):
+    (root / "train" / "blur" / "5.png").write_text("no picture")
+    data = module(root, False, workers, on_error="skip")
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=6, limit_val_batches=0).fit(recorder, data)
+    assert len(recorder.seen["train"]) == 6 and all(len(batch["name"]) == 4 for batch in recorder.seen["train"])
+    assert "5" not in {name for batch in recorder.seen["train"] for name in batch["name"]}
+    ((sentence, count),) = data.skipped.items()
+    assert "5.png is not a picture" in sentence and count >= 1
+
+
+@pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
+def test_real_photographs_train_and_real_pairs_validate(tmp_path):
+    blur = SyntheticBlur([SixDegrees((2, 6)), UniformShake((3, 9))], read_noise=(0, 0.01))
+    folders = SHARED / "realblur" / "gopro"
+    val = Source(blurry=str(folders / "blur"), sharp=str(folders / "sharp"))
+    data = DeblurDataModule(str(SHARED / "photos"), val, blur=blur, patch_size=32, batch_size=2, val_crop=64)
+    recorder = Recorder()
+    trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(recorder, data)
+    assert len(data.train_set.files) == 142 and len(recorder.seen["val"]) == 8
+    tested = set((SHARED / "photos" / "test.txt").read_text().split())
+    assert not {file.name for file in data.train_set.files} & tested

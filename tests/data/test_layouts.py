@@ -140,7 +140,7 @@ def published(root: Path) -> Path:
         ("GOPRO_Large", "gopro", "test", "blur", ["GOPR0384_11_00/blur/000001.png", "GOPR0384_11_05/blur/000001.png"]),
         ("GOPRO_Large", "gopro", "test", "blur_gamma", ["00/blur_gamma/000001.png", "05/blur_gamma/000001.png"]),
         ("HIDE_dataset", "hide", "train", "blur", ["train/11fromGOPR1089.png"]),
-        ("HIDE_dataset", "hide", "test", "blur", ["test-long-shot/13fromGOPR0975.png", "test-close-ups/1fromGOPR1034.png"]),
+        ("HIDE_dataset", "hide", "test", "blur", ["long-shot/13fromGOPR0975.png", "close-ups/1fromGOPR1034.png"]),
         ("RealBlur", "realblur", "train", "blur", ["ref/scene001/blur/blur_1.png", "scene001/blur/blur_2.png"]),
         ("RealBlur", "realblur", "test", "R", ["BM3D_ECC_IMCORR_centroid_itensity_ref/scene230/blur/blur_7.png"]),
         ("REDS", "reds", "train", "blur", ["train/train_blur/000/00000000.png", "train_blur/000/00000001.png"]),

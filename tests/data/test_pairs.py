@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from data.layouts import DatasetError, Pair, find_pairs
 from data.pairs import (
     FramePairs,
     FrameSharp,
+    Mix,
     TrainPairs,
     TrainSharp,
+    Window,
     flatten,
     generator_of,
     random_crops,
@@ -150,3 +153,70 @@ def test_real_pairs(folder):
     for frame in (frames[0], frames[len(frames) - 1]):
         assert frame["blurry"].shape == frame["sharp"].shape
         assert 0 < (frame["blurry"] - frame["sharp"]).abs().mean() < 0.2
+
+
+def test_a_mix_gives_every_dataset_its_share(pairs):
+    parts = [TrainPairs(pairs[:2], 16, seed=1), TrainPairs(pairs[2:], 16, seed=2), TrainPairs(pairs[:1], 16, seed=3)]
+    for weights, shares in (([3, 1, 2], [3, 1, 2]), ([None, None, None], [2, 3, 1])):
+        mix = Mix(parts, weights)
+        places = [mix.place(number) for number in range(600)]
+        for which, share in enumerate(shares):
+            own = [at for part, at in places if part == which]
+            assert own == list(range(100 * share))  # each goes through its own stream, leaving nothing out
+        gaps = [sum(part == 0 for part, _ in places[at : at + 6]) for at in range(0, 600, 6)]
+        assert max(gaps) - min(gaps) <= 1  # evenly spread
+    same(mix[7], parts[mix.place(7)[0]][mix.place(7)[1]])
+
+
+def test_repeat_uses_a_file_several_times_before_a_new_order(pairs):
+    dataset = TrainPairs(pairs, 16, repeat=3)
+    names = Counter(dataset[number][0]["name"] for number in range(15))
+    assert set(names.values()) == {3} and len(dataset) == 15
+
+
+def test_scale_reduces_both_sides_alike(tmp_path):
+    ramp = torch.linspace(0, 1, 64).expand(3, 64, 64)
+    images.write(tmp_path / "blurry.png", ramp)
+    images.write(tmp_path / "sharp.png", ramp.flip(-1))
+    dataset = TrainPairs([Pair("a", tmp_path / "blurry.png", tmp_path / "sharp.png")], 32, scale=0.5)
+    for number in range(4):
+        (crop,) = dataset[number]
+        torch.testing.assert_close(crop["blurry"], 1 - crop["sharp"], atol=3 / 255, rtol=0)
+        assert crop["blurry"].max() > 0.97 and crop["blurry"].min() < 0.03  # the whole picture fits the crop
+
+
+def test_skipping_takes_another_file_and_says_so(pairs):
+    for pair in pairs[:2]:
+        pair.sharp.write_text("no picture")
+    dataset = TrainPairs(pairs, 16, skip=True)
+    seen, errors = set(), []
+    for number in range(20):
+        batch = flatten([dataset[number]])
+        seen |= set(batch["name"])
+        errors += batch.get("errors", [])
+    assert seen == {"2", "3", "4"} and {line.split()[0] for line in errors} == {str(p.sharp) for p in pairs[:2]}
+    assert len(errors) >= 8  # four passes over two damaged files
+    for pair in pairs:
+        pair.sharp.write_text("no picture")
+    with pytest.raises(images.ImageError, match="is not a picture"):
+        dataset[0]
+
+
+def test_a_window_mixes_crops_over_batches(pairs):
+    dataset = TrainPairs(pairs, 16, crops_per_image=4)
+    batches = [flatten([dataset[number]]) for number in range(12)]
+
+    def stream(first):
+        return [flatten([dataset[number]]) for number in range(first // 4 * 4, 12)]
+
+    mixed = list(itertools.islice(Window(stream(0), 4, 0, lambda: 0), 12))
+    for at in (0, 4, 8):
+        ours, theirs = (
+            sorted(crop.sum().item() for batch in side[at : at + 4] for crop in batch["sharp"])
+            for side in (mixed, batches)
+        )
+        assert ours == theirs  # nothing lost, nothing twice
+    assert all(len(set(batch["name"])) > 1 for batch in mixed[:8])
+    resumed = list(itertools.islice(Window(stream(6), 4, 0, lambda: 6), 6))
+    for ours, theirs in zip(resumed, mixed[6:], strict=True):
+        assert ours["name"] == theirs["name"] and torch.equal(ours["blurry"], theirs["blurry"])

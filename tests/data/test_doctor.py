@@ -1,0 +1,169 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data import images
+from data.blur import CameraShake
+from data.doctor import check_pairs, check_sharp, diagnose, examine, find_shift, main
+from data.layouts import DatasetError, find_pairs
+from data.pairs import generator_of
+
+SHARED = Path(__file__).parents[3] / "shared"
+KINDS = ("unpaired", "unreadable", "truncated", "size", "swapped", "shift", "identical", "leak", "gamma", "depth")
+
+
+def scene(*seed, height=96, width=112):
+    """A picture with edges and texture at several scales, as photographs have."""
+    generator = generator_of(*seed)
+    picture = torch.zeros(1, 3, height, width)
+    for cells in (3, 6, 12, 24, 48):
+        noise = torch.rand(1, 3, cells, cells, generator=generator)
+        picture += torch.nn.functional.interpolate(noise, (height, width), mode="nearest") / cells**0.5
+    return (0.1 + 0.8 * picture / picture.max())[0]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """A clean dataset of two splits, four pairs each."""
+    root = tmp_path_factory.mktemp("clean")
+    shake = CameraShake(length=(4, 8), noise=(0, 0.01))
+    for split in ("train", "test"):
+        for i in range(4):
+            wide = scene(split, i, height=96 + 2 * shake.margin, width=112 + 2 * shake.margin)
+            blurry = shake(wide[None], [generator_of("blur", split, i)])[0]
+            inside = slice(shake.margin, -shake.margin)
+            images.write(root / split / "sharp" / f"{split}{i}.png", wide[:, inside, inside])
+            images.write(root / split / "blur" / f"{split}{i}.png", blurry[:, inside, inside])
+    return root
+
+
+def plant(root, kind, split, number):
+    """Do one kind of damage to pair `number` of a split."""
+    blurry, sharp = (root / split / side / f"{split}{number}.png" for side in ("blur", "sharp"))
+    if kind == "unpaired":
+        blurry.unlink()
+    elif kind == "unreadable":
+        sharp.write_text("no picture")
+    elif kind == "truncated":
+        blurry.write_bytes(blurry.read_bytes()[:-2000])
+    elif kind == "size":
+        images.write(blurry, images.read(blurry)[:, 1:])
+    elif kind == "swapped":
+        blurry.rename(root / "swap.png")
+        sharp.rename(blurry)
+        (root / "swap.png").rename(sharp)
+    elif kind == "shift":
+        images.write(blurry, images.read(blurry).roll((5, -7), (1, 2)))
+    elif kind == "identical":
+        shutil.copyfile(sharp, blurry)
+    elif kind == "leak":
+        other = "test" if split == "train" else "train"
+        for side, file in (("blur", blurry), ("sharp", sharp)):
+            shutil.copyfile(file, root / other / side / "copy.png")
+    elif kind == "gamma":
+        images.write(blurry, images.read(blurry) ** 2.2)
+    elif kind == "depth":
+        grey = images.read(blurry).mean(0).mul(65535).round().numpy().astype("uint16")
+        Image.fromarray(grey).save(blurry)
+
+
+def test_a_clean_dataset_has_no_faults(clean):
+    found = diagnose(str(clean), num_workers=0)
+    assert found["faults"] == [] and found["splits"] == {"train": 4, "test": 4} and found["layout"] == "flat"
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(["train", "test"])), min_size=1, max_size=4))
+def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, planted):
+    root = tmp_path_factory.mktemp("ill") / "data"
+    shutil.copytree(clean, root)
+    expected = set()
+    for number, (kind, split) in enumerate(planted):
+        plant(root, kind, split, number)
+        expected.add(("unreadable" if kind == "truncated" else kind, f"{split}{number}"))
+    faults = diagnose(str(root), num_workers=0)["faults"]
+    found = set()
+    for fault in faults:
+        stems = {Path(file).stem for file in fault["files"]} - {"copy"}
+        found |= {(fault["kind"], stem) for stem in stems}
+        assert all(Path(file).name in fault["sentence"] for file in fault["files"])
+    assert found == expected
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_found(clean, tmp_path, kind):
+    root = tmp_path / "data"
+    shutil.copytree(clean, root)
+    plant(root, kind, "train", 2)
+    (fault,) = diagnose(str(root), num_workers=0)["faults"]
+    assert fault["kind"] == {"truncated": "unreadable"}.get(kind, kind)
+    assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
+
+
+def test_the_shift_is_measured():
+    wide = scene("shift", height=160, width=160)
+    blurry = CameraShake(length=(8, 8))(wide[None], [generator_of(1)])[0].mean(0)
+    for right, down in ((0, 0), (5, -3), (-11, 6)):
+        moved = blurry.roll((down, right), (0, 1))
+        found = find_shift(moved, wide.mean(0))
+        assert abs(found[0] - right) <= 1 and abs(found[1] - down) <= 1 and (found[2] < 0.25) == (right != 0)
+
+
+def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean):
+    for split in ("train", "test"):
+        for i, place in enumerate(("GOPR0372_07_00", "GOPR0384_11_00" if split == "test" else "GOPR0378_13_00")):
+            for side in ("blur", "sharp"):
+                target = tmp_path / split / place / side / f"00000{i}.png"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(clean / split / side / f"{split}{i}.png", target)
+    found = diagnose(str(tmp_path), num_workers=0)
+    assert found["layout"] == "gopro"
+    sentences = [fault["sentence"] for fault in found["faults"]]
+    assert "train has 2 pairs, the published gopro has 2103." in sentences
+    assert "test has 2 pairs, the published gopro has 1111." in sentences
+    assert "The scene GOPR0372_07_00 is in test and train." in sentences and len(sentences) == 3
+
+
+def test_table_report_and_exit_code(clean, tmp_path, capsys):
+    root = tmp_path / "data"
+    shutil.copytree(clean, root)
+    assert main(str(root), num_workers=0) == 0 and "no faults" in capsys.readouterr().out
+    plant(root, "swapped", "test", 1)
+    assert main(str(root), report=str(tmp_path / "report.json"), num_workers=2) == 1
+    assert "1 swapped" in capsys.readouterr().out
+    (fault,) = json.loads((tmp_path / "report.json").read_text())["faults"]
+    assert fault["kind"] == "swapped" and fault["name"] == "test1"
+    with pytest.raises(DatasetError, match="not a folder"):
+        main(str(tmp_path / "gone"))
+
+
+def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(clean, root)
+    pairs = find_pairs(root, "train")
+    check_pairs(pairs)
+    check_sharp([pair.sharp for pair in pairs])
+    for kind, number in (("unreadable", 0), ("truncated", 1), ("size", 2)):
+        plant(root, kind, "train", number)
+    with pytest.raises(DatasetError) as caught:
+        check_pairs(pairs)
+    sentence = str(caught.value)
+    assert all(f"train{number}.png" in sentence for number in range(3)) and "train3" not in sentence
+    assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
+    check_pairs(pairs, on_error="skip")
+    with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not a picture"):
+        check_sharp([pair.sharp for pair in pairs])
+
+
+@pytest.mark.skipif(not (SHARED / "realblur").is_dir(), reason="needs ../shared")
+@pytest.mark.parametrize("folder", ["gopro", "reds", "captured"])
+def test_real_pairs_have_no_faults(folder):
+    faults = [fault for pair in find_pairs(SHARED / "realblur" / folder) for fault in examine("test", pair)[0]]
+    assert faults == []
