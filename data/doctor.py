@@ -242,8 +242,9 @@ def _head(file: Path) -> tuple[int, int]:
     try:
         with Image.open(file) as image:
             size = image.size
-            turned = image.getexif().get(0x0112, 1) >= 5
             kind = image.format
+            # For the orientation of other formats Pillow would decode the whole picture; cameras write JPEG.
+            turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
         with open(file, "rb") as opened:
             opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
             tail = opened.read()

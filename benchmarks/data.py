@@ -1,0 +1,134 @@
+"""Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 8]
+
+All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed shards,
+(d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from jsonargparse import auto_cli
+from torch.utils.data import DataLoader
+
+from data import images, pack
+from data.blur import CameraShake, SixDegrees, SyntheticBlur, UniformShake
+from data.layouts import find_pairs
+from data.pairs import TrainPairs, flatten, generator_of
+
+PATCH = 128
+
+
+def make_pairs(root: Path, count: int) -> None:
+    """Pairs of 1280x720 that compress about as photographs do: smooth structure with some noise."""
+    for number in range(count):
+        generator = generator_of("benchmark", number)
+        sharp = torch.zeros(1, 3, 720, 1280)
+        for cells in (4, 16, 64, 256):
+            noise = torch.rand(1, 3, cells, cells, generator=generator)
+            sharp += torch.nn.functional.interpolate(noise, (720, 1280), mode="bilinear") / cells**0.5
+        sharp = (sharp / sharp.max())[0] + 0.01 * torch.randn(3, 720, 1280, generator=generator)
+        blurry = CameraShake(noise=(0.005, 0.005))(sharp[None].clamp(0, 1), [generator])[0]
+        images.write(root / "sharp" / f"{number:03}.png", sharp)
+        images.write(root / "blur" / f"{number:03}.png", blurry)
+
+
+def rate(batches: Iterator, size: Callable, seconds: float) -> float:
+    """Crops a second out of an endless iterator, after its first batches, which start the workers."""
+    for _ in range(2):
+        next(batches)
+    crops, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        crops += size(next(batches))
+    return crops / (time.perf_counter() - start)
+
+
+def loader(dataset: TrainPairs, decodes: int, workers: int) -> Iterator[dict]:
+    options = {"num_workers": workers, "collate_fn": flatten, "sampler": range(10**6)}
+    return iter(DataLoader(dataset, decodes, **options))
+
+
+def main(
+    source: str | None = None,
+    output: str = "benchmarks/results/data.json",
+    seconds: float = 8.0,
+    workers: int = 2,
+    crops_per_image: int = 16,
+    device: str = "cpu",
+) -> None:
+    """Measure and write.
+
+    Args:
+        source: a dataset of 1280x720 pairs; none: eight are made.
+        output: where the numbers go.
+        seconds: of each measurement.
+        workers: processes that read.
+        crops_per_image: crops of each decoded or unpacked pair in (b) and (c).
+        device: where (d) runs.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if source is None:
+            make_pairs(Path(folder) / "pairs", 8)
+        pairs = find_pairs(source or Path(folder) / "pairs", "test" if source else "train")
+        rows = {}
+
+        def crops(batch: dict) -> int:
+            return len(batch["name"])
+
+        naive = TrainPairs(pairs, PATCH)
+        rows["a: one crop a decode"] = rate(loader(naive, 16, workers), crops, seconds)
+        several = TrainPairs(pairs, PATCH, crops_per_image=crops_per_image)
+        rows[f"b: {crops_per_image} crops a decode"] = rate(loader(several, 2, workers), crops, seconds)
+        pack.main(source or str(Path(folder) / "pairs"), str(Path(folder) / "shards"), "test" if source else "train")
+        packed = TrainPairs(pack.Packed(str(Path(folder) / "shards")), PATCH, crops_per_image=crops_per_image)
+        rows[f"c: packed shards, {crops_per_image} crops a pair"] = rate(loader(packed, 2, workers), crops, seconds)
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    for name, blur in {
+        "d: CameraShake": CameraShake(),
+        "d: SyntheticBlur, uniform": SyntheticBlur([UniformShake()], read_noise=(0, 0.01)),
+        "d: SyntheticBlur, six degrees": SyntheticBlur([SixDegrees()], read_noise=(0, 0.01), jpeg=(70, 95)),
+    }.items():
+        side = PATCH + 2 * blur.margin
+        batch = torch.rand(16, 3, side, side, generator=generator_of(0)).to(device)
+
+        def blurred(blur=blur, batch=batch) -> Iterator[torch.Tensor]:
+            number = 0
+            while True:
+                blurry = blur(batch, [generator_of("bench", number, i) for i in range(len(batch))])
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                yield blurry
+                number += 1
+
+        rows[f"{name} on {device}"] = rate(blurred(), len, seconds)
+
+    first = next(iter(rows.values()))
+    for name, value in rows.items():
+        print(f"{name:<45} {value:9.1f} crops/s {value / first:7.1f} x")
+    result = {
+        "crops_per_second": {name: round(value, 1) for name, value in rows.items()},
+        "ratio_to_a": {name: round(value / first, 2) for name, value in rows.items()},
+        "cores": len(os.sched_getaffinity(0)),
+        "workers": workers,
+        "patch": PATCH,
+        "frames": "1280x720 PNG pairs" + (f" of {Path(source).name}" if source else ", made"),
+        "device": device if device == "cpu" else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(output).with_suffix(".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(temporary, output)
+    print(f"{result['cores']} cores, {workers} workers; wrote {output}")
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)

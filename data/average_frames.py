@@ -1,0 +1,114 @@
+"""Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m data.average_frames VIDEO --output ROOT
+
+N consecutive frames are averaged to the blurry picture, the middle one is the sharp one (Nah et al., "Deep multi-scale
+convolutional neural network for dynamic scene deblurring", CVPR 2017), in the GoPro layout: ROOT/train/SCENE/{blur,
+sharp}/000001.png. Use footage of 120 frames a second and more: averages of frames far apart are ghosts, not blur.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jsonargparse import auto_cli
+from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
+from torch import Tensor
+from tqdm import tqdm
+
+from data import images
+from data.layouts import DatasetError
+
+VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"}
+
+
+def average(frames: list[Tensor], response: str = "srgb", gamma: float = 2.2) -> Tensor:
+    """Average (3, H, W) frames in [0, 1] as light that one long exposure gathers, seen through the response.
+
+    srgb: the standard's curve; gamma: value = light^(1/gamma), GoPro's `blur_gamma`; none: of the values themselves,
+    GoPro's `blur`.
+    """
+    stack = torch.stack(frames)
+    if response == "srgb":
+        return linear_rgb_to_rgb(rgb_to_linear_rgb(stack).mean(0))
+    if response == "gamma":
+        return (stack**gamma).mean(0) ** (1 / gamma)
+    return stack.mean(0)
+
+
+def read_frames(source: str) -> Iterator[Tensor]:
+    """The frames of a video file, or of a folder of pictures in the order of their names, (3, H, W) in [0, 1].
+
+    Raises DatasetError for what is neither, and for a video without PyAV.
+    """
+    path = Path(source)
+    if path.is_dir():
+        yield from map(images.read, images.find(path))
+        return
+    if not path.is_file() or path.suffix.lower() not in VIDEOS:
+        raise DatasetError(f"{path} is neither a video ({' '.join(sorted(VIDEOS))}) nor a folder of frames.")
+    try:
+        import av
+    except ImportError:
+        raise DatasetError("Videos need PyAV: pip install -r requirements-extra.txt.") from None
+    try:
+        with av.open(str(path)) as video:
+            if not video.streams.video:
+                raise DatasetError(f"{path} has no video in it.")
+            for frame in video.decode(video=0):
+                yield images.to_float(torch.from_numpy(frame.to_ndarray(format="rgb24")).movedim(-1, 0))
+    except av.FFmpegError as error:
+        raise DatasetError(f"{path} cannot be decoded, it may be damaged: {error.strerror}.") from None
+
+
+def main(
+    source: str,
+    output: str,
+    frames: int = 11,
+    stride: int | None = None,
+    response: Literal["srgb", "gamma", "none"] = "srgb",
+    gamma: float = 2.2,
+    scene: str | None = None,
+    split: Literal["train", "val", "test"] = "train",
+) -> None:
+    """Write the pairs of one video as one scene of a dataset.
+
+    Args:
+        source: a video file, or a folder of frames.
+        output: root folder of the dataset to write to; scenes that are there stay.
+        frames: sharp frames in one blurry picture; odd, so that one is in the middle. GoPro has 7 to 13.
+        stride: frames from one pair to the next; none: as many as `frames`, so that no frame is used twice.
+        response: srgb and gamma average light, none averages the files' values.
+        gamma: of the response gamma.
+        scene: name of the scene's folder; none: the source's name.
+        split: part of the dataset.
+    """
+    if frames < 1 or frames % 2 == 0:
+        raise DatasetError(f"frames must be odd and at least 1, not {frames}: the middle one is the sharp picture.")
+    if stride is not None and stride < 1:
+        raise DatasetError(f"stride must be at least 1, not {stride}.")
+    folder = Path(output) / split / (scene or Path(source).stem)
+    if folder.exists():
+        raise DatasetError(f"{folder} is there already: give another --scene.")
+    kind = "blur_gamma" if response == "gamma" else "blur"
+    last, count, step = deque(maxlen=frames), 0, stride or frames
+    for number, frame in enumerate(tqdm(read_frames(source), desc="averaging", unit="frame", dynamic_ncols=True)):
+        if last and frame.shape != last[-1].shape:
+            raise DatasetError(f"{source} has frames of different sizes, at frame {number}.")
+        last.append(frame)
+        if number + 1 >= frames and (number + 1 - frames) % step == 0:
+            count += 1
+            images.write(folder / kind / f"{count:06}.png", average(list(last), response, gamma))
+            images.write(folder / "sharp" / f"{count:06}.png", last[frames // 2])
+    if not count:
+        raise DatasetError(f"{source} has fewer than {frames} frames.")
+    print(f"{folder}: {count} pairs of {frames} frames each, variant {kind}, response {response}")
+
+
+if __name__ == "__main__":
+    try:
+        auto_cli(main, as_positional=True)
+    except (DatasetError, images.ImageError, OSError) as error:
+        print(f"data.average_frames: error: {error}", file=sys.stderr)
+        sys.exit(2)
