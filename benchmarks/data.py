@@ -1,7 +1,7 @@
 """Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 8]
 
-All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed shards,
-(d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
+All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed
+shards, (d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
 """
 
 import json
@@ -69,7 +69,7 @@ def main(
         seconds: of each measurement.
         workers: processes that read.
         crops_per_image: crops of each decoded or unpacked pair in (b) and (c).
-        device: where (d) runs.
+        device: where (d) runs; on the cpu with one thread.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,6 @@ def main(
         packed = TrainPairs(pack.Packed(str(Path(folder) / "shards")), PATCH, crops_per_image=crops_per_image)
         rows[f"c: packed shards, {crops_per_image} crops a pair"] = rate(loader(packed, 2, workers), crops, seconds)
 
-    torch.set_num_threads(os.cpu_count() or 1)
     for name, blur in {
         "d: CameraShake": CameraShake(),
         "d: SyntheticBlur, uniform": SyntheticBlur([UniformShake()], read_noise=(0, 0.01)),
@@ -116,6 +115,7 @@ def main(
         "crops_per_second": {name: round(value, 1) for name, value in rows.items()},
         "ratio_to_a": {name: round(value / first, 2) for name, value in rows.items()},
         "cores": len(os.sched_getaffinity(0)),
+        "blur_threads": 1,
         "workers": workers,
         "patch": PATCH,
         "frames": "1280x720 PNG pairs" + (f" of {Path(source).name}" if source else ", made"),

@@ -129,6 +129,8 @@ class MeasuredKernels:
                 self.bank.append(kernel / kernel.sum())
         if not self.bank:
             raise ValueError(f"{file} holds no kernel of at most {largest} x {largest} pixels: raise largest.")
+        # Centred at the pixel next to its centroid, so that no kernel shifts the picture.
+        self.bank = [_centred(kernel) for kernel in self.bank]
         self.margin = max(len(kernel) for kernel in self.bank) // 2
         self.bank = torch.stack([F.pad(k, [self.margin - len(k) // 2] * 4) for k in self.bank])
 
@@ -438,6 +440,18 @@ def _between(generator: Generator, span: Range) -> float:
 
 def _column(values: list[float], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(-1, 1, 1, 1)
+
+
+def _centred(kernel: Tensor) -> Tensor:
+    """Move a kernel by whole pixels until its centroid is within half a pixel of the middle, in the room it needs."""
+    radius = len(kernel) // 2
+    offsets = torch.arange(-radius, radius + 1.0)
+    down, right = round((kernel.sum(1) @ offsets).item()), round((kernel.sum(0) @ offsets).item())
+    room = max(abs(down), abs(right))
+    kernel = F.pad(kernel, [room] * 4).roll((-down, -right), (0, 1))
+    empty = (kernel.amax(0) + kernel.amax(1) + kernel.flip(0, 1).amax(0) + kernel.flip(0, 1).amax(1)) == 0
+    border = int((empty[: len(kernel) // 2]).long().cumprod(0).sum())
+    return kernel[border : len(kernel) - border, border : len(kernel) - border]
 
 
 def _identity(kernels: Tensor) -> Tensor:

@@ -222,7 +222,14 @@ def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, pictures):
 @pytest.mark.skipif(not (SHARED / "kernels").is_dir(), reason="needs ../shared")
 def test_measured_kernels(pictures):
     part = MeasuredKernels(str(SHARED / "kernels" / "kernels.npz"))
-    assert len(part.bank) == 42 and part.margin == 18  # of 47, five are larger than 41 pixels
+    assert len(part.bank) == 42  # of 47, five are larger than 41 pixels
+    torch.testing.assert_close(part.bank.sum((1, 2)), torch.ones(42))
+    offsets = torch.arange(-part.margin, part.margin + 1.0)
+    for axis in (1, 2):  # none shifts the picture by more than half a pixel
+        assert (part.bank.sum(axis) @ offsets).abs().max() <= 0.51
+    files = np.load(SHARED / "kernels" / "kernels.npz")
+    largest = [files[name].max() / files[name].sum() for name in files.files if len(files[name]) <= 41]
+    torch.testing.assert_close(part.bank.amax((1, 2)), torch.tensor(largest), rtol=1e-4, atol=0)  # moved, not changed
     assert (part(pictures, generators(4)) - pictures).abs().max() > 0.05
 
 
