@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import train
+from data.blur import SixDegrees
 from evaluation.grid import read_grid
 from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
@@ -56,3 +58,22 @@ def test_the_demo_s_grid_is_two_samplers_by_three_step_counts():
 def test_the_paper_s_grid_has_its_step_counts():
     settings = read_grid(CONFIGS[0].parent / "grid" / "paper.yaml", SamplingSettings)
     assert {s.steps for s in settings} == {10, 20, 30, 50, 100, 200, 300, 500}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_data_page_s_examples_build(tmp_path):
+    page = (CONFIGS[0].parents[1] / "docs" / "data.md").read_text()
+    examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    assert len(examples) == 2
+    np.savez(tmp_path / "kernels.npz", one=np.ones((3, 3)))
+    for number, example in enumerate(examples):
+        example = example.replace("kernels.npz", str(tmp_path / "kernels.npz"))
+        (tmp_path / f"{number}.yaml").write_text(example)
+        built = build(CONFIGS[0].with_name("gopro_lite.yaml"), tmp_path, "--config", str(tmp_path / f"{number}.yaml"))
+        data = built.datamodule
+        if number == 0:
+            assert [source.weight for source in data.roots["train"]] == [3, 1, 1] and data.on_error == "skip"
+        else:
+            assert len(data.blur.camera) == 4 and isinstance(data.blur.camera[0], SixDegrees)
+            assert data.blur.jpeg == (70, 100)
+            assert data.blur.moving.probability == 0.3
