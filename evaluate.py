@@ -36,11 +36,11 @@ def main(
 
     Args:
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py.
-        data: root folder of a dataset of pairs: two flat folders, or GoPro's layout.
+        data: root folder of a dataset of pairs, in any layout of docs/data.md, or a CSV manifest.
         grid: YAML file with the settings to score, as configs/grid/demo.yaml.
         output: folder for the results; files of an earlier run in it are replaced.
         split: which split of the dataset.
-        variant: which blurry folder of the dataset, blur or blur_gamma.
+        variant: which blurry pictures of the dataset, such as blur_gamma; blur is the first of every layout.
         seed: the same seed gives the same noise for a picture of the same name, in every setting.
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
@@ -115,10 +115,12 @@ def _checked_pairs(data: str, split: str, variant: str, limit: int | None) -> li
     """The pairs to score, every one of them read once, so that a bad file stops the run now and not after hours."""
     from tqdm import tqdm
 
-    from data.layouts import find_pairs
+    from data.layouts import list_pairs, whole
     from data.pairs import read_pair
 
-    pairs = find_pairs(data, split, variant)
+    listing = list_pairs(data, split, variant)
+    pairs = whole(listing, data)
+    print(f"{split}: {len(pairs)} pairs of {data} (layout {listing.layout}, variant {listing.variant})")
     if limit is not None:
         if limit < 1:
             raise ValueError(f"--limit must be 1 or more, got {limit}")

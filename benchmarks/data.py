@@ -1,4 +1,4 @@
-"""Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 8]
+"""Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 4]
 
 All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed
 shards, (d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
@@ -9,8 +9,10 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from jsonargparse import auto_cli
@@ -38,13 +40,13 @@ def make_pairs(root: Path, count: int) -> None:
         images.write(root / "blur" / f"{number:03}.png", blurry)
 
 
-def rate(batches: Iterator, size: Callable, seconds: float) -> float:
-    """Crops a second out of an endless iterator, after its first batches, which start the workers."""
-    for _ in range(2):
+def rate(batches: Iterator, seconds: float) -> float:
+    """Crops a second out of an endless iterator, after what its workers had read ahead."""
+    for _ in range(8):
         next(batches)
     crops, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        crops += size(next(batches))
+        crops += len(next(batches)["name"])
     return crops / (time.perf_counter() - start)
 
 
@@ -53,10 +55,30 @@ def loader(dataset: TrainPairs, decodes: int, workers: int) -> Iterator[dict]:
     return iter(DataLoader(dataset, decodes, **options))
 
 
+BLURS = {
+    "CameraShake": CameraShake(),
+    "SyntheticBlur, uniform": SyntheticBlur([UniformShake()], read_noise=(0, 0.01)),
+    "SyntheticBlur, six degrees": SyntheticBlur([SixDegrees()], read_noise=(0, 0.01), jpeg=(70, 95)),
+}
+
+
+def blurred(blur: CameraShake | SyntheticBlur, device: str) -> Iterator[dict]:
+    """Batches of 16 crops, blurred with other seeds each time."""
+    side = PATCH + 2 * blur.margin
+    sharp = torch.rand(16, 3, side, side, generator=generator_of(0)).to(device)
+    number = 0
+    while True:
+        blurry = blur(sharp, [generator_of("bench", number, i) for i in range(len(sharp))])
+        if device != "cpu":
+            torch.cuda.synchronize()
+        yield {"name": [""] * len(blurry)}
+        number += 1
+
+
 def main(
     source: str | None = None,
     output: str = "benchmarks/results/data.json",
-    seconds: float = 8.0,
+    seconds: float = 4.0,
     workers: int = 2,
     crops_per_image: int = 16,
     device: str = "cpu",
@@ -66,7 +88,7 @@ def main(
     Args:
         source: a dataset of 1280x720 pairs; none: eight are made.
         output: where the numbers go.
-        seconds: of each measurement.
+        seconds: of each measurement, of which there are three.
         workers: processes that read.
         crops_per_image: crops of each decoded or unpacked pair in (b) and (c).
         device: where (d) runs; on the cpu with one thread.
@@ -76,38 +98,20 @@ def main(
         if source is None:
             make_pairs(Path(folder) / "pairs", 8)
         pairs = find_pairs(source or Path(folder) / "pairs", "test" if source else "train")
-        rows = {}
-
-        def crops(batch: dict) -> int:
-            return len(batch["name"])
-
-        naive = TrainPairs(pairs, PATCH)
-        rows["a: one crop a decode"] = rate(loader(naive, 16, workers), crops, seconds)
-        several = TrainPairs(pairs, PATCH, crops_per_image=crops_per_image)
-        rows[f"b: {crops_per_image} crops a decode"] = rate(loader(several, 2, workers), crops, seconds)
         pack.main(source or str(Path(folder) / "pairs"), str(Path(folder) / "shards"), "test" if source else "train")
-        packed = TrainPairs(pack.Packed(str(Path(folder) / "shards")), PATCH, crops_per_image=crops_per_image)
-        rows[f"c: packed shards, {crops_per_image} crops a pair"] = rate(loader(packed, 2, workers), crops, seconds)
-
-    for name, blur in {
-        "d: CameraShake": CameraShake(),
-        "d: SyntheticBlur, uniform": SyntheticBlur([UniformShake()], read_noise=(0, 0.01)),
-        "d: SyntheticBlur, six degrees": SyntheticBlur([SixDegrees()], read_noise=(0, 0.01), jpeg=(70, 95)),
-    }.items():
-        side = PATCH + 2 * blur.margin
-        batch = torch.rand(16, 3, side, side, generator=generator_of(0)).to(device)
-
-        def blurred(blur=blur, batch=batch) -> Iterator[torch.Tensor]:
-            number = 0
-            while True:
-                blurry = blur(batch, [generator_of("bench", number, i) for i in range(len(batch))])
-                if device != "cpu":
-                    torch.cuda.synchronize()
-                yield blurry
-                number += 1
-
-        rows[f"{name} on {device}"] = rate(blurred(), len, seconds)
-
+        shards = pack.Packed(str(Path(folder) / "shards"))
+        several = {"crops_per_image": crops_per_image}
+        ways = {
+            "a: one crop a decode": lambda: loader(TrainPairs(pairs, PATCH), 2, workers),
+            f"b: {crops_per_image} crops a decode": lambda: loader(TrainPairs(pairs, PATCH, **several), 2, workers),
+            f"c: packed shards, {crops_per_image} crops a pair": lambda: loader(
+                TrainPairs(shards, PATCH, **several), 2, workers
+            ),
+            **{f"d: {name} on {device}": partial(blurred, blur, device) for name, blur in BLURS.items()},
+        }
+        # In turns, so that what else the machine does meets all alike; the medians count.
+        rounds = [{name: rate(way(), seconds) for name, way in ways.items()} for _ in range(3)]
+    rows = {name: median(one[name] for one in rounds) for name in ways}
     first = next(iter(rows.values()))
     for name, value in rows.items():
         print(f"{name:<45} {value:9.1f} crops/s {value / first:7.1f} x")
@@ -117,6 +121,7 @@ def main(
         "cores": len(os.sched_getaffinity(0)),
         "blur_threads": 1,
         "workers": workers,
+        "load_average": os.getloadavg()[0],  # above the cores: other work took part of them
         "patch": PATCH,
         "frames": "1280x720 PNG pairs" + (f" of {Path(source).name}" if source else ", made"),
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
