@@ -43,6 +43,7 @@ class DeblurPipeline(DiffusionPipeline):
         denoiser: f; None for a predictor alone.
         scheduler: the noise schedule of training. Each call makes the scheduler that its settings ask for.
         residual_scale: s, standard deviation of x - x_init on the training data; 1 for the paper's unscaled residual.
+        presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
 
     `pipeline(image).images[0]` restores one PIL picture. `save_pretrained(folder)` and `from_pretrained(folder or hub
     id)` keep all of it. Without a denoiser it predicts only.
@@ -51,11 +52,23 @@ class DeblurPipeline(DiffusionPipeline):
     _optional_components = ["denoiser"]  # noqa: RUF012 (the name diffusers reads)
 
     def __init__(
-        self, predictor: nn.Module, denoiser: nn.Module | None, scheduler: DDPMScheduler, residual_scale: float = 1.0
+        self,
+        predictor: nn.Module,
+        denoiser: nn.Module | None,
+        scheduler: DDPMScheduler,
+        residual_scale: float = 1.0,
+        presets: dict[str, dict] | None = None,
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
-        self.register_to_config(residual_scale=float(residual_scale))
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {})
+
+    def preset(self, name: str) -> SamplingSettings:
+        """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
+        if name not in self.config.presets:
+            known = ", ".join(self.config.presets) or "none"
+            raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
+        return SamplingSettings(**self.config.presets[name])
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
