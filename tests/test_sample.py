@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tifffile
 import torch
@@ -128,6 +130,63 @@ def test_help_and_wrong_arguments_come_before_torch():
 def test_real_captured_pictures_go_through(checkpoint, tmp_path):
     assert run(REALBLUR / "captured" / "blur", "--checkpoint", checkpoint, "--output", tmp_path) == 0
     assert len(list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.jpg"))) == 4
+
+
+def damaged(file, generator):
+    """Cut it short, flip bytes, overwrite its head, or put something else in its place."""
+    data = bytearray(file.read_bytes())
+    kind = generator.integers(4)
+    if kind == 0:
+        data = data[: generator.integers(len(data))]
+    elif kind == 1:
+        for place in generator.integers(len(data), size=generator.integers(1, 30)):
+            data[place] ^= 1 << generator.integers(8)
+    elif kind == 2:
+        data[8 : 8 + generator.integers(64)] = generator.bytes(16)
+    else:
+        data = generator.bytes(generator.integers(200))
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpoint, tmp_path, capfd, count):
+    generator = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for i in range(count):
+        file = tmp_path / "in" / f"{i:04}{('.png', '.jpg', '.webp', '.tif', '.bmp')[i % 5]}"
+        pixels = torch.from_numpy(generator.random((3, 8, 8), dtype=np.float32))
+        like = images.Picture(torch.zeros(3, 1, 1, dtype=torch.uint16 if i % 2 else torch.uint8))
+        images.write(file, pixels, like)
+        if i % 10:
+            damaged(file, generator)
+    names = {file.name for file in (tmp_path / "in").iterdir()}
+    good = {name for name in names if int(name[:4]) % 10 == 0}
+    arguments = [tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out"]
+    assert sample.main([*map(str, arguments), "--steps", "1"]) == 1
+    errors = capfd.readouterr().err
+    named = {name for name in names if f"{name} " in "".join(e for e in errors.splitlines(True) if ": error: " in e)}
+    written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json"}
+    assert "Traceback" not in errors
+    assert good <= written and written | named == names and not written & named
+    assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
+
+
+def test_killed_in_the_middle_and_started_again(checkpoint, tmp_path):
+    for i in range(15):
+        images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
+    command = [sys.executable, str(ROOT / "sample.py"), str(tmp_path / "in"), "--checkpoint", str(checkpoint)]
+    command += ["--output", str(tmp_path / "out"), "--steps", "20"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(list((tmp_path / "out").glob("*.png"))) < 3:
+            time.sleep(0.01)
+        process.kill()
+    files = list((tmp_path / "out").glob("*.png"))
+    assert 3 <= len(files) < 15
+    for file in files:
+        images.read(file)  # whole, or ImageError
+    first = files[0].stat().st_mtime_ns
+    assert sample.main(command[2:]) == 0
+    assert len(list((tmp_path / "out").glob("*.png"))) == 15 and files[0].stat().st_mtime_ns == first
 
 
 def restored(folder):
