@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
 		--output runs/demo --panel runs/demo/demo.png
-	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo
+	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo --steps 2
 	@echo "The demo made, in runs/demo:"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
 	@echo "  results.csv       PSNR, SSIM, LPIPS and seconds of every sampling setting"

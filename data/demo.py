@@ -15,13 +15,12 @@ from data import images
 from data.blur import CameraShake
 from data.pairs import generator_of
 
-# Both motorcycles are one scene: they stay on one side.
+# Both motorcycles are one scene: they stay on one side. Grass and gravel are left out: in five minutes a sampler learns
+# from them that a residual looks like noise.
 TRAIN = (
     "astronaut.png",
     "brick.png",
     "coins.png",
-    "grass.png",
-    "gravel.png",
     "hubble_deep_field.jpg",
     "ihc.png",
     "motorcycle_left.png",

@@ -34,7 +34,7 @@ class ResidualBlock(nn.Module):
         self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.skip = nn.Conv2d(in_channels, out_channels, 1)
+        self.skip = nn.Conv2d(in_channels, out_channels, 1, bias=False)
 
         # Nothing normalises the activations, so the block must start as a map that keeps their variance: the branch
         # adds nothing, and the skip is the identity where it can be.
@@ -45,7 +45,6 @@ class ResidualBlock(nn.Module):
             nn.init.dirac_(self.skip.weight)
         else:
             nn.init.normal_(self.skip.weight, std=in_channels**-0.5)
-        nn.init.zeros_(self.skip.bias)
 
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         h = self.conv1(self.resample(F.silu(x)))

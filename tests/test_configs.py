@@ -46,13 +46,3 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.stem)
 def test_every_grid_reads(grid):
     assert read_grid(grid, SamplingSettings)
-
-
-def test_the_demo_s_grid_is_two_samplers_by_three_step_counts():
-    settings = read_grid(CONFIGS[0].parent / "grid" / "demo.yaml", SamplingSettings)
-    assert len({s.sampler for s in settings}) == 2 and len({s.steps for s in settings}) == 3 and len(settings) == 6
-
-
-def test_the_paper_s_grid_has_its_step_counts():
-    settings = read_grid(CONFIGS[0].parent / "grid" / "paper.yaml", SamplingSettings)
-    assert {s.steps for s in settings} == {10, 20, 30, 50, 100, 200, 300, 500}

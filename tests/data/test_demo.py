@@ -11,12 +11,12 @@ from data.pairs import read_pair
 def test_demo_photographs(tmp_path, capsys):
     demo.main(str(tmp_path / "photos"))
     assert "10 sharp photographs in train, 2 pairs in val, 6 in test" in capsys.readouterr().out
-    assert len(images.find(tmp_path / "photos" / "train")) == 10
+    assert len(images.find(tmp_path / "photos" / "train")) == 8
     assert images.read(tmp_path / "photos" / "clock_motion.png").shape == (3, 300, 400)
     val, test = (find_pairs(tmp_path / "photos", split) for split in ("val", "test"))
     scenes = [{name.split(".")[0].split("_")[0] for name in demo.TRAIN}]
     scenes += [{pair.name.split("_")[0] for pair in pairs} for pairs in (val, test)]
-    assert sum(map(len, scenes)) == len(set.union(*scenes)) == 9 + 1 + 3  # the motorcycles are one scene
+    assert sum(map(len, scenes)) == len(set.union(*scenes)) == 7 + 1 + 3  # the motorcycles are one scene
     found = []
     for pair in val + test:
         blurry, sharp = read_pair(pair)

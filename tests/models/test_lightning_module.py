@@ -169,4 +169,4 @@ class TestTraining:
         fit(module(warmup_steps=4), tmp_path, 12, [Record()])
         assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
         assert rates[4] == pytest.approx(0.01) and rates[8] == pytest.approx(0.005)
-        assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
+        assert all(later <= earlier for earlier, later in itertools.pairwise(rates[4:]))

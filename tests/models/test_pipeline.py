@@ -107,6 +107,21 @@ def test_mean_std_and_blend(blurry):
     assert torch.allclose(half[inside], between[inside], atol=1e-5) and inside.any()
 
 
+def test_every_estimate_stays_in_the_picture_s_range(blurry):
+    pipeline = tiny_pipeline(IdentityPredictor())
+
+    class FarTooBright(nn.Module):
+        prediction_type = "sample"
+        device = torch.device("cpu")
+
+        def forward(self, r_t, blurry, alpha_bar, x_init):
+            return torch.full_like(r_t, 1000.0)
+
+    pipeline.denoiser = FarTooBright()
+    half = pipeline(blurry, SamplingSettings(steps=2, blend=0.5), output_type="pt").images
+    assert torch.allclose(half, (blurry + 1) / 2, atol=1e-5)  # halfway to white, the brightest a pixel can be
+
+
 def test_the_zero_predictor_makes_it_a_one_network_conditional_ddpm(blurry):
     pipeline = tiny_pipeline(ZeroPredictor(), residual_scale=0.5)
     output = pipeline(blurry, SamplingSettings(steps=2), output_type="pt")
