@@ -265,3 +265,10 @@ def test_the_guard_names_the_picture_and_falls_back(tmp_path, capsys):
     run(*command, tmp_path / "back", "--guard", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
+
+
+def test_the_python_example_of_the_docs(checkpoint, photos):
+    code = (ROOT / "docs" / "sampling.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(code.replace("runs/demo/checkpoint", str(checkpoint)).replace("photo.jpg", str(photos / "a.png")), names)
+    assert names["restored"].size == (31, 20)
