@@ -111,7 +111,7 @@ def test_every_estimate_stays_in_the_picture_s_range(blurry):
     pipeline = tiny_pipeline(IdentityPredictor())
 
     class FarTooBright(nn.Module):
-        prediction_type = "sample"
+        prediction_type, receptive_field, stride = "sample", 0, 1
         device = torch.device("cpu")
 
         def forward(self, r_t, blurry, alpha_bar, x_init):
