@@ -1,23 +1,43 @@
-"""Read and write pictures: one place where files become [0, 1] tensors and tensors become files."""
+"""Read and write pictures: one place where files become tensors and tensors become files."""
 
+import importlib.util
 import os
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
+import tifffile
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 FORMATS = {
     ".png": {"format": "PNG"},
     ".jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
     ".jpeg": {"format": "JPEG", "quality": 95, "subsampling": 0},
-    ".webp": {"format": "WEBP", "lossless": True},
+    ".webp": {"format": "WEBP", "lossless": True, "exact": True},
     ".tif": {"format": "TIFF"},
     ".tiff": {"format": "TIFF"},
     ".bmp": {"format": "BMP"},
 }
+DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
+TRANSPARENT = {".png", ".webp", ".tif", ".tiff"}
+HEIF = {".heic", ".heif"}
 SUFFIXES = set(FORMATS)
+if importlib.util.find_spec("pillow_heif"):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    SUFFIXES |= HEIF
+
+MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # where Pillow refuses too: 179 million
+
+# Tags of a TIFF file that tell about the photograph and not about how the file is laid out.
+DESCRIPTIVE = {"ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright"}
 
 
 class ImageError(ValueError):
@@ -28,37 +48,40 @@ class ImageError(ValueError):
         super().__init__(sentence.rpartition("ImageError: ")[2].strip())
 
 
-def read(path: str | Path) -> Tensor:
-    """Read a picture as (3, H, W) float32 in [0, 1].
+@dataclass(frozen=True)
+class Picture:
+    """A picture file's pixels, turned upright, and what else is kept when its restoration is written.
 
-    The EXIF orientation is applied, grey becomes three equal channels, alpha is dropped, palette, CMYK and
-    1-bit become RGB. 16-bit grey keeps its depth (divided by 65535); Pillow reads 16-bit RGB as 8-bit. Of
-    several frames the first.
-
-    Raises ImageError, naming the file, for whatever cannot be read, truncated files included.
+    Args:
+        pixels: (3, H, W) uint8 or uint16; grey has three equal channels.
+        alpha: (1, H, W) of the same type, or None.
+        grey: whether the file has one colour channel.
+        exif, icc: the metadata, with the orientation taken out, and the colour profile; None for none.
+        frames: how many the file has; the first was read.
     """
-    return to_float(read_raw(path)).contiguous()
+
+    pixels: Tensor
+    alpha: Tensor | None = None
+    grey: bool = False
+    exif: bytes | None = None
+    icc: bytes | None = None
+    frames: int = 1
+
+    @property
+    def values(self) -> Tensor:
+        """(3, H, W) float32 in [0, 1]."""
+        return self.pixels.float().div_(torch.iinfo(self.pixels.dtype).max)
+
+
+def read(path: str | Path) -> Tensor:
+    """Read a picture as (3, H, W) float32 in [0, 1]: `read_picture` without what only writing needs."""
+    return read_picture(path).values
 
 
 def read_raw(path: str | Path) -> Tensor:
-    """As read, but in the file's own numbers, not yet contiguous: uint8 to 255, or int32 to 65535 for 16 bits."""
-    path = Path(path)
-    if not path.is_file():
-        raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    try:
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            deep = image.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
-            array = np.array(image if deep else image.convert("RGB"))
-    except UnidentifiedImageError:
-        raise ImageError(f"{path} is not a picture of a known format.") from None
-    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and many more
-        raise ImageError(f"{path} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
-    if not deep:
-        return torch.from_numpy(array).permute(2, 0, 1)
-    if array.dtype.kind == "f" or array.min() < 0 or array.max() > 65535:
-        raise ImageError(f"{path} has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits.")
-    return torch.from_numpy(array.astype(np.int32)).expand(3, -1, -1)
+    """As `read`, but in the file's own numbers: uint8 to 255, or int32 to 65535 for 16 bits."""
+    pixels = read_picture(path).pixels
+    return pixels if pixels.dtype == torch.uint8 else pixels.int()  # torch cuts and turns no uint16
 
 
 def to_float(raw: Tensor) -> Tensor:
@@ -66,24 +89,200 @@ def to_float(raw: Tensor) -> Tensor:
     return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
 
 
-def write(path: str | Path, image: Tensor) -> None:
-    """Write a (3, H, W) picture in [0, 1] as 8 bits, clipped and rounded; the suffix chooses the format.
+def read_picture(path: str | Path) -> Picture:
+    """Read a picture.
 
-    WebP is lossless, JPEG has quality 95 without chroma subsampling. Missing folders are made. The file
-    appears under its name only when complete. Raises ImageError for a suffix not in SUFFIXES, OSError where
-    the disk refuses.
+    8 and 16 bits keep their depth. The EXIF orientation is applied, grey becomes three equal channels, palette, CMYK
+    and 1-bit become RGB. Of several frames the first.
+
+    Raises ImageError, naming the file, for whatever cannot be read, truncated or of more than MOST_PIXELS.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(SUFFIXES))}.")
-    array = image.detach().cpu().float().clamp(0, 1).mul(255).round().byte().movedim(0, -1).numpy()
+    if not path.is_file():
+        raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
+    if path.suffix.lower() in HEIF - SUFFIXES:
+        raise ImageError(f"{path} is a HEIF picture: to read those, pip install pillow-heif.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong with a file is said once, by the error
+            picture = _read_unlike_pillow(path) or _read_pillow(path)
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(f"{path} is not a picture of a known format.") from None
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and many more
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
+    return picture
+
+
+def _read_unlike_pillow(path: Path) -> Picture | None:
+    """A PNG of 16 bits or a grey or RGB TIFF; None for other files.
+
+    Of 16 bits in colour Pillow reads 8, and Pillow 13.0 turns a TIFF of orientation 5 to 8 twice.
+    """
+    with open(path, "rb") as file:
+        head = file.read(26)
+    if head[:8] == b"\x89PNG\r\n\x1a\n" and head[24:25] == b"\x10":
+        with Image.open(path) as opened:  # the header; the size is checked before anything is decoded
+            _check_size(path, opened.size)
+            opened.load()  # Pillow checks the checksums, and reads metadata that stands behind the pixels
+            exif, icc = opened.getexif(), opened.info.get("icc_profile")
+        array, frames = imagecodecs.png_decode(path.read_bytes()), 1
+    elif head[:4] in (b"II*\0", b"MM\0*"):
+        with tifffile.TiffFile(path) as file:
+            page, frames = file.pages.first, len(file.pages)
+            _check_size(path, (page.imagewidth, page.imagelength))
+            plain = page.photometric in (tifffile.PHOTOMETRIC.MINISBLACK, tifffile.PHOTOMETRIC.RGB)
+            if page.bitspersample not in (8, 16) or page.dtype.kind != "u" or (page.bitspersample == 8 and not plain):
+                return None
+            if not plain:
+                raise ImageError(f"{path} has 16 bits of {page.photometric.name}: save it as grey or RGB.")
+            array, icc = page.asarray(), page.iccprofile
+            if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
+                array = np.moveaxis(array, 0, -1)
+            exif = Image.Exif()
+            for name in DESCRIPTIVE & {tag.name for tag in page.tags}:
+                exif[ExifTags.Base[name]] = page.tags[name].value
+            orientation = page.tags.get("Orientation")
+            exif[ExifTags.Base.Orientation] = int(orientation.value) if orientation else 1
+    else:
+        return None
+    array = array[..., None] if array.ndim == 2 else array
+    if array.dtype not in (np.uint8, np.uint16) or array.ndim != 3 or array.shape[2] > 4:
+        raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
+    return _picture(array, exif, icc, frames)
+
+
+def _read_pillow(path: Path) -> Picture:
+    try:
+        opened = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{path} is too large, it may be a decompression bomb: {error}") from None
+    with opened:
+        _check_size(path, opened.size)
+        frames = getattr(opened, "n_frames", 1)
+        image = ImageOps.exif_transpose(opened)  # Pillow turns some formats by itself, and knows which
+        deep = image.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
+        grey = deep or image.mode in ("1", "L", "LA", "La")
+        if deep:
+            array = np.array(image)
+            if array.dtype.kind == "f" or array.min() < 0 or array.max() > 65535:
+                raise ImageError(f"{path} has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits.")
+            array = array.astype(np.uint16)[..., None]
+        else:
+            mode = ("LA" if grey else "RGBA") if image.has_transparency_data else "L" if grey else "RGB"
+            array = np.array(image.convert(mode))
+            array = array[..., None] if array.ndim == 2 else array
+        exif = opened.getexif()
+        if opened.format == "TIFF":
+            for tag in set(exif) - {ExifTags.Base[name] for name in DESCRIPTIVE}:
+                del exif[tag]
+        exif.pop(ExifTags.Base.Orientation, None)
+        # A profile of inks says nothing about the RGB that they were converted to.
+        icc = None if opened.mode == "CMYK" else opened.info.get("icc_profile")
+        return _picture(array, exif, icc, frames)
+
+
+def _check_size(path: Path, size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise ImageError(
+            f"{path} is too large, it may be a decompression bomb: {width} x {height} pixels, more than {MOST_PIXELS}."
+        )
+
+
+def _picture(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int) -> Picture:
+    """From (H, W, 1 to 4): grey, grey and alpha, RGB, RGBA."""
+    orientation = exif.pop(ExifTags.Base.Orientation, 1)
+    if orientation in (5, 6, 7, 8):  # the camera was on its side: rows are columns
+        array = array.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        array = array[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        array = array[::-1]
+    channels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(array, -1, 0)))
+    grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
+    pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
+    return Picture(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
+
+
+def write(path: str | Path, image: Tensor, like: Picture | None = None) -> None:
+    """Write a (3, H, W) picture in [0, 1], clipped and rounded; the suffix chooses the format.
+
+    WebP is lossless, JPEG has quality 95 without chroma subsampling. Missing folders are made. The file appears under
+    its name only when complete. Raises ImageError for a suffix that cannot be written, OSError where the disk refuses.
+
+    Args:
+        like: the picture this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
+            format holds them. None: 8-bit RGB.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(FORMATS))}.")
+    like = like or Picture(torch.empty(3, 0, 0, dtype=torch.uint8))
+    deep = like.pixels.dtype == torch.uint16 and suffix in DEEP
+    levels, dtype = (65535, torch.uint16) if deep else (255, torch.uint8)
+    channels = image.detach().cpu().float().clamp(0, 1).mul_(levels).round_()
+    if like.grey:
+        # Equal channels, as an untouched picture has them, must come out as they are: no mean that rounds.
+        channels = channels.median(dim=0, keepdim=True).values
+    channels = channels.to(dtype)
+    if like.alpha is not None and suffix in TRANSPARENT:
+        alpha = (
+            like.alpha if deep or like.alpha.dtype == torch.uint8 else like.alpha.float().div_(257).round_().to(dtype)
+        )
+        channels = torch.cat([channels, alpha])
+    array = np.ascontiguousarray(channels.movedim(0, -1).numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        Image.fromarray(array).save(temporary, **FORMATS[path.suffix.lower()])
+        if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow does write 16-bit grey
+            metadata = {"exif": like.exif, "icc_profile": like.icc}
+            given = {name: value for name, value in metadata.items() if value} if suffix != ".bmp" else {}
+            Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array).save(
+                temporary, **FORMATS[suffix], **given
+            )
+        elif suffix == ".png":
+            temporary.write_bytes(_with_metadata(imagecodecs.png_encode(array), like))
+        else:
+            _write_deep_tiff(temporary, array, like)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _with_metadata(png: bytes, like: Picture) -> bytes:
+    """A PNG file with the chunks for EXIF and colour profile behind its header (PNG specification, chunk layout)."""
+    chunks = b""
+    for kind, data in (
+        (b"iCCP", like.icc and b"ICC profile\0\0" + zlib.compress(like.icc)),
+        (b"eXIf", like.exif and like.exif.removeprefix(b"Exif\0\0")),
+    ):
+        if data:
+            chunks += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    header = 8 + 4 + 4 + 13 + 4  # signature, then length, kind, data and checksum of IHDR
+    return png[:header] + chunks + png[header:]
+
+
+def _write_deep_tiff(path: Path, array: np.ndarray, like: Picture) -> None:
+    exif = Image.Exif()
+    exif.load(like.exif or b"")
+    texts = {ExifTags.Base[name]: exif.get(ExifTags.Base[name]) for name in DESCRIPTIVE}
+    tifffile.imwrite(
+        path,
+        array.squeeze(-1) if array.shape[-1] == 1 else array,
+        photometric="minisblack" if like.grey else "rgb",
+        planarconfig="contig" if array.shape[-1] > 1 else None,
+        extrasamples=["unassalpha"] if array.shape[-1] in (2, 4) else None,
+        compression="zlib",
+        iccprofile=like.icc,
+        metadata=None,
+        description=texts.pop(ExifTags.Base.ImageDescription),
+        software=texts.pop(ExifTags.Base.Software) or False,
+        extratags=[(int(tag), "s", 0, text, True) for tag, text in texts.items() if text],
+    )
 
 
 def find(path: str | Path) -> list[Path]:

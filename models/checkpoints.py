@@ -167,7 +167,9 @@ def _from_folder(folder: Path) -> DeblurPipeline:
     if "predictor" not in networks:
         raise CheckpointError(f"{folder / 'model_index.json'} names no predictor")
     scheduler = _read_json(folder / "scheduler" / "scheduler_config.json", "the checkpoint is incomplete")
-    return _assemble(networks, scheduler.get("trained_betas"), index.get("residual_scale"), str(folder))
+    return _assemble(
+        networks, scheduler.get("trained_betas"), index.get("residual_scale"), str(folder), index.get("presets")
+    )
 
 
 def _from_ckpt(path: Path) -> DeblurPipeline:
@@ -193,11 +195,11 @@ def _from_ckpt(path: Path) -> DeblurPipeline:
     return _assemble(networks, description["betas"], description["residual_scale"], str(path))
 
 
-def _assemble(networks: dict, betas: list[float], residual_scale: float, what: str) -> DeblurPipeline:
+def _assemble(networks: dict, betas: list[float], residual_scale: float, what: str, presets=None) -> DeblurPipeline:
     if not betas or not isinstance(residual_scale, int | float):
         raise CheckpointError(f"{what} lacks the training schedule's betas or the residual scale")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    return DeblurPipeline(networks["predictor"], networks.get("denoiser"), scheduler, residual_scale)
+    return DeblurPipeline(networks["predictor"], networks.get("denoiser"), scheduler, residual_scale, presets)
 
 
 def _build(name: str, config: dict, what: str) -> nn.Module:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import models.u2net
 import models.unet
 import models.untrained  # noqa: F401
-from models.diffusion import add_residual, residual
+from models.diffusion import add_residual
 from models.sampling import make_scheduler, noise_generator, sample_residual
 from models.settings import SamplingSettings
+from models.tiling import Tiling
 
 
 @dataclass
@@ -42,6 +43,7 @@ class DeblurPipeline(DiffusionPipeline):
         denoiser: f; None for a predictor alone.
         scheduler: the noise schedule of training. Each call makes the scheduler that its settings ask for.
         residual_scale: s, standard deviation of x - x_init on the training data; 1 for the paper's unscaled residual.
+        presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
 
     `pipeline(image).images[0]` restores one PIL picture. `save_pretrained(folder)` and `from_pretrained(folder or hub
     id)` keep all of it. Without a denoiser it predicts only.
@@ -50,16 +52,31 @@ class DeblurPipeline(DiffusionPipeline):
     _optional_components = ["denoiser"]  # noqa: RUF012 (the name diffusers reads)
 
     def __init__(
-        self, predictor: nn.Module, denoiser: nn.Module | None, scheduler: DDPMScheduler, residual_scale: float = 1.0
+        self,
+        predictor: nn.Module,
+        denoiser: nn.Module | None,
+        scheduler: DDPMScheduler,
+        residual_scale: float = 1.0,
+        presets: dict[str, dict] | None = None,
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
-        self.register_to_config(residual_scale=float(residual_scale))
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {})
+
+    def preset(self, name: str) -> SamplingSettings:
+        """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
+        if name not in self.config.presets:
+            known = ", ".join(self.config.presets) or "none"
+            raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
+        return SamplingSettings(**self.config.presets[name])
 
     @torch.no_grad()
-    def predict(self, blurry: Tensor) -> Tensor:
-        """x_init in the units of [0, 1], not clipped, float32. (N, 3, H, W) in [0, 1] -> the same shape."""
-        return (self.predictor(_to_network(blurry)) + 1) / 2
+    def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
+        """x_init in the units of [0, 1], not clipped, float32. (N, 3, H, W) in [0, 1] -> the same shape.
+
+        `tile`: side of the tiles' cores; None: whole, or tiles that fit into memory.
+        """
+        return (self._predict(_to_network(blurry), tile) + 1) / 2
 
     @torch.no_grad()
     def refine(
@@ -70,6 +87,7 @@ class DeblurPipeline(DiffusionPipeline):
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
+        tile: int | None = None,
     ) -> DeblurOutput:
         """The diffusion part alone, on top of `predict`'s x_init.
 
@@ -80,41 +98,15 @@ class DeblurPipeline(DiffusionPipeline):
             seed, names: the noise of a sample comes from the seed, its picture's name and its number, nothing else.
                 Without names all pictures start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
+            tile: side of the denoiser's tiles, without their halo; any gives the same picture. None: whole, or tiles
+                that fit into memory.
 
         Returns:
             `DeblurOutput` of tensors.
         """
-        settings = settings or SamplingSettings()
-        names = [""] * len(blurry) if names is None else names
-        if len(names) != len(blurry):
-            raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
-        if self.denoiser is None and settings.blend > 0:
-            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        s = self.config.residual_scale
-        blurry, x_init = _to_network(blurry), _to_network(x_init)
-        samples = []
-        if settings.blend > 0:
-            bounds = residual(-1.0, x_init, s), residual(1.0, x_init, s)
-            training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-            for k in range(settings.num_samples):
-                r_0 = sample_residual(
-                    self.denoiser,
-                    blurry,
-                    x_init,
-                    make_scheduler(settings, training_betas),
-                    settings.eta,
-                    [noise_generator(seed, name, k) for name in names],
-                    bounds,
-                    progress,
-                )
-                samples.append(add_residual(x_init, settings.blend * r_0, s))
-        else:
-            samples = [x_init] * settings.num_samples
-        stack = torch.stack([_to_world(x) for x in samples], dim=1)  # (N, K, 3, H, W)
-        std = stack.std(dim=1, correction=1) if settings.num_samples > 1 else None
-        images = stack.mean(dim=1) if settings.average else stack.flatten(0, 1)
-        return DeblurOutput(images=images, predictions=_to_world(x_init), std=std)
+        return self._refine(_to_network(blurry), _to_network(x_init), settings, seed, names, progress, tile)
 
+    @torch.no_grad()
     def __call__(
         self,
         image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor,
@@ -123,47 +115,107 @@ class DeblurPipeline(DiffusionPipeline):
         names: Sequence[str] | None = None,
         output_type: str = "pil",
         progress: Callable[[Iterable], Iterable] = iter,
+        tile: int | None = None,
+        predictor_tile: int | None = None,
     ) -> DeblurOutput:
         """Restore one picture or a batch of pictures of one size.
 
         Args:
-            image: a PIL picture, a list of them, or a tensor (3, H, W) or (N, 3, H, W) in [0, 1]. Any H and W.
-            settings, seed, names, progress: as in `refine`.
+            image: a PIL picture, a list of them, or a tensor (3, H, W) or (N, 3, H, W) in [0, 1], or of uint8 or uint16
+                (a large picture then takes less memory). Any H and W.
+            settings, seed, names, progress, tile: as in `refine`.
             output_type: "pil" or "pt".
+            predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
 
         Raises:
             ValueError: pictures of different sizes, a tensor of another shape, an unknown output_type.
         """
         if output_type not in ("pil", "pt"):
             raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
-        blurry = _to_tensor(image).to(self.device)
-        output = self.refine(blurry, self.predict(blurry), settings, seed, names, progress)
+        blurry = _to_network(_to_tensor(image, self.device))
+        output = self._refine(blurry, self._predict(blurry, predictor_tile), settings, seed, names, progress, tile)
         if output_type == "pil":
             output.images, output.predictions = _to_pil(output.images), _to_pil(output.predictions)
         return output
 
+    def _predict(self, blurry: Tensor, tile: int | None) -> Tensor:
+        return Tiling(self.predictor.receptive_field, self.predictor.stride, tile)(self.predictor, [blurry])
+
+    def _refine(self, blurry, x_init, settings, seed, names, progress, tile) -> DeblurOutput:
+        """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
+        settings = settings or SamplingSettings()
+        names = [""] * len(blurry) if names is None else names
+        if len(names) != len(blurry):
+            raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
+        if self.denoiser is None and settings.blend > 0:
+            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
+        K, s = settings.num_samples, self.config.residual_scale
+        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile) if settings.blend > 0 else None
+        samples, moments = [], _Moments()
+        for k in range(K):
+            x = x_init
+            if settings.blend > 0:
+                r_0 = sample_residual(
+                    self.denoiser,
+                    blurry,
+                    x_init,
+                    make_scheduler(settings, training_betas),
+                    settings.eta,
+                    [noise_generator(seed, name, k) for name in names],
+                    s,
+                    progress,
+                    tiling,
+                )
+                x = add_residual(x_init, r_0.mul_(settings.blend), s)
+            x = _to_world(x)
+            if K > 1:
+                moments.add(x)
+            if not (K > 1 and settings.average):
+                samples.append(x)
+        images = torch.stack(samples, dim=1).flatten(0, 1) if len(samples) > 1 else (samples or [moments.mean])[0]
+        std = moments.std() if K > 1 else None
+        return DeblurOutput(images=images, predictions=_to_world(x_init), std=std)
+
+
+class _Moments:
+    """Mean and standard deviation of pictures that come one by one (Welford 1962)."""
+
+    def __init__(self):
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    def add(self, x: Tensor) -> None:
+        self.count += 1
+        difference = x - self.mean
+        self.mean = self.mean + difference / self.count
+        self.squares = self.squares + difference * (x - self.mean)
+
+    def std(self) -> Tensor:
+        return (self.squares / (self.count - 1)).sqrt()
+
 
 def _to_network(x: Tensor) -> Tensor:
     """[0, 1] -> [-1, 1]."""
-    return x.float() * 2 - 1
+    return (x.float() * 2).sub_(1)
 
 
 def _to_world(x: Tensor) -> Tensor:
     """[-1, 1] -> [0, 1], clipped."""
-    return ((x + 1) / 2).clamp(0, 1)
+    return (x + 1).div_(2).clamp_(0, 1)
 
 
-def _to_tensor(image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor) -> Tensor:
+def _to_tensor(image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor, device: torch.device) -> Tensor:
     if isinstance(image, Tensor):
         batch = image[None] if image.ndim == 3 else image
         if batch.ndim != 4 or batch.shape[1] != 3:
             raise ValueError(f"a picture tensor must be (3, H, W) or (N, 3, H, W), got {tuple(image.shape)}")
-        return batch
+        batch = batch.to(device)
+        return batch if batch.is_floating_point() else batch.float().div_(torch.iinfo(batch.dtype).max)
     pictures = [image] if isinstance(image, PIL.Image.Image) else list(image)
     if len({picture.size for picture in pictures}) != 1:
         raise ValueError(f"a batch needs pictures of one size, got {sorted({p.size for p in pictures})}")
     arrays = [np.asarray(picture.convert("RGB"), dtype=np.float32) / 255 for picture in pictures]
-    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).to(device)
 
 
 def _to_pil(images: Tensor) -> list[PIL.Image.Image]:

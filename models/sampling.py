@@ -1,7 +1,8 @@
 """The reverse process: settings -> a diffusers scheduler over the wanted betas -> a residual sampled step by step."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from diffusers import (
@@ -14,8 +15,9 @@ from diffusers import (
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from models.diffusion import estimate_r_0
+from models.diffusion import estimate_r_0, residual
 from models.settings import SamplingSettings
+from models.tiling import whole
 
 
 def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> SchedulerMixin:
@@ -56,8 +58,9 @@ def sample_residual(
     scheduler: SchedulerMixin,
     eta: float = 0.0,
     generator: torch.Generator | list[torch.Generator] | None = None,
-    bounds: tuple[Tensor, Tensor] | None = None,
+    residual_scale: float | None = None,
     progress: Callable[[Iterable], Iterable] = iter,
+    tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
 ) -> Tensor:
     """Sample the scaled residual r_0 from pure noise (the paper's section 3; Ho et al. 2020, algorithm 2).
 
@@ -67,8 +70,10 @@ def sample_residual(
         scheduler: from `make_scheduler`.
         eta: for DDIM.
         generator: one, or one a picture.
-        bounds: lowest and highest r_0 that a pixel can have; estimates are clipped to them. None: no clipping.
+        residual_scale: s; estimates of r_0 are clipped so that x_init + s r_0 stays in [-1, 1]. None: no clipping.
         progress: wraps the steps, e.g. tqdm.
+        tiling: `models.tiling.Tiling` of the denoiser for pictures too large to be denoised whole. The noise field is
+            always that of the whole picture.
 
     Returns:
         r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
@@ -82,9 +87,12 @@ def sample_residual(
     levels = scheduler.alphas_cumprod.to(blurry.device, blurry.dtype)
     for t in progress(scheduler.timesteps.tolist()):
         alpha_bar = levels[t].expand(len(blurry))
-        output = denoiser(r_t, blurry, alpha_bar, x_init)
-        r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
-        if bounds is not None:
-            r_0 = r_0.clamp(*bounds)
+        r_0 = tiling(partial(_estimate, denoiser, residual_scale, alpha_bar), [r_t, blurry, x_init])
         r_t = scheduler.step(r_0, t, r_t, **options).prev_sample
     return r_t
+
+
+def _estimate(denoiser, s: float | None, alpha_bar: Tensor, r_t: Tensor, blurry: Tensor, x_init: Tensor) -> Tensor:
+    output = denoiser(r_t, blurry, alpha_bar, x_init)
+    r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
+    return r_0 if s is None else r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

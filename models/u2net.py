@@ -92,6 +92,9 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
         out_channels: channels of the heads: 3; 1 gives the official saliency heads, for loading and counting only.
     """
 
+    receptive_field = None  # most of a picture: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
+    stride = 32
+
     @register_to_config
     def __init__(self, variant: Literal["full", "lite"] = "full", norm: Norm = "batch", out_channels: int = 3):
         super().__init__()

@@ -92,6 +92,18 @@ class UNet(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
+    @property
+    def receptive_field(self) -> int:
+        """How many pixels beyond a multiple of `stride` the outputs inside it see; itself such a multiple."""
+        radius = 0  # in pixels of the current resolution; a skip's own is never larger
+        for block in (*self.down, *self.middle, *self.up):
+            if isinstance(block.resample, nn.AvgPool2d):
+                radius = -(-radius // 2)
+            elif isinstance(block.resample, nn.Upsample):
+                radius *= 2
+            radius += 2  # two 3x3 convolutions
+        return -(-(radius + 1) // self.stride) * self.stride  # the head is a 3x3 convolution too
+
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         height, width = x.shape[-2:]
         x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
@@ -129,6 +141,7 @@ class UNetPredictor(ModelMixin, ConfigMixin):
     ):
         super().__init__()
         self.unet = UNet(3, 3, channels, multipliers, blocks, dropout)
+        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped."""
@@ -169,6 +182,7 @@ class Denoiser(ModelMixin, ConfigMixin):
         self.condition, self.prediction_type = condition, prediction_type
         in_channels = 6 if condition == "blurry" else 9
         self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels)
+        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 
     def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:

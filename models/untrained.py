@@ -9,6 +9,8 @@ from torch import Tensor
 class IdentityPredictor(ModelMixin, ConfigMixin):
     """x_init = y: the denoiser samples the difference between the sharp and the blurry picture."""
 
+    receptive_field, stride = 0, 1
+
     @register_to_config
     def __init__(self):
         super().__init__()
@@ -25,6 +27,8 @@ class IdentityPredictor(ModelMixin, ConfigMixin):
 
 class ZeroPredictor(ModelMixin, ConfigMixin):
     """x_init = 0 (mid grey): the denoiser samples the whole picture, the one-network conditional DDPM of SR3."""
+
+    receptive_field, stride = 0, 1
 
     @register_to_config
     def __init__(self):

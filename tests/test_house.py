@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "data", "evaluation")
 ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion"},
+    {"settings", "schedules", "diffusion", "tiling"},
     {"unet", "u2net", "untrained"},
     {"sampling"},
     {"pipeline"},

@@ -2,15 +2,19 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
 import sample
 from data import images
 from models.pipeline import DeblurPipeline
+from models.untrained import IdentityPredictor
 from tests.models.test_pipeline import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +43,8 @@ def run(*arguments):
 def test_a_folder_keeps_its_tree_and_sizes(checkpoint, photos, tmp_path):
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
     found = {file.relative_to(tmp_path / "out").as_posix(): file for file in (tmp_path / "out").rglob("*.*")}
-    assert set(found) == {"a.png", "sub/b.png", "c.png"}
-    assert Image.open(found["a.png"]).size == (31, 20) and Image.open(found["c.png"]).size == (1, 1)
+    assert set(found) == {"a.png", "sub/b.jpg", "c.webp", "manifest.json"}
+    assert Image.open(found["a.png"]).size == (31, 20) and Image.open(found["c.webp"]).size == (1, 1)
 
 
 def test_what_is_written_is_what_the_pipeline_restores(checkpoint, photos, tmp_path):
@@ -77,7 +81,7 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 2 and "text.png" in errors[0] and "truncated.png" in errors[1]
-    assert {file.name for file in (tmp_path / "out").rglob("*.png")} == {"a.png", "b.png", "c.png"}
+    assert {file.name for file in (tmp_path / "out").rglob("*.*")} == {"a.png", "b.jpg", "c.webp", "manifest.json"}
 
 
 @pytest.mark.parametrize(
@@ -90,14 +94,14 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
         (["photos", "--device", "cuda:99"], "cuda:99"),
         (["photos", "--output", "photos/a.png/out"], "photos/a.png"),
         (["photos", "--output", "photos"], "would be overwritten"),
-        (["twins"], "would both be written"),
+        (["photos", "--preset", "vivid"], "no preset 'vivid'"),
+        (["photos", "--uncertainty", "true"], "--num_samples"),
+        (["photos", "--tile", "8"], "64 pixels"),
     ],
 )
 def test_bad_input_is_one_sentence(checkpoint, photos, tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for name in ("x.png", "x.jpg"):
-        images.write(tmp_path / "twins" / name, torch.rand(3, 4, 4))
     with pytest.raises((ValueError, OSError)) as caught:
         sample.main([flags[0], "--checkpoint", str(checkpoint), "--output", "out", *flags[1:]])
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -125,4 +129,146 @@ def test_help_and_wrong_arguments_come_before_torch():
 @pytest.mark.skipif(not REALBLUR.is_dir(), reason="the real photographs are not here")
 def test_real_captured_pictures_go_through(checkpoint, tmp_path):
     assert run(REALBLUR / "captured" / "blur", "--checkpoint", checkpoint, "--output", tmp_path) == 0
-    assert len(list(tmp_path.glob("*.png"))) == 4
+    assert len(list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.jpg"))) == 4
+
+
+def damaged(file, generator):
+    """Cut it short, flip bytes, overwrite its head, or put something else in its place."""
+    data = bytearray(file.read_bytes())
+    kind = generator.integers(4)
+    if kind == 0:
+        data = data[: generator.integers(len(data))]
+    elif kind == 1:
+        for place in generator.integers(len(data), size=generator.integers(1, 30)):
+            data[place] ^= 1 << generator.integers(8)
+    elif kind == 2:
+        data[8 : 8 + generator.integers(64)] = generator.bytes(16)
+    else:
+        data = generator.bytes(generator.integers(200))
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpoint, tmp_path, capfd, count):
+    generator = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for i in range(count):
+        file = tmp_path / "in" / f"{i:04}{('.png', '.jpg', '.webp', '.tif', '.bmp')[i % 5]}"
+        pixels = torch.from_numpy(generator.random((3, 8, 8), dtype=np.float32))
+        like = images.Picture(torch.zeros(3, 1, 1, dtype=torch.uint16 if i % 2 else torch.uint8))
+        images.write(file, pixels, like)
+        if i % 10:
+            damaged(file, generator)
+    names = {file.name for file in (tmp_path / "in").iterdir()}
+    good = {name for name in names if int(name[:4]) % 10 == 0}
+    arguments = [tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out"]
+    assert sample.main([*map(str, arguments), "--steps", "1"]) == 1
+    errors = capfd.readouterr().err
+    named = {name for name in names if f"{name} " in "".join(e for e in errors.splitlines(True) if ": error: " in e)}
+    written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json"}
+    assert "Traceback" not in errors
+    assert good <= written and written | named == names and not written & named
+    assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
+
+
+def test_killed_in_the_middle_and_started_again(checkpoint, tmp_path):
+    for i in range(15):
+        images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
+    command = [sys.executable, str(ROOT / "sample.py"), str(tmp_path / "in"), "--checkpoint", str(checkpoint)]
+    command += ["--output", str(tmp_path / "out"), "--steps", "20"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(list((tmp_path / "out").glob("*.png"))) < 3:
+            time.sleep(0.01)
+        process.kill()
+    files = list((tmp_path / "out").glob("*.png"))
+    assert 3 <= len(files) < 15
+    for file in files:
+        images.read(file)  # whole, or ImageError
+    first = files[0].stat().st_mtime_ns
+    assert sample.main(command[2:]) == 0
+    assert len(list((tmp_path / "out").glob("*.png"))) == 15 and files[0].stat().st_mtime_ns == first
+
+
+def restored(folder):
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*") if f.suffix != ".json"}
+
+
+def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp_path, capsys):
+    command = [photos, "--checkpoint", checkpoint, "--output", tmp_path / "out"]
+    run(*command)
+    before = restored(tmp_path / "out")
+    (tmp_path / "out" / "a.png").write_bytes(b"kept")
+    capsys.readouterr()
+    run(*command)
+    assert "wrote 0 of 0" in capsys.readouterr().out and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
+    (tmp_path / "out" / "c.webp").unlink()
+    run(*command)
+    assert (tmp_path / "out" / "c.webp").is_file() and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
+    run(*command, "--overwrite", "true")
+    assert restored(tmp_path / "out") == before
+    capsys.readouterr()
+    run(*command, "--seed", "7")
+    assert "wrote 3 of 3" in capsys.readouterr().out
+
+
+def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path, monkeypatch):
+    run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, count in (("0", 2), ("1", 3)):
+        monkeypatch.setenv("RANK", rank)
+        run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "two")
+        assert len(restored(tmp_path / "two")) == count
+    assert restored(tmp_path / "two") == restored(tmp_path / "one")
+
+
+def test_strength_zero_with_the_identity_returns_the_picture(photos, tmp_path):
+    tiny_pipeline(IdentityPredictor()).save_pretrained(tmp_path / "identity")
+    assert run(photos, "--checkpoint", tmp_path / "identity", "--output", tmp_path / "out", "--blend", "0") == 0
+    for name in ("a.png", "c.webp"):
+        assert torch.equal(images.read(tmp_path / "out" / name), images.read(photos / name))
+
+
+def test_uncertainty_and_comparison(checkpoint, photos, tmp_path):
+    flags = ["--num_samples", "3", "--average", "true", "--uncertainty", "true", "--compare", "true"]
+    run(photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags)
+    assert set(restored(tmp_path / "out")) == {"a.png", "a_std.png", "a_std.tif", "a_compare.png"}
+    std = tifffile.imread(tmp_path / "out" / "a_std.tif")
+    assert std.shape == (20, 31, 3) and std.dtype == "float32" and 0 < std.mean() < 0.5
+
+
+def test_a_preset_is_its_settings(photos, tmp_path):
+    pipeline = tiny_pipeline()
+    pipeline.register_to_config(presets={"vivid": {"sampler": "ddpm", "steps": 3}})
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    command = [str(photos / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output"]
+    assert sample.main([*command, str(tmp_path / "preset"), "--preset", "vivid"]) == 0
+    assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
+    assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
+    with pytest.raises(ValueError, match="it has vivid"):
+        sample.main([*command, str(tmp_path / "x"), "--preset", "faithful"])
+    with pytest.raises(ValueError, match="give it or them"):
+        run(*command, tmp_path / "x", "--preset", "vivid")
+
+
+def test_the_guard_names_the_picture_and_falls_back(tmp_path, capsys):
+    blurry = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
+    images.write(tmp_path / "noise.png", blurry)
+    pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
+    for parameter in pipeline.denoiser.unet.head.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(pipeline.denoiser.unet.head.bias, 0.5)
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    command = [tmp_path / "noise.png", "--checkpoint", tmp_path / "checkpoint", "--output"]
+    run(*command, tmp_path / "warned")
+    assert "noise.png: the sample's mean colour" in capsys.readouterr().err
+    assert not torch.equal(images.read(tmp_path / "warned" / "noise.png"), images.read(tmp_path / "noise.png"))
+    run(*command, tmp_path / "back", "--guard", "fallback")
+    assert "the prediction is written" in capsys.readouterr().err
+    assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
+
+
+def test_the_python_example_of_the_docs(checkpoint, photos):
+    code = (ROOT / "docs" / "sampling.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(code.replace("runs/demo/checkpoint", str(checkpoint)).replace("photo.jpg", str(photos / "a.png")), names)
+    assert names["restored"].size == (31, 20)

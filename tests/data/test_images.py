@@ -1,11 +1,20 @@
+import struct
+import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 import torch
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image, ImageCms
 
 from data import images
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -131,3 +140,138 @@ def test_real_photographs():
     for file in files[::40]:
         photo = images.read(file)
         assert max(photo.shape) == 1280 and photo.std() > 0.05
+
+
+LOSSLESS = (".png", ".webp", ".tif", ".bmp")
+
+
+@st.composite
+def pictures(draw):
+    """An input file's pixels (H, W, channels) with their suffix, and the orientation and profile to save them with."""
+    suffix = draw(st.sampled_from(LOSSLESS))
+    dtype = draw(st.sampled_from([np.uint8, np.uint16] if suffix in images.DEEP else [np.uint8]))
+    channels = draw(st.sampled_from([1, 2, 3, 4] if suffix in images.TRANSPARENT else [1, 3]))
+    shape = (draw(st.integers(1, 300)), draw(st.integers(1, 300)), channels)
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    array = generator.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    return suffix, array, draw(st.integers(1, 8))
+
+
+def save(path, array, orientation):
+    """With Pillow, tifffile or imagecodecs alone: nothing of ours."""
+    flat = array.squeeze(-1) if array.shape[2] == 1 else array
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "Camera"
+    if array.dtype == np.uint16 and path.suffix == ".tif":
+        tifffile.imwrite(
+            path,
+            flat,
+            photometric="rgb" if array.shape[2] > 2 else "minisblack",
+            planarconfig="contig" if array.shape[2] > 1 else None,
+            extrasamples=["unassalpha"] if array.shape[2] in (2, 4) else None,
+            iccprofile=PROFILE,
+            extratags=[(274, "H", 1, orientation, True), (271, "s", 0, "Camera", True)],
+        )
+    elif array.dtype == np.uint16 and array.shape[2] > 1:
+        path.write_bytes(imagecodecs.png_encode(array))
+    else:
+        options = {} if path.suffix == ".bmp" else {"exif": exif, "icc_profile": PROFILE}
+        Image.fromarray(flat).save(
+            path, **({"lossless": True, "exact": True} if path.suffix == ".webp" else {}), **options
+        )
+
+
+def upright(array, orientation):
+    turned = {1: array, 2: array[:, ::-1], 3: np.rot90(array, 2), 4: array[::-1], 5: array.swapaxes(0, 1)}
+    turned |= {6: np.rot90(array, -1), 7: np.rot90(array, 2).swapaxes(0, 1), 8: np.rot90(array, 1)}
+    return turned[orientation]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(pictures())
+def test_a_picture_written_untouched_comes_back_untouched(case):
+    suffix, array, orientation = case
+    plain = suffix == ".bmp" or (
+        array.dtype == np.uint16 and suffix == ".png" and array.shape[2] > 1
+    )  # saved here without metadata
+    with TemporaryDirectory() as folder:
+        save(Path(folder, f"in{suffix}"), array, orientation)
+        first = images.read_picture(Path(folder, f"in{suffix}"))
+        images.write(Path(folder, f"out{suffix}"), first.values, first)
+        again = images.read_picture(Path(folder, f"out{suffix}"))
+        size = Image.open(Path(folder, f"out{suffix}")).size if array.dtype == np.uint8 else again.pixels.shape[:0:-1]
+    expected = array if plain else upright(array, orientation)
+    colours = expected[..., :1].repeat(3, 2) if array.shape[2] < 3 else expected[..., :3]
+    for picture in (first, again):
+        # WebP has no grey; what it stores for one is three equal channels.
+        assert np.array_equal(picture.pixels.permute(1, 2, 0).numpy(), colours)
+        assert picture.pixels.numpy().dtype == array.dtype
+        if array.shape[2] in (2, 4) and not (suffix == ".webp" and (array[..., -1] == 255).all()):
+            assert np.array_equal(picture.alpha[0].numpy(), expected[..., -1])
+    assert size == (expected.shape[1], expected.shape[0])
+    assert plain or (first.icc == again.icc == PROFILE)
+    exif = Image.Exif()
+    exif.load(again.exif or b"")
+    assert plain or (exif.get(ExifTags.Base.Make) == "Camera" and exif.get(ExifTags.Base.Orientation) is None)
+
+
+def test_16_bit_png_keeps_exif_and_profile(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make] = "Camera"
+    like = images.Picture(torch.zeros(3, 1, 1, dtype=torch.uint16), exif=exif.tobytes(), icc=PROFILE)
+    values = torch.randint(0, 65536, (3, 5, 6)) / 65535
+    images.write(tmp_path / "a.png", values, like)
+    back = images.read_picture(tmp_path / "a.png")
+    assert torch.equal(back.values, values) and back.icc == PROFILE and back.exif == like.exif
+    assert Image.open(tmp_path / "a.png").info["icc_profile"] == PROFILE  # other programs find it
+
+
+def test_jpeg_keeps_exif_profile_and_grey(tmp_path, picture):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 8
+    pil(picture).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
+    first = images.read_picture(tmp_path / "a.jpg")
+    images.write(tmp_path / "b.jpg", first.values, first)
+    with Image.open(tmp_path / "b.jpg") as written:
+        assert written.mode == "L" and written.size == (13, 17) and written.info["icc_profile"] == PROFILE
+        assert written.getexif()[ExifTags.Base.Make] == "Camera"
+        assert ExifTags.Base.Orientation not in written.getexif()
+
+
+def test_transparent_palettes_keep_their_alpha(tmp_path):
+    palette = Image.new("P", (4, 3), 1)
+    palette.putpalette([0, 0, 0, 200, 100, 50])
+    palette.putpixel((2, 1), 0)
+    palette.save(tmp_path / "a.png", transparency=0)
+    picture = images.read_picture(tmp_path / "a.png")
+    assert picture.pixels[:, 0, 0].tolist() == [200, 100, 50]
+    assert picture.alpha[0, 1, 2] == 0 and picture.alpha.sum() == 11 * 255
+
+
+def test_the_first_of_several_frames_is_read_and_counted(tmp_path, picture):
+    frames = [pil(picture), pil(1 - picture), pil(picture)]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+    frames[0].save(tmp_path / "a.tif", save_all=True, append_images=frames[1:])
+    tifffile.imwrite(tmp_path / "deep.tif", np.zeros((2, 5, 6, 3), np.uint16), photometric="rgb")
+    for name, count in (("a.webp", 3), ("a.tif", 3), ("deep.tif", 2)):
+        assert images.read_picture(tmp_path / name).frames == count
+    assert torch.equal(images.read(tmp_path / "a.tif"), picture)
+
+
+def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    for depth in (8, 16):
+        header = struct.pack(">IIBBBBB", 60000, 40000, depth, 2, 0, 0, 0)
+        bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(999)))
+        (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IEND", b""))
+        with pytest.raises(images.ImageError, match=r"bomb.*2400000000"):
+            images.read(tmp_path / "bomb.png")
+
+
+@pytest.mark.skipif(".heic" in images.SUFFIXES, reason="pillow-heif is installed")
+def test_heif_says_what_to_install(tmp_path):
+    (tmp_path / "a.heic").touch()
+    with pytest.raises(images.ImageError, match="pip install pillow-heif"):
+        images.read(tmp_path / "a.heic")

@@ -132,15 +132,15 @@ def test_steps_equal_the_equations(sampler):
         assert (step.prev_sample - expected).abs().max() < 1e-6
 
 
-def test_estimates_are_clipped_to_the_bounds():
+def test_estimates_are_clipped_to_the_range_of_pictures():
     def denoiser(r_t, blurry, alpha_bar, x_init):
         return torch.full_like(r_t, 9.0)
 
     denoiser.prediction_type = "sample"
-    blurry = torch.zeros(1, 3, 4, 4)
+    x_init = torch.full((1, 3, 4, 4), -0.5)
     scheduler = make_scheduler(SamplingSettings(steps=3), TRAINING_BETAS)
-    bounds = torch.full_like(blurry, -1.0), torch.full_like(blurry, 2.0)
-    assert (sample_residual(denoiser, blurry, blurry, scheduler, bounds=bounds) == 2).all()
+    r_0 = sample_residual(denoiser, x_init, x_init, scheduler, residual_scale=0.5)
+    assert (r_0 == 3).all()  # x = x_init + s r_0 = 1
 
 
 def test_noise_comes_from_seed_name_and_sample_number():

@@ -1,0 +1,156 @@
+"""Networks on pictures larger than memory allows: tile by tile, exactly where the network's reach is known.
+
+A tile is a core and a halo around it. A convolutional network without normalisation over the picture gives a core the
+values it has in the whole picture, as long as the halo covers what a value can see, cores start at multiples of
+the network's stride, and tiles end where the picture ends (the network then treats the border as it always does).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LARGEST, SMALLEST = 4096, 64  # sides of cores chosen here; powers of two, so that nearly equal memories choose alike
+SHARE_OF_FREE_MEMORY = 0.5
+
+
+class Tiling:
+    """Calls a function of pictures tile by tile, with a core size found once.
+
+    Args:
+        reach: pixels that the function can see in each direction; None where that is most of the picture: then tiles
+            have a margin of a quarter of a core, whose inner half blends into the neighbours'.
+        stride: cores start at multiples of it.
+        tile: side of the cores. None: the whole picture if its activations fit into half of the free memory, otherwise
+            the largest power of two that does. Where memory runs out all the same, the side is halved.
+    """
+
+    def __init__(self, reach: int | None, stride: int, tile: int | None = None):
+        if tile is not None and tile < SMALLEST:
+            raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {tile}")
+        self.reach, self.stride, self.tile = reach, stride, tile
+
+    def __call__(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
+        """function(*pictures), for pictures (N, C, H, W) of one size, whole or in tiles -> (N, 3, H, W)."""
+        if self.tile is None:
+            self.tile = self._fitting(function, pictures)
+        while True:
+            try:
+                return self._run(function, pictures)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error) or self.tile <= SMALLEST:
+                    raise
+            # Out here the error's frames are gone, and with them the tensors that they held.
+            self.tile = max(SMALLEST, min(self.tile, max(pictures[0].shape[-2:])) // 2)
+
+    def _run(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
+        height, width = pictures[0].shape[-2:]
+        if self.tile >= max(height, width):
+            return function(*pictures)
+        core, margin = self._core(self.tile), self._margin(self.tile)
+        blends = self.reach is None
+        whole = torch.zeros_like(pictures[0]) if blends else torch.empty_like(pictures[0])
+        columns = list(spans(width, core, margin))
+        for rows in spans(height, core, margin):
+            for cols in columns:
+                (top, y0, y1, bottom), (left, x0, x1, right) = rows, cols
+                part = function(*(picture[..., top:bottom, left:right] for picture in pictures))
+                if blends:
+                    weight_y = ramps(rows, height, margin // 2).to(part)
+                    weight_x = ramps(cols, width, margin // 2).to(part)
+                    whole[..., top:bottom, left:right] += part * weight_y[:, None] * weight_x
+                else:
+                    whole[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
+        return whole
+
+    def _core(self, tile: int) -> int:
+        return max(tile // self.stride, 1) * self.stride
+
+    def _margin(self, tile: int) -> int:
+        pixels = self._core(tile) // 4 if self.reach is None else self.reach
+        return -(-pixels // self.stride) * self.stride
+
+    def _fitting(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> int:
+        height, width = pictures[0].shape[-2:]
+        if max(height, width) <= 2 * SMALLEST:
+            return max(height, width)
+        side = min(2 * SMALLEST, height, width)
+        with _LiveBytes() as live:
+            function(*(picture[..., :side, :side] for picture in pictures))
+        # A third more for the copies that convolutions make inside, which no tensor shows.
+        bytes_per_pixel = 4 / 3 * live.peak / side**2
+        budget = SHARE_OF_FREE_MEMORY * free_memory(pictures[0].device)
+        if height * width * bytes_per_pixel <= budget:
+            return max(height, width)
+        tile = LARGEST
+        while tile > SMALLEST and (self._core(tile) + 2 * self._margin(tile)) ** 2 * bytes_per_pixel > budget:
+            tile //= 2
+        return tile
+
+
+def whole(function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
+    """The tiling of one tile."""
+    return function(*pictures)
+
+
+def spans(length: int, core: int, margin: int) -> Iterator[tuple[int, int, int, int]]:
+    """Along one axis: where each tile starts, its core starts and ends, and the tile ends."""
+    for start in range(0, length, core):
+        stop = min(start + core, length)
+        yield max(0, start - margin), start, stop, min(length, stop + margin)
+
+
+def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
+    """Weights of a tile along one axis that add to 1 with its neighbours': they cross in the `half` pixels on both
+    sides of a core's border, along a cosine. A core that is the last one may be narrower than its ramp."""
+    tile_start, start, stop, tile_stop = span
+    x = torch.arange(tile_start, tile_stop) + 0.5
+
+    def rise(border: int) -> Tensor:
+        return 0.5 - 0.5 * torch.cos(((x - border) / (2 * half) + 0.5).clamp(0, 1) * torch.pi)
+
+    ones = torch.ones_like(x)
+    return (rise(start) if start > 0 else ones) - (rise(stop) if stop < length else 0 * ones)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated now; on Linux without swapping."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return 4 * 1024**3  # other systems do not say it in one place; what a small laptop has to spare
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made while it is active and still alive; `peak` is the most at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self._counted = weakref.WeakSet()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self._counted:
+                storage = tensor.untyped_storage()
+                self._counted.add(storage)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage.nbytes())
+                self.peak = max(self.peak, self.now)
+        return result
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or ("memory" in text and "alloc" in text)

@@ -1,0 +1,150 @@
+"""Tiles against the whole picture: the reach of a network, exactness, memory."""
+
+import pytest
+import torch
+
+from models.settings import SamplingSettings
+from models.tiling import Tiling, _LiveBytes, ramps, spans
+from models.u2net import U2NetPredictor
+from models.unet import Denoiser, UNet, UNetPredictor
+from models.untrained import IdentityPredictor
+from tests.models.test_networks import stir
+from tests.models.test_pipeline import tiny_pipeline
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("multipliers", "blocks"), [((1, 2), 1), ((1, 2, 3), 1), ((1, 1, 1, 1), 1), ((1, 1), 3)])
+def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks):
+    # Weights of one sign and no activation near zero: nothing cancels, so the reach seen is the reach there is.
+    unet = UNet(1, 1, 2, multipliers, blocks).double()
+    for parameter in unet.parameters():
+        torch.nn.init.uniform_(parameter, 0.01, 0.05)
+    border = (unet.receptive_field // unet.stride + 2) * unet.stride
+    x = torch.ones(1, 1, 2 * border, 8, dtype=torch.float64, requires_grad=True)
+    (above,) = torch.autograd.grad(unet(x)[:, :, border:].sum(), x)
+    (below,) = torch.autograd.grad(unet(x)[:, :, :border].sum(), x)
+    seen_above = border - (above[0, 0] != 0).any(dim=1).nonzero().min().item()
+    seen_below = (below[0, 0] != 0).any(dim=1).nonzero().max().item() + 1 - border
+    assert max(seen_above, seen_below) <= unet.receptive_field < min(seen_above, seen_below) + unet.stride
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++"])
+@pytest.mark.parametrize("size", [(301, 277), (129, 400)])
+def test_tiled_equals_whole(sampler, size):
+    pipeline = tiny_pipeline()
+    blurry = torch.rand(1, 3, *size)
+    settings = SamplingSettings(sampler, steps=4)
+    whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
+    tiled = pipeline(blurry, settings, output_type="pt", tile=128, predictor_tile=128)
+    assert whole.images.std() > 0.1
+    assert (whole.predictions - tiled.predictions).abs().max() < 1e-4
+    assert (whole.images - tiled.images).abs().max() < 0.1 / 255
+
+
+def test_a_smaller_halo_would_show():
+    denoiser = stir(Denoiser(8, (1, 2), 2))
+    r_t, y = torch.randn(2, 1, 3, 256, 256)
+    level = torch.tensor([0.5])
+
+    def f(r, b):
+        return denoiser(r, b, level, b)
+
+    with torch.no_grad():
+        whole = f(r_t, y)
+        exact = Tiling(denoiser.receptive_field, denoiser.stride, 64)(f, [r_t, y])
+        cut = Tiling(4, denoiser.stride, 64)(f, [r_t, y])
+    assert (exact - whole).abs().max() < 1e-5 < 1e-3 < (cut - whole).abs().max()
+
+
+def test_u2net_in_blended_tiles_shows_no_seam():
+    predictor = U2NetPredictor("lite").eval()
+    for k in range(1, 7):
+        torch.nn.init.normal_(predictor.get_submodule(f"side{k}").weight, std=0.12)
+    pipeline = tiny_pipeline(predictor)
+    rows = torch.linspace(0, 6, 330)[:, None] + torch.linspace(0, 7, 390)
+    blurry = torch.stack([rows.sin(), rows.cos(), (2 * rows).sin()])[None] * 0.4 + 0.5
+    whole, tiled = (pipeline.predict(blurry, tile) for tile in (1024, 128))
+    error = (whole - tiled).abs()
+
+    assert (whole - blurry).square().mean().sqrt() > 0.01  # the predictor does something
+    assert error.square().mean() < 1e-5  # 50 dB
+    for border in (128, 256, 384):  # no jump where tiles meet: steps of the error there are as small as elsewhere
+        jump = (whole - tiled).diff(dim=3)[..., border - 1].abs().mean()
+        assert jump < 3 * (whole - tiled).diff(dim=3).abs().mean() + 1e-4
+
+
+@pytest.mark.parametrize("length", [128, 129, 300, 513, 1000])
+def test_ramps_of_neighbours_add_to_one(length):
+    total = torch.zeros(length)
+    for span in spans(length, 128, 32):
+        total[span[0] : span[3]] += ramps(span, length, 16)
+    assert torch.allclose(total, torch.ones(length), atol=1e-6)
+
+
+def test_running_out_of_memory_halves_the_tiles():
+    sides = []
+
+    def hungry(x):
+        sides.append(x.shape[-1])
+        if x.shape[-1] > 130:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return 2 * x
+
+    x = torch.rand(1, 3, 500, 400)
+    tiling = Tiling(0, 1, 512)
+    assert torch.equal(tiling(hungry, [x]), 2 * x)
+    assert tiling.tile == 125 and sides[:3] == [400, 250, 125]
+
+
+def test_a_real_allocation_that_fails_is_out_of_memory():
+    def huge(x):
+        return x + (torch.empty(1 << 60)[:1] if x.shape[-1] > 100 else 0)
+
+    x = torch.rand(1, 3, 64, 200)
+    assert torch.equal(Tiling(0, 1, 512)(huge, [x]), x)
+
+
+def test_other_errors_are_not_taken_for_it():
+    def broken(x):
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        Tiling(0, 1, 128)(broken, [torch.rand(1, 3, 8, 8)])
+
+
+def test_tiles_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match="64"):
+        tiny_pipeline().predict(torch.rand(1, 3, 8, 8), tile=8)
+
+
+def test_live_bytes_are_counted_and_forgotten():
+    with _LiveBytes() as live:
+        a = torch.zeros(1000)
+        del a
+        b = torch.zeros(500)
+        view = b[:10] + 1
+    assert live.peak == 4000 and live.now == 2000 + 40 and len(view) == 10
+
+
+def test_tiles_come_from_free_memory(monkeypatch):
+    denoiser = UNetPredictor(16, (1, 2), 1).eval()
+    x = torch.rand(1, 3, 200, 3000)
+
+    def chosen(free):
+        monkeypatch.setattr("models.tiling.free_memory", lambda device: free)
+        with torch.no_grad():
+            return Tiling(denoiser.receptive_field, 2)._fitting(denoiser, [x])
+
+    assert chosen(1 << 40) == 3000
+    tiles = [chosen(free) for free in (1 << 29, 1 << 27, 1 << 25, 0)]
+    assert tiles == sorted(tiles, reverse=True) and 64 == tiles[-1] < tiles[0] <= 2048
+
+
+def test_the_identity_is_tiled_too():
+    pipeline = tiny_pipeline(IdentityPredictor())
+    x = torch.rand(1, 3, 150, 70)
+    assert torch.equal(pipeline.predict(x, tile=64), pipeline.predict(x))
