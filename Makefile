@@ -1,10 +1,11 @@
 # Every command here stands in README.md too; make only saves the typing.
 PYTHON ?= python3
-PY = .venv/bin/python
+VENV ?= .venv
+PY = $(VENV)/bin/python
 
 .PHONY: demo test lint
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(PY) -m data.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
@@ -17,13 +18,13 @@ demo: .venv/installed
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 
-test: .venv/installed
+test: $(VENV)/installed
 	$(PY) -m pytest
 
-lint: .venv/installed
+lint: $(VENV)/installed
 	$(PY) -m ruff check .
 
-.venv/installed: requirements.txt constraints.txt
-	$(PYTHON) -m venv .venv
+$(VENV)/installed: requirements.txt constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -r requirements.txt -c constraints.txt
-	touch .venv/installed
+	touch $(VENV)/installed

@@ -67,8 +67,6 @@ def restore(
     from data import images
     from models.checkpoints import checkpoint_hash, choose_device, load_pipeline
 
-    if uncertainty and settings.num_samples == 1 and preset is None:
-        raise ValueError("--uncertainty needs several samples: give --num_samples 2 or more")
     if preset and settings != SamplingSettings():
         raise ValueError("--preset stands in place of the sampling numbers: give it or them")
     pictures = images.find(input)
@@ -76,6 +74,8 @@ def restore(
     Path(output).mkdir(parents=True, exist_ok=True)
     pipeline = load_pipeline(checkpoint, choose_device(device), precision)
     settings = pipeline.preset(preset) if preset else settings
+    if uncertainty and settings.num_samples == 1:
+        raise ValueError("--uncertainty needs several samples: give --num_samples 2 or more")
     facts = {"checkpoint_sha256": checkpoint_hash(checkpoint), "settings": asdict(settings), "seed": seed}
     facts |= {"precision": precision, "guard": guard, "uncertainty": uncertainty, "compare": compare}
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
