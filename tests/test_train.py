@@ -59,7 +59,7 @@ class StopAfterThree(Callback):
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
+def run_folder(tmp_path, monkeypatch):
     """Three small photographs and the config in an empty folder; LPIPS finds no backbone, and no network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
@@ -132,7 +132,7 @@ def test_validate_and_test_score_a_checkpoint(capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_staged_training_by_config(workplace):
+def test_staged_training_by_config(run_folder):
     predict = CONFIG.replace("PredictAndRefine", "Predict")
     lines = [line for line in predict.splitlines() if "denoiser:" not in line and "validation:" not in line]
     Path("stage1.yaml").write_text("\n".join(lines))
@@ -160,10 +160,10 @@ def process(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(workplace):
+def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder):
     logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
-    (workplace / "run.yaml").write_text(CONFIG.replace("logger: false", logger))
-    home = {"HOME": str(workplace), "NETRC": str(workplace / "netrc")}
+    (run_folder / "run.yaml").write_text(CONFIG.replace("logger: false", logger))
+    home = {"HOME": str(run_folder), "NETRC": str(run_folder / "netrc")}
     done = process("fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", **home)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "logged offline" in done.stderr and "wandb sync" in done.stderr
@@ -186,8 +186,8 @@ def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(workplace)
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_bad_input_is_one_sentence(workplace, capsys, flags, words):
-    (workplace / "empty").mkdir()
+def test_bad_input_is_one_sentence(run_folder, capsys, flags, words):
+    (run_folder / "empty").mkdir()
     assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *flags]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error: ")]
     assert len(said) == 1 and words in said[0]

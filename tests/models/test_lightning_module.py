@@ -39,10 +39,11 @@ def module(kind=PredictAndRefine, predictor=None, **options):
     return PredictAndRefine(predictor, denoiser, validation=SamplingSettings(steps=2), **options)
 
 
-def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, batches=None):
+def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, accelerator="cpu"):
     torch.manual_seed(7)
     trainer = L.Trainer(
-        accelerator="cpu",
+        accelerator=accelerator,
+        devices=1,
         max_epochs=-1,
         max_steps=steps,
         default_root_dir=folder,
@@ -53,7 +54,7 @@ def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, batc
         enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         num_sanity_val_steps=0,
         check_val_every_n_epoch=None,
-        val_check_interval=batches or steps,
+        val_check_interval=steps,
     )
     loader = DataLoader(Pairs(steps * 2), batch_size=2)
     trainer.fit(model, loader, DataLoader(Pairs(1)) if validate else None, ckpt_path=ckpt_path)

@@ -1,0 +1,47 @@
+"""What only a CUDA device can show; everything else is tested without one."""
+
+import pytest
+import torch
+
+from models.checkpoints import has_bf16, load_pipeline
+from models.lightning_module import PredictAndRefine
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from tests.models.test_lightning_module import fit
+from tests.models.test_pipeline import tiny_pipeline
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
+def test_a_picture_on_the_gpu_is_the_picture_on_the_cpu(tmp_path, sampler):
+    tiny_pipeline().save_pretrained(tmp_path)
+    blurry, settings = torch.rand(2, 3, 45, 61), SamplingSettings(sampler, steps=5)
+    images = {
+        device: load_pipeline(str(tmp_path), device, "fp32")(
+            blurry, settings, seed=1, names=["a", "b"], output_type="pt"
+        ).images.cpu()
+        for device in ("cpu", "cuda")
+    }
+    assert (images["cpu"] - images["cuda"]).abs().max() < 2e-3  # convolutions may round to TF32
+
+
+def test_bf16_on_the_gpu_stays_close(tmp_path):
+    if not has_bf16("cuda"):
+        pytest.skip("this GPU has no bfloat16")
+    tiny_pipeline().save_pretrained(tmp_path)
+    blurry, settings = torch.rand(1, 3, 64, 64), SamplingSettings(steps=5)
+    images = [
+        load_pipeline(str(tmp_path), "cuda", precision)(blurry, settings, output_type="pt").images
+        for precision in ("fp32", "bf16")
+    ]
+    assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_runs_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(tmp_path):
+    torch.manual_seed(0)
+    model = PredictAndRefine(UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), lr=1e-3, warmup_steps=1)
+    fit(model, tmp_path, 3, accelerator="gpu")
+    model.pipeline().save_pretrained(tmp_path / "checkpoint")
+    assert load_pipeline(str(tmp_path / "checkpoint"), "cpu").config.residual_scale > 0
