@@ -65,7 +65,7 @@ def plant(root, kind, split, number):
     elif kind == "leak":
         other = "test" if split == "train" else "train"
         for side, file in (("blur", blurry), ("sharp", sharp)):
-            shutil.copyfile(file, root / other / side / "copy.png")
+            shutil.copyfile(file, root / other / side / f"copy_{file.stem}.png")
     elif kind == "gamma":
         images.write(blurry, images.read(blurry) ** 2.2)
     elif kind == "depth":
@@ -90,7 +90,7 @@ def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, plan
     faults = diagnose(str(root), num_workers=0)["faults"]
     found = set()
     for fault in faults:
-        stems = {Path(file).stem for file in fault["files"]} - {"copy"}
+        stems = {stem for file in fault["files"] if not (stem := Path(file).stem).startswith("copy_")}
         found |= {(fault["kind"], stem) for stem in stems}
         assert all(Path(file).name in fault["sentence"] for file in fault["files"])
     assert found == expected
