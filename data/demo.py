@@ -15,7 +15,7 @@ from data import images
 from data.blur import CameraShake
 from data.pairs import generator_of
 
-# Both motorcycles are one scene: they stay on one side. Grass and gravel are left out: in five minutes a sampler learns
+# Both motorcycles are one scene: they stay on one side. Grass and gravel are left out: in so few steps a sampler learns
 # from them that a residual looks like noise.
 TRAIN = (
     "astronaut.png",
