@@ -4,7 +4,6 @@ Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}
 from the run's seed, the rank and the number of the batch, so a resumed run draws what an uninterrupted one would.
 """
 
-import hashlib
 import math
 from typing import Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from models import checkpoints
 from models.diffusion import add_noise, residual, sample_alpha_bar, target
 from models.pipeline import DeblurOutput, DeblurPipeline
+from models.sampling import seed_of
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
@@ -79,8 +79,7 @@ class Predict(L.LightningModule):
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        digest = hashlib.sha256(f"{self._seed}/{self.global_rank}/{number}".encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        torch.manual_seed(seed_of(f"{self._seed}/{self.global_rank}/{number}"))
 
     def configure_optimizers(self) -> dict:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]

@@ -47,8 +47,12 @@ def noise_generator(seed: int, name: str, sample: int) -> torch.Generator:
 
     A CPU generator, so the noise is the same on every device, in every batch and in every order.
     """
-    digest = hashlib.sha256(f"{seed}/{sample}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.Generator().manual_seed(seed_of(f"{seed}/{sample}/{name}"))
+
+
+def seed_of(key: str) -> int:
+    """A generator's seed out of a text, the same on every machine; texts that differ give unrelated seeds."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little", signed=True)
 
 
 def sample_residual(
