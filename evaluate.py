@@ -53,7 +53,8 @@ def main(
     from models.settings import SamplingSettings
 
     settings = read_grid(grid, SamplingSettings)
-    pairs = _checked_pairs(data, split, variant, limit)
+    listing = _checked_pairs(data, split, variant, limit)
+    pairs = listing.pairs
     folder = Path(output)
     panel_path = Path(panel) if panel else folder / "panel.png"
     if panel_path.suffix != ".png":
@@ -84,7 +85,13 @@ def main(
     facts = {
         "command": shlex.join(sys.argv),
         "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)},
-        "data": {"root": data, "split": split, "variant": variant, "images": len(pairs)},
+        "data": {
+            "root": data,
+            "split": split,
+            "layout": listing.layout,
+            "variant": listing.variant,
+            "images": len(pairs),
+        },
         "grid": grid,
         "seed": seed,
         "device": str(place),
@@ -111,8 +118,10 @@ def main(
     print("wrote " + ", ".join(str(file) for file in files))
 
 
-def _checked_pairs(data: str, split: str, variant: str, limit: int | None) -> list:
-    """The pairs to score, every one of them read once, so that a bad file stops the run now and not after hours."""
+def _checked_pairs(data: str, split: str, variant: str, limit: int | None):
+    """The listing of the pairs to score, each read once, so that a bad file stops the run now and not after hours."""
+    from dataclasses import replace
+
     from tqdm import tqdm
 
     from data.layouts import list_pairs, whole
@@ -128,7 +137,7 @@ def _checked_pairs(data: str, split: str, variant: str, limit: int | None) -> li
         pairs = [pairs[k * len(pairs) // limit] for k in range(limit)]
     for pair in tqdm(pairs, desc="checking the pictures", unit="pair", dynamic_ncols=True):
         read_pair(pair)
-    return pairs
+    return replace(listing, pairs=pairs)
 
 
 def _make_writable(folder: Path) -> None:

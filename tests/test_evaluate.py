@@ -95,7 +95,8 @@ def test_a_run_without_network_scores_everything_but_lpips(place, tmp_path):
     assert document["recipes"]["lpips"].startswith("LPIPS is missing")
     assert "rounded to 8 bits" in document["recipes"]["psnr"]
     assert document["checkpoint"]["sha256"] == checkpoint_hash(str(place / "checkpoint"))
-    assert document["data"] == {"root": str(place / "data"), "split": "test", "variant": "blur", "images": 3}
+    facts = {"split": "test", "layout": "flat", "variant": "blur", "images": 3}
+    assert document["data"] == {"root": str(place / "data"), **facts}
     assert document["seed"] == 0 and document["command"].startswith(str(ROOT / "evaluate.py"))
     assert [line["label"] for line in document["rows"]] == LABELS
     for name in ("pareto.png", "panel.png"):
