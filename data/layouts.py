@@ -196,7 +196,16 @@ def find_sharp(root: str | Path, split: str) -> list[Path]:
     names = Path(root) / f"{split}.txt"
     if not names.is_file():
         return images.find(split_folder(root, split))
-    files = sorted(names.parent / line.strip() for line in names.read_text().splitlines() if line.strip())
+    return named_files(names, names.parent)
+
+
+def named_files(names: Path, root: Path) -> list[Path]:
+    """The files below `root` that a text file names, one a line, sorted; DatasetError where one is missing."""
+    if not names.is_file():
+        raise DatasetError(f"{names} is no file: give a list of names, one a line.")
+    files = sorted(root / line.strip() for line in names.read_text().splitlines() if line.strip())
+    if not files:
+        raise DatasetError(f"{names} lists no file.")
     for file in files:
         if not file.is_file():
             raise DatasetError(f"{names} lists {file.name}, but {file} is no file.")
