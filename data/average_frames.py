@@ -1,4 +1,4 @@
-"""Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m data.average_frames VIDEO --output ROOT
+"""Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m data.average_frames VIDEO ROOT
 
 N consecutive frames are averaged to the blurry picture, the middle one is the sharp one (Nah et al., "Deep multi-scale
 convolutional neural network for dynamic scene deblurring", CVPR 2017), in the GoPro layout: ROOT/train/SCENE/{blur,

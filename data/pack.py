@@ -1,4 +1,4 @@
-"""Pack a dataset into shards that are read without decoding: python -m data.pack ROOT --output SHARDS
+"""Pack a dataset into shards that are read without decoding: python -m data.pack ROOT SHARDS
 
 The shards hold the decoded pixels (bit for bit, 64 MB a shard), so they take several times the room of PNG files.
 Train on them by giving their folder as data.train, or its address in an object store (s3://, gs://, azure://), from
