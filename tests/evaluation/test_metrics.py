@@ -1,165 +1,146 @@
-"""The metrics against scikit-image, torchmetrics, the authors' own LPIPS values, and what they refuse."""
+"""The table of metrics: names, recipes, reasons, batches; and stored values that guard each metric against drift.
 
-import urllib.request
-import warnings
+    python -m tests.evaluation.test_metrics
+
+writes expected_metrics.json anew. Do so only where a recipe is meant to change, and say it in the commit.
+"""
+
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from skimage import data, io
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
-from torchmetrics.functional.image import structural_similarity_index_measure
 
-from evaluation.metrics import PSNR_RECIPE, SSIM_RECIPE, Lpips, MetricError, psnr, ssim
+from evaluation import metrics as module
+from evaluation.metrics import DEFAULT_METRICS, METRICS, MetricError, make_metrics, psnr
+from tests.evaluation.pictures import RESTORED, SHARP, tensor
 
-WEIGHTS = Path(__file__).parents[2] / ".." / "shared" / "weights"
-needs_weights = pytest.mark.skipif(not WEIGHTS.is_dir(), reason="../shared/weights is absent")
-
-
-def tensor(picture: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
-
-
-@pytest.fixture(scope="module")
-def pair() -> tuple[np.ndarray, np.ndarray]:
-    sharp = data.astronaut()[100:197, 150:281]
-    noise = np.random.default_rng(0).normal(0, 12, sharp.shape)
-    return np.clip(sharp + noise, 0, 255).round().astype(np.uint8), sharp
-
-
-@pytest.fixture
-def no_network(monkeypatch, tmp_path):
-    """An empty weights cache, and a proxy that refuses at once."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    refusing = urllib.request.ProxyHandler({"https": "http://127.0.0.1:9"})
-    urllib.request.install_opener(urllib.request.build_opener(refusing))
-    yield tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
-    urllib.request.install_opener(None)
+TABLE = Path(__file__).with_name("expected_metrics.json")
+ALEXNET = Path(__file__).parents[2] / ".." / "shared" / "weights" / "alexnet_features.safetensors"
+HERE = (
+    "psnr",
+    "ssim",
+    "ssim_uniform",
+    "ssim_matlab",
+    "sharpness",
+    "consistency",
+    "niqe",
+    "psnr_aligned",
+    "ssim_aligned",
+)
+NAME = "picture"
 
 
-def test_psnr_equals_scikit_image(pair):
-    restored, sharp = pair
-    expected = peak_signal_noise_ratio(sharp, restored, data_range=255)
-    assert psnr(tensor(restored), tensor(sharp)).item() == pytest.approx(expected, abs=1e-5)
+def files(folder: Path) -> dict[str, Path]:
+    """A kernel and a model for NIQE that are the same everywhere."""
+    kernel = np.zeros((7, 7))
+    kernel[3, 1:6] = (1, 2, 3, 4, 5)
+    np.savez(folder / "kernels.npz", **{NAME: kernel})
+    np.savez(folder / "model.npz", mu_pris_param=np.linspace(0.1, 1.5, 36), cov_pris_param=np.eye(36) * 0.2 + 0.01)
+    return {"kernels": folder / "kernels.npz", "niqe_model": folder / "model.npz"}
 
 
-def test_ssim_equals_scikit_image_and_torchmetrics(pair):
-    restored, sharp = pair
-    value = ssim(tensor(restored), tensor(sharp)).item()
-    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
-    assert value == pytest.approx(structural_similarity(sharp, restored, channel_axis=2, **options), abs=1e-6)
-    _, whole = structural_similarity_index_measure(
-        tensor(restored) * 255,
-        tensor(sharp) * 255,
-        data_range=255.0,
-        return_full_image=True,
-        reduction="none",
+def scores(folder: Path, names: tuple[str, ...], restored: torch.Tensor) -> dict[str, float]:
+    made = make_metrics(names, lpips_backbone=ALEXNET, **files(folder))
+    sharp = tensor(SHARP)
+    blurry = (sharp + sharp.roll(1, 3)) / 2
+    return {name: metric(restored, sharp, blurry, [NAME]).item() for name, metric in made.items()}
+
+
+def set_features() -> tuple[torch.Tensor, torch.Tensor]:
+    """(pictures, patches, features) made of the photograph's own pixels."""
+    sharp = tensor(SHARP)[0].unfold(1, 4, 4).unfold(2, 4, 4)[:, :, :, 1, 2].permute(1, 2, 0)
+    return sharp.square(), sharp
+
+
+def set_scores() -> dict[str, float]:
+    return {
+        "fid": module.fid(*(f.flatten(0, 1) for f in set_features())),
+        "kid": module.kid(*(f.flatten(0, 1)[:500] for f in set_features())),
+    }
+
+
+@pytest.mark.parametrize("name", RESTORED)
+def test_values_do_not_drift(tmp_path, name):
+    """Each of these values agrees with a second implementation in the tests of its metric."""
+    expected = json.loads(TABLE.read_text())[name]
+    assert scores(tmp_path, HERE, tensor(RESTORED[name])) == pytest.approx({k: expected[k] for k in HERE}, rel=1e-4)
+    if ALEXNET.is_file():
+        assert scores(tmp_path, ("lpips",), tensor(RESTORED[name]))["lpips"] == pytest.approx(
+            expected["lpips"], abs=1e-5
+        )
+
+
+def test_distances_of_sets_do_not_drift():
+    assert set_scores() == pytest.approx(json.loads(TABLE.read_text())["sets"], rel=1e-4)
+
+
+def test_the_metrics_come_in_the_order_of_the_columns_with_recipes(tmp_path):
+    made = make_metrics(
+        reversed([*HERE, "lpips"]), lpips_backbone=None if not ALEXNET.is_file() else ALEXNET, **files(tmp_path)
     )
-    assert value == pytest.approx(whole[..., 5:-5, 5:-5].mean().item(), abs=1e-4)
+    assert list(made) == [name for name in METRICS if name in HERE or name == "lpips"]
+    assert set(DEFAULT_METRICS) <= METRICS.keys()
+    for name, metric in made.items():
+        assert (metric.name, metric.title, metric.is_set) == (name, METRICS[name], False)
+        assert (metric.recipe is None) == (metric.reason is not None)
+        if metric.recipe is not None:
+            assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
+            assert any(library in metric.recipe for library in ("torch 2", "kornia", "lpips 0"))
+    assert [name for name in made if not made[name].higher_is_better] == ["lpips", "niqe"]
+    assert [name for name in made if not made[name].reference] == ["niqe", "consistency"]
+    assert [name for name in made if made[name].extra] == ["consistency"]
+    assert len({metric.recipe for metric in made.values()}) == len(made)
 
 
-def test_a_batch_scores_each_picture_alone(pair):
-    restored, sharp = map(tensor, pair)
-    for metric in (psnr, ssim):
-        both = metric(torch.cat([restored, restored * 0.9]), torch.cat([sharp, sharp]))
-        assert both.tolist() == [metric(restored, sharp).item(), metric(restored * 0.9, sharp).item()]
-        assert both[0] != both[1]
+def test_an_unknown_name_is_one_sentence():
+    with pytest.raises(ValueError, match="unknown metric 'ssimm'; known are psnr, ssim, ssim_uniform, "):
+        make_metrics(["psnr", "ssimm"])
 
 
-def test_pictures_are_clipped_and_rounded_to_8_bits(pair):
-    restored, sharp = map(tensor, pair)
-    assert psnr(restored + 0.4 / 255, sharp) == psnr(restored, sharp)
-    assert psnr(torch.where(sharp == 1, 1.7, sharp), sharp).isinf()
-    assert ssim(sharp + 0.4 / 255, sharp) == 1
+def test_metrics_without_weights_are_there_with_their_reason(no_network):
+    made = make_metrics(METRICS)
+    missing = [name for name, metric in made.items() if metric.reason is not None]
+    assert missing == ["lpips", "lpips_vgg", "dists", "niqe", "consistency", "fid", "kid"]
+    picture = tensor(SHARP)
+    for name in missing:
+        assert made[name].recipe is None
+        with pytest.raises(MetricError, match="missing"):
+            made[name].features(picture) if made[name].is_set else made[name](picture, picture, picture, [NAME])
+        if made[name].is_set:
+            with pytest.raises(MetricError, match="missing"):
+                made[name].distance(*set_features())
+    assert made["fid"].features == made["kid"].features != make_metrics(["fid"])["fid"].features
 
 
-def test_equal_pictures_have_infinite_psnr(pair):
-    sharp = tensor(pair[1])
-    assert psnr(sharp, sharp).item() == float("inf")
+def test_sets_are_distances_of_all_patches_of_all_pictures(no_network):
+    made = make_metrics(["fid", "kid"])
+    for name, function in (("fid", module.fid), ("kid", module.kid)):
+        known = module.SetMetric(name, name, made[name].features, function, "recipe")
+        restored, sharp = (features[:, :10] for features in set_features())
+        value, low, high = known.distance(restored, sharp)
+        assert (low, high) == (None, None)
+        assert value == function(restored.flatten(0, 1), sharp.flatten(0, 1))
 
 
-def test_what_cannot_be_scored_says_why():
-    tiny = torch.rand(1, 3, 8, 8)
-    assert psnr(tiny, tiny).isinf()
-    with pytest.raises(MetricError, match="SSIM needs 11 pixels a side and the picture is 8x8"):
-        ssim(tiny, tiny)
-    with pytest.raises(MetricError, match="not finite"):
-        psnr(tiny * float("nan"), tiny)
-    with pytest.raises(MetricError, match=r"\(1, 3, 8, 8\).*\(1, 3, 8, 9\)"):
-        psnr(tiny, torch.rand(1, 3, 8, 9))
+def test_a_large_batch_is_scored_in_parts_with_its_own_columns(tmp_path, monkeypatch):
+    kernels = {"right": np.eye(1, 9).reshape(3, 3)[:, ::-1], "left": np.eye(1, 9).reshape(3, 3)}
+    np.savez(tmp_path / "kernels.npz", **kernels)
+    made = make_metrics(["psnr", "consistency"], kernels=tmp_path / "kernels.npz")
+    restored = torch.cat([tensor(picture) for picture in RESTORED.values()])
+    columns = restored, tensor(SHARP).expand_as(restored), restored.flip(0), ["right", "left", "right"]
+    whole = {name: metric(*columns) for name, metric in made.items()}
+    monkeypatch.setattr(module, "_PIXELS", 1)
+    for name, metric in made.items():
+        assert torch.equal(metric(*columns), whole[name])
+    assert torch.equal(whole["psnr"], psnr(*columns[:2]))
 
 
-def test_recipes_say_what_changes_the_number():
-    for recipe in (PSNR_RECIPE, SSIM_RECIPE):
-        assert all(word in recipe for word in ("RGB", "8 bits", "range 255", "full frame"))
-    assert "population covariance" in SSIM_RECIPE
+if __name__ == "__main__":
+    import tempfile
 
-
-@needs_weights
-def test_lpips_gives_the_authors_values_in_silence(capsys):
-    reference, near, far = (tensor(io.imread(WEIGHTS / f"ex_{name}.png")[..., :3]) for name in ("ref", "p1", "p0"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lpips = Lpips(WEIGHTS / "alexnet_features.safetensors")
-    assert lpips.reason is None
-    assert "9f97fd313f4da83dbe6bbfbe6effca1241de9edfcd7c53386261ed9697286dd9" in lpips.recipe
-    values = lpips(torch.cat([far, near]), torch.cat([reference, reference]))
-    assert values.tolist() == pytest.approx([0.7219, 0.1376], abs=5e-5)
-    assert capsys.readouterr() == ("", "")
-
-
-@needs_weights
-def test_lpips_takes_31_pixels_and_no_fewer():
-    lpips = Lpips(WEIGHTS / "alexnet_features.safetensors")
-    assert lpips(torch.rand(1, 3, 31, 40), torch.rand(1, 3, 31, 40)) > 0
-    with pytest.raises(MetricError, match="LPIPS needs 31 pixels a side and the picture is 40x30"):
-        lpips(torch.rand(1, 3, 30, 40), torch.rand(1, 3, 30, 40))
-
-
-@needs_weights
-def test_torchvision_file_and_cache_are_the_same_backbone(no_network):
-    """torchvision's own .pth holds the classifier too, and its cache needs no network."""
-    features = load_file(WEIGHTS / "alexnet_features.safetensors")
-    no_network.parent.mkdir(parents=True)
-    torch.save(features | {"classifier.1.weight": torch.zeros(2, 2)}, no_network)
-    expected = Lpips(WEIGHTS / "alexnet_features.safetensors").recipe
-    assert Lpips(no_network).recipe == expected
-    assert Lpips().recipe == expected
-
-
-def test_lpips_without_network_is_missing_with_a_reason(no_network):
-    lpips = Lpips()
-    assert lpips.recipe is None
-    assert lpips.reason.startswith("LPIPS is missing: AlexNet's weights could not be loaded (")
-    assert "--lpips_backbone FILE" in lpips.reason and "\n" not in lpips.reason
-    with pytest.raises(MetricError, match="LPIPS is missing"):
-        lpips(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
-
-
-def test_a_spoilt_cache_is_a_reason_and_not_a_crash(no_network):
-    no_network.parent.mkdir(parents=True)
-    no_network.write_text("half a download")
-    assert Lpips().reason.startswith("LPIPS is missing")
-
-
-def test_a_wrong_backbone_names_the_first_key(tmp_path):
-    save_file({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "squeeze.safetensors")
-    with pytest.raises(MetricError, match=r"squeeze.safetensors holds features.0.weight of shape \(64, 3, 3, 3\)"):
-        Lpips(tmp_path / "squeeze.safetensors")
-    torch.save({"state_dict": {}}, tmp_path / "other.pth")
-    with pytest.raises(MetricError, match=r"other.pth has no features.0.weight"):
-        Lpips(tmp_path / "other.pth")
-    for name in ("text.pth", "text.safetensors"):
-        (tmp_path / name).write_text("no weights")
-        with pytest.raises(MetricError, match=f"{name} is not a weights file"):
-            Lpips(tmp_path / name)
-    with pytest.raises(MetricError, match=r"absent.pth cannot be read: No such file"):
-        Lpips(tmp_path / "absent.pth")
-
-
-@needs_weights
-def test_another_network_with_more_layers_is_refused():
-    with pytest.raises(MetricError, match=r"squeezenet1_1_features.safetensors holds features.0.weight of shape"):
-        Lpips(WEIGHTS / "squeezenet1_1_features.safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        table = {name: scores(Path(folder), (*HERE, "lpips"), tensor(picture)) for name, picture in RESTORED.items()}
+    opencv = json.loads(TABLE.read_text())["OpenCV 5.0.0"]  # made by tests.evaluation.test_alignment.opencv_scores
+    TABLE.write_text(json.dumps(table | {"sets": set_scores(), "OpenCV 5.0.0": opencv}, indent=2) + "\n")

@@ -1,0 +1,265 @@
+"""What every metric looks at, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
+
+All of them look at the picture that a file would hold: RGB, clipped to [0, 1], rounded to 8 bits, whole.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import kornia
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PICTURE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
+_HERE = f"own code on torch {torch.__version__}"
+
+PSNR_RECIPE = f"PSNR in dB: {PICTURE}; range 255, one mean squared error over pixels and channels; {_HERE}"
+_SSIM_CONSTANTS = "range 255, K1 0.01, K2 0.03"
+SSIM_RECIPE = (
+    f"SSIM: {PICTURE}; Gaussian window 11 with sigma 1.5 and population covariance, as in the paper's own code, "
+    f"{_SSIM_CONSTANTS}, mean over the pixels whose window lies inside the frame, then over the channels; {_HERE}"
+)
+SSIM_UNIFORM_RECIPE = (
+    f"SSIM, uniform window: {PICTURE}; window 7 x 7 and sample covariance, the default of scikit-image, "
+    f"{_SSIM_CONSTANTS}, mean over the pixels whose window lies inside the frame, then over the channels; {_HERE}"
+)
+SSIM_MATLAB_RECIPE = (
+    f"SSIM, MATLAB: {PICTURE}; Gaussian window 11 x 11 x 11 with sigma 1.5 over rows, columns and channels, the edge "
+    f"repeated, population covariance, as MATLAB's ssim of a colour picture, {_SSIM_CONSTANTS}, mean over all values; "
+    f"{_HERE}"
+)
+SHARPNESS_RECIPE = (
+    f"Sharpness: {PICTURE}; sum of the squared differences of neighbouring pixels, to the right and downwards, of the "
+    f"restored picture over that of the truth, 1 is as sharp as the truth; {_HERE}"
+)
+_CONSISTENCY_RECIPE = (
+    f"Consistency in dB: {PICTURE}; the restored picture averaged over its blur kernel in linear light (sRGB curve), "
+    f"rounded to 8 bits, PSNR to the blurry picture over the pixels whose window lies inside the frame; "
+    f"kornia {kornia.__version__}"
+)
+
+_UNIFORM = torch.full((7,), 1 / 7)
+_GAUSSIAN = torch.exp(-(torch.arange(-5.0, 6.0) ** 2) / (2 * 1.5**2))
+_GAUSSIAN /= _GAUSSIAN.sum()
+
+
+class MetricError(ValueError):
+    """A metric cannot be computed; the text is one sentence that says why."""
+
+
+def whole_numbers(picture: Tensor) -> Tensor:
+    """A picture of about [0, 1] as the whole numbers 0..255 of a file, in float32."""
+    return picture.float().clamp(0, 1).mul(255).round()
+
+
+def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255; MetricError where they cannot be compared."""
+    if restored.shape != sharp.shape or sharp.ndim != 4:
+        raise MetricError(f"the restored picture is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
+    require_finite(restored)
+    return whole_numbers(restored), whole_numbers(sharp)
+
+
+def require_finite(restored: Tensor) -> None:
+    """MetricError if a value is not finite."""
+    if not restored.isfinite().all():
+        raise MetricError("the restored picture holds values that are not finite")
+
+
+def require_side(picture: Tensor, side: int, metric: str) -> None:
+    """MetricError if a picture has fewer than `side` rows or columns."""
+    if min(picture.shape[-2:]) < side:
+        raise MetricError(
+            f"{metric} needs {side} pixels a side and the picture is {picture.shape[-1]}x{picture.shape[-2]}"
+        )
+
+
+@torch.no_grad()
+def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each picture by PSNR_RECIPE.
+
+    Args:
+        restored: (N, 3, H, W), about [0, 1].
+        sharp: the truth, (N, 3, H, W) in [0, 1].
+
+    Returns:
+        (N,) in dB; infinite where the rounded pictures are equal.
+
+    Raises:
+        MetricError: the shapes differ or a value is not finite.
+    """
+    restored, sharp = check_pair(restored, sharp)
+    return _decibels((restored - sharp).square().mean((1, 2, 3)))
+
+
+def _decibels(squared_error: Tensor) -> Tensor:
+    return 10 * torch.log10(255**2 / squared_error)
+
+
+@torch.no_grad()
+def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
+    """Structural similarity of each picture (Wang et al. 2004) by SSIM_RECIPE; arguments as for `psnr`.
+
+    Returns:
+        (N,), at most 1.
+
+    Raises:
+        MetricError: as for `psnr`, or a side is shorter than the window.
+    """
+    restored, sharp = check_pair(restored, sharp)
+    require_side(sharp, len(_GAUSSIAN), "SSIM")
+    return ssim_map(restored, sharp).mean((1, 2, 3))
+
+
+@torch.no_grad()
+def ssim_uniform(restored: Tensor, sharp: Tensor) -> Tensor:
+    """As `ssim`, by SSIM_UNIFORM_RECIPE."""
+    restored, sharp = check_pair(restored, sharp)
+    side = len(_UNIFORM)
+    require_side(sharp, side, "SSIM")
+    sample = side**2 / (side**2 - 1)
+    return _similarity(restored, sharp, lambda maps: _weighted_mean(maps, _UNIFORM), sample).mean((1, 2, 3))
+
+
+@torch.no_grad()
+def ssim_matlab(restored: Tensor, sharp: Tensor) -> Tensor:
+    """As `ssim`, by SSIM_MATLAB_RECIPE; for a picture of any size."""
+    restored, sharp = check_pair(restored, sharp)
+    radius = len(_GAUSSIAN) // 2
+    # The window's share of each channel for each channel: beyond the first and the last the edge repeats.
+    channels = torch.zeros(3, 3)
+    for channel in range(3):
+        at = (channel + torch.arange(-radius, radius + 1)).clamp(0, 2)
+        channels[channel].index_add_(0, at, _GAUSSIAN)
+    channels = channels.to(sharp.device)
+
+    def average(maps: Tensor) -> Tensor:
+        blurred = _weighted_mean(F.pad(maps, (radius,) * 4, mode="replicate"), _GAUSSIAN)
+        return torch.einsum("dc,nchw->ndhw", channels, blurred)
+
+    return _similarity(restored, sharp, average).mean((1, 2, 3))
+
+
+def ssim_map(restored: Tensor, sharp: Tensor, levels: float = 255.0) -> Tensor:
+    """SSIM by SSIM_RECIPE at each pixel whose window lies inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10)."""
+    return _similarity(restored, sharp, lambda maps: _weighted_mean(maps, _GAUSSIAN), levels=levels)
+
+
+def _similarity(
+    restored: Tensor, sharp: Tensor, average: Callable[[Tensor], Tensor], sample: float = 1.0, levels: float = 255.0
+) -> Tensor:
+    """Equation 13 of Wang et al. 2004 at each pixel; `sample` turns population into sample covariance."""
+    middle = levels / 2  # centred values keep more digits in a variance
+    x, y = restored - middle, sharp - middle
+    mean_x, mean_y, xx, yy, xy = average(torch.cat([x, y, x * x, y * y, x * y])).chunk(5)
+    variances = sample * (xx - mean_x**2 + yy - mean_y**2)
+    covariance = sample * (xy - mean_x * mean_y)
+    mean_x, mean_y = mean_x + middle, mean_y + middle
+    c1, c2 = (0.01 * levels) ** 2, (0.03 * levels) ** 2
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    return luminance * (2 * covariance + c2) / (variances + c2)
+
+
+def _weighted_mean(maps: Tensor, window: Tensor) -> Tensor:
+    """Mean over the separable window around each pixel that has room for it: (N, C, H, W) -> (N, C, H-K+1, W-K+1)."""
+    channels = maps.shape[1]
+    window = window.to(maps).expand(channels, 1, -1)
+    with torch.backends.cudnn.flags(allow_tf32=False):  # TF32's 10 bits are too few for a variance
+        rows = F.conv2d(maps, window.unsqueeze(3), groups=channels)
+        return F.conv2d(rows, window.unsqueeze(2), groups=channels)
+
+
+@torch.no_grad()
+def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
+    """Gradient energy of each picture over that of its truth by SHARPNESS_RECIPE; arguments as for `psnr`.
+
+    Returns:
+        (N,), from 0; 1 is as sharp as the truth, noise and ringing count as sharpness.
+
+    Raises:
+        MetricError: as for `psnr`, or the truth has no gradient.
+    """
+
+    def energy(picture: Tensor) -> Tensor:
+        return sum(picture.diff(dim=dim).square().sum((1, 2, 3)) for dim in (2, 3))
+
+    restored, sharp = check_pair(restored, sharp)
+    truth = energy(sharp)
+    if not truth.all():
+        raise MetricError("sharpness compares with the truth's gradients and the sharp picture has none")
+    return energy(restored) / truth
+
+
+class Consistency:
+    """How well restored pictures, blurred again, explain the blurry ones; only where the blur kernel is known.
+
+    Args:
+        kernels: .npz file with a (K, K) array, K odd, under the name of each picture;
+            blurry(p) = sum over d of kernel(d) sharp(p + d). None where no kernel is known: the metric is missing.
+
+    Attributes:
+        reason: None, or one sentence that says why there are no values.
+        recipe: how the number is made; None where the metric is missing.
+
+    Raises:
+        MetricError: the file cannot be read or holds what is no kernel.
+    """
+
+    def __init__(self, kernels: str | Path | None):
+        self.reason, self.recipe = None, _CONSISTENCY_RECIPE
+        if kernels is None:
+            self.recipe = None
+            self.reason = (
+                "Consistency is missing: it needs the blur kernel of every picture; give them with --kernels FILE "
+                "(.npz, one array under each picture's name)."
+            )
+            return
+        try:
+            with np.load(kernels, allow_pickle=False) as arrays:
+                self.kernels = {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
+        except OSError as error:
+            raise MetricError(f"Kernels {kernels} cannot be read: {error.strerror or error}.") from error
+        except (ValueError, TypeError, AttributeError) as error:  # no archive, pickled objects, no numbers
+            raise MetricError(f"Kernels {kernels} are no .npz file of numbers.") from error
+        for name, kernel in self.kernels.items():
+            square = kernel.ndim == 2 and kernel.shape[0] == kernel.shape[1] and len(kernel) % 2
+            if not square or not kernel.isfinite().all() or not kernel.sum() > 0:
+                raise MetricError(f"Kernels {kernels}: {name} is no square array of odd size and positive sum.")
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor, blurry: Tensor, names: Sequence[str]) -> Tensor:
+        """PSNR of each re-blurred picture to its blurry one by the recipe.
+
+        Args:
+            restored: (N, 3, H, W), about [0, 1].
+            sharp: not looked at.
+            blurry: (N, 3, H, W) in [0, 1].
+            names: the N pictures' names, as in the file of kernels.
+
+        Returns:
+            (N,) in dB.
+
+        Raises:
+            MetricError: a picture has no kernel, is smaller than it, or holds values that are not finite.
+        """
+        if self.reason is not None:
+            raise MetricError(self.reason)
+        require_finite(restored)
+        light = kornia.color.rgb_to_linear_rgb(whole_numbers(restored) / 255)
+        values = []
+        for picture, seen, name in zip(light, blurry, names, strict=True):
+            if name not in self.kernels:
+                raise MetricError(f"no blur kernel is known for {name}")
+            kernel = self.kernels[name].to(light.device)
+            require_side(picture, len(kernel), "consistency")
+            with torch.backends.cudnn.flags(allow_tf32=False):
+                blurred = kornia.filters.filter2d(
+                    picture[None], kernel[None], normalized=True, padding="valid", behaviour="corr"
+                )
+            again = whole_numbers(kornia.color.linear_rgb_to_rgb(blurred))[0]
+            border = len(kernel) // 2
+            inside = whole_numbers(seen)[:, border : seen.shape[1] - border, border : seen.shape[2] - border]
+            values.append(_decibels((again - inside).square().mean()))
+        return torch.stack(values)

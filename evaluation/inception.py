@@ -1,0 +1,163 @@
+"""FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between the patches of restored and of sharp pictures.
+
+Both compare two sets. The features of a picture are plain tensors that can be stored, sent and put together in any
+order; the distance comes last. On the few hundred pictures of a test set whole frames are too few, so DvSR's way is
+taken: patches of 256 x 240 pixels without overlap, 15 of a frame of 1280 x 720 (Whang et al. 2022).
+"""
+
+import hashlib
+import importlib.metadata
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from evaluation.fidelity import MetricError, require_finite, whole_numbers
+
+PATCH_HEIGHT, PATCH_WIDTH = 240, 256
+_BATCH = 32
+_KID_SUBSETS, _KID_SIZE = 100, 1000
+
+FID_RECIPE = "FID, the Fréchet distance of Gaussians with sample covariance in float64"
+KID_RECIPE = (
+    "KID, not multiplied by 1000, the unbiased squared discrepancy under the kernel (x y / 2048 + 1)^3, mean of "
+    f"{_KID_SUBSETS} subsets of {_KID_SIZE} patches with seed 0, or of all patches at once where there are no more"
+)
+
+
+class InceptionPatches:
+    """The 2048 pooled features of Inception v3 (2015-12-05, the weights of the FID paper) of each patch.
+
+    Args:
+        backbone: the weights of torch-fidelity's release (weights-inception-2015-12-05-6726825d.pth), or the same
+            tensors as safetensors. None takes them from torch's cache or the network; where neither has them the
+            metrics are missing and `reason` says why.
+
+    Attributes:
+        reason: None, or one sentence that says why there are no features.
+        recipe: how the features are made, with the sha256 over the weights (as one safetensors file); None where they
+            are missing.
+
+    Raises:
+        MetricError: `backbone` does not hold these weights.
+    """
+
+    def __init__(self, backbone: str | Path | None = None):
+        self.reason, self.recipe = None, None
+
+        from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, FeatureExtractorInceptionV3
+
+        if backbone is None:
+            try:
+                state = torch.hub.load_state_dict_from_url(
+                    URL_INCEPTION_V3, map_location="cpu", check_hash=True, weights_only=True
+                )
+            except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
+                said = " ".join(str(error).split())
+                self.reason = (
+                    f"FID and KID are missing: Inception's weights could not be loaded ({said or type(error).__name__})"
+                    "; give them with --inception_backbone FILE."
+                )
+                return
+        else:
+            state = _read_state(Path(backbone))
+        with tempfile.TemporaryDirectory() as folder:
+            # torch-fidelity unpickles the file that it is given, so it gets one that was written here.
+            torch.save(state, Path(folder) / "weights.pth")
+            try:
+                self.network = FeatureExtractorInceptionV3(
+                    "inception-v3-compat", ["2048"], feature_extractor_weights_path=Path(folder) / "weights.pth"
+                )
+            except RuntimeError as error:
+                first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+                raise MetricError(
+                    f"Inception backbone {backbone or 'of torch-fidelity'} does not fit: {first}"
+                ) from error
+        weights = {name: weight.contiguous() for name, weight in self.network.state_dict().items()}
+        self.recipe = (
+            f"RGB, clipped to [0, 1], rounded to 8 bits, patches of {PATCH_WIDTH} x {PATCH_HEIGHT} without overlap "
+            "from the top left, the rest of a frame left out; Inception v3 of 2015-12-05, 2048 pooled features, "
+            f"resized as in TensorFlow 1, weights sha256 {hashlib.sha256(save(weights)).hexdigest()}; "
+            f"torch-fidelity {importlib.metadata.version('torch-fidelity')}"
+        )
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """The features of each patch.
+
+        Args:
+            pictures: (N, 3, H, W), about [0, 1].
+
+        Returns:
+            (N, P, 2048), P the whole patches that fit, row by row.
+
+        Raises:
+            MetricError: a picture is smaller than a patch, a value is not finite, or the weights are missing.
+        """
+        if self.reason is not None:
+            raise MetricError(self.reason)
+        require_finite(pictures)
+        height, width = pictures.shape[-2:]
+        if height < PATCH_HEIGHT or width < PATCH_WIDTH:
+            raise MetricError(
+                f"FID and KID need patches of {PATCH_WIDTH}x{PATCH_HEIGHT} pixels and the picture is {width}x{height}"
+            )
+        patches = cut_patches(whole_numbers(pictures).byte())
+        network = self.network.to(pictures.device)
+        parts = [network(part)[0].float() for part in patches.flatten(0, 1).split(_BATCH)]
+        return torch.cat(parts).unflatten(0, patches.shape[:2])
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except OSError as error:
+        raise MetricError(f"Inception backbone {path} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # torch.load raises any kind on what is no weights file
+        raise MetricError(f"Inception backbone {path} is not a weights file: give torch-fidelity's .pth.") from error
+
+
+def cut_patches(pictures: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, P, C, 240, 256), row by row."""
+    cut = pictures.unfold(2, PATCH_HEIGHT, PATCH_HEIGHT).unfold(3, PATCH_WIDTH, PATCH_WIDTH)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
+
+
+def fid(restored: Tensor, sharp: Tensor) -> float:
+    """Fréchet distance between Gaussians with the means and covariances of two (M, D) sets of features.
+
+    Raises:
+        MetricError: a set has fewer than two features.
+    """
+    from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_features_to_statistics, fid_statistics_to_metric
+
+    statistics = [fid_features_to_statistics(features) for features in _checked(restored, sharp)]
+    return fid_statistics_to_metric(*statistics, verbose=False)[KEY_METRIC_FID]
+
+
+def kid(restored: Tensor, sharp: Tensor) -> float:
+    """Unbiased squared maximum mean discrepancy of two (M, D) sets of features under a cubic kernel.
+
+    The mean over 100 subsets of 1000 (seed 0), or over all features at once where there are no more.
+
+    Raises:
+        MetricError: a set has fewer than two features.
+    """
+    from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
+
+    restored, sharp = _checked(restored, sharp)
+    size = min(_KID_SIZE, len(restored), len(sharp))
+    subsets = 1 if len(restored) == len(sharp) == size else _KID_SUBSETS
+    return kid_features_to_metric(
+        restored, sharp, kid_subsets=subsets, kid_subset_size=size, rng_seed=0, verbose=False
+    )[KEY_METRIC_KID_MEAN]
+
+
+def _checked(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
+    if min(len(restored), len(sharp)) < 2:
+        raise MetricError("FID and KID need two patches or more of each set")
+    return restored.double().cpu(), sharp.double().cpu()

@@ -1,0 +1,246 @@
+"""LPIPS and DISTS: distances between the features of a network that is trained on ImageNet.
+
+The backbone's weights come from torchvision's cache or download, or from a file; without them the metric is missing.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from evaluation.fidelity import PICTURE, MetricError, check_pair, require_side
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """A classifier of torchvision, of which a metric uses the feature layers."""
+
+    name: str
+    builder: str
+    flag: str
+    least_side: int  # the smallest side that leaves the last pooling one pixel
+
+
+_ALEXNET = _Backbone("AlexNet", "alexnet", "--lpips_backbone", 31)
+_VGG16 = _Backbone("VGG16", "vgg16", "--vgg_backbone", 16)
+
+
+class Lpips:
+    """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
+
+    Args:
+        backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same
+            names. None takes torchvision's weights from its cache or the network; where neither has them the
+            metric is missing and `reason` says why.
+        net: AlexNet or VGG16, which give different numbers.
+
+    Attributes:
+        reason: None, or one sentence that says why there are no values.
+        recipe: how the number is made, with the sha256 over the feature layers (as one safetensors file);
+            None where the metric is missing.
+
+    Raises:
+        MetricError: `backbone` does not hold the network's feature layers; the text names the first key that
+            differs.
+    """
+
+    def __init__(self, backbone: str | Path | None = None, net: Literal["alex", "vgg"] = "alex"):
+        self.reason, self.recipe = None, None
+        self._backbone = {"alex": _ALEXNET, "vgg": _VGG16}[net]
+        try:
+            state = _state(self._backbone, backbone, "LPIPS")
+        except _Missing as error:
+            self.reason = str(error)
+            return
+
+        import lpips  # takes seconds, and only this metric needs it
+
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore", UserWarning)  # lpips asks torchvision in words of before 0.13
+            network = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, verbose=False)
+        # lpips keeps feature layer 3 of torchvision as `slice2.3`.
+        slices = {"features." + key.split(".", 1)[1]: key for key in network.net.state_dict()}
+        expected = {name: network.net.state_dict()[key] for name, key in slices.items()}
+        features = _match(state, expected, self._backbone, backbone)
+        network.net.load_state_dict({slices[name]: weight for name, weight in features.items()})
+        self.network = network.requires_grad_(False).eval()
+        self.recipe = (
+            f"LPIPS: {PICTURE}, then scaled to [-1, 1]; {self._backbone.name}, version 0.1, backbone sha256 "
+            f"{_sha256(features)}; lpips {importlib.metadata.version('lpips')}"
+        )
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Distance of each picture to its truth.
+
+        Runs on the device of the pictures.
+
+        Args:
+            restored: (N, 3, H, W), about [0, 1].
+            sharp: the truth, (N, 3, H, W) in [0, 1].
+
+        Returns:
+            (N,), 0 for equal pictures, lower is better.
+
+        Raises:
+            MetricError: the shapes differ, a value is not finite, a side is too short for the network, or the metric
+                is missing (the text is `reason`).
+        """
+        if self.reason is not None:
+            raise MetricError(self.reason)
+        restored, sharp = check_pair(restored, sharp)
+        require_side(sharp, self._backbone.least_side, "LPIPS")
+        return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
+
+
+class Dists:
+    """DISTS (Ding et al. 2020): structure and texture similarity of VGG16's features.
+
+    The authors' weights of the features come with torchmetrics, whose own network can only be built with a download
+    of its backbone.
+
+    Args:
+        backbone: VGG16's feature layers, as for `Lpips`.
+
+    Attributes:
+        reason, recipe: as for `Lpips`.
+
+    Raises:
+        MetricError: as for `Lpips`.
+    """
+
+    # The pictures themselves and the five stages of VGG16, which end before each pooling.
+    _CHANNELS = (3, 64, 128, 256, 512, 512)
+    _STAGES = ((0, 4), (5, 9), (10, 16), (17, 23), (24, 30))
+    _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
+    _STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+
+    def __init__(self, backbone: str | Path | None = None):
+        self.reason, self.recipe = None, None
+        try:
+            state = _state(_VGG16, backbone, "DISTS")
+        except _Missing as error:
+            self.reason = str(error)
+            return
+
+        from torchvision.models import vgg16
+
+        with torch.device("meta"):
+            self.features = vgg16(weights=None).features.requires_grad_(False).eval()
+        expected = {f"features.{name}": weight for name, weight in self.features.state_dict().items()}
+        found = _match(state, expected, _VGG16, backbone)
+        self.features.load_state_dict({name.removeprefix("features."): w for name, w in found.items()}, assign=True)
+        root = Path(importlib.util.find_spec("torchmetrics").origin).parent
+        weights = torch.load(
+            root / "functional" / "image" / "dists_models" / "weights.pt", map_location="cpu", weights_only=True
+        )
+        alpha, beta = (weights[name].detach().flatten() for name in ("alpha", "beta"))
+        total = alpha.sum() + beta.sum()
+        self.alpha, self.beta = (weight.div(total).split(self._CHANNELS) for weight in (alpha, beta))
+        self.recipe = (
+            f"DISTS: {PICTURE}, not resized, then scaled to [0, 1]; VGG16, backbone sha256 {_sha256(found)}; weights "
+            f"alpha and beta sha256 {_sha256({'alpha': alpha, 'beta': beta})} of torchmetrics "
+            f"{importlib.metadata.version('torchmetrics')}"
+        )
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Distance of each picture to its truth; arguments, result and errors as for `Lpips`."""
+        if self.reason is not None:
+            raise MetricError(self.reason)
+        restored, sharp = check_pair(restored, sharp)
+        require_side(sharp, _VGG16.least_side, "DISTS")
+        similarity = torch.zeros(len(sharp), device=sharp.device)
+        stages = zip(self._stages(restored / 255), self._stages(sharp / 255), self.alpha, self.beta, strict=True)
+        for x, y, alpha, beta in stages:
+            mean_x, mean_y = x.mean((2, 3)), y.mean((2, 3))
+            centred_x, centred_y = x - mean_x[..., None, None], y - mean_y[..., None, None]
+            variances = (centred_x.square() + centred_y.square()).mean((2, 3))
+            covariance = (centred_x * centred_y).mean((2, 3))
+            texture = (2 * mean_x * mean_y + 1e-6) / (mean_x.square() + mean_y.square() + 1e-6)  # eq. 4
+            structure = (2 * covariance + 1e-6) / (variances + 1e-6)  # eq. 5
+            similarity += texture @ alpha.to(sharp.device) + structure @ beta.to(sharp.device)
+        return 1 - similarity  # eq. 6
+
+    def _stages(self, picture: Tensor) -> list[Tensor]:
+        features = self.features.to(picture.device)
+        maps = [picture]
+        x = (picture - self._MEAN.to(picture.device)) / self._STD.to(picture.device)
+        for number, (start, stop) in enumerate(self._STAGES):
+            x = features[start:stop](x if number == 0 else _blurred_half(x))
+            maps.append(x)
+        return maps
+
+
+def _blurred_half(x: Tensor) -> Tensor:
+    """Pooling by the root of the mean square under a Hann window, every second pixel (eq. 2)."""
+    window = torch.tensor([0.25, 0.5, 0.25], device=x.device)
+    weight = (window[:, None] * window).expand(x.shape[1], 1, 3, 3)
+    power = nn.functional.conv2d(x.square(), weight, stride=2, padding=1, groups=x.shape[1])
+    return (power + 1e-12).sqrt()
+
+
+class _Missing(Exception):
+    """A backbone's weights cannot be had here."""
+
+
+def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[str, Tensor]:
+    """The tensors of a file, or of torchvision's cache or download."""
+    if path is not None:
+        return _read_state(Path(path), backbone, metric)
+
+    from torchvision.models import get_model_weights
+
+    try:
+        weights = get_model_weights(backbone.builder).IMAGENET1K_V1
+        return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
+    except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
+        said = " ".join(str(error).split())
+        raise _Missing(
+            f"{metric} is missing: {backbone.name}'s weights could not be loaded ({said or type(error).__name__}); "
+            f"give them with {backbone.flag} FILE."
+        ) from error
+
+
+def _read_state(path: Path, backbone: _Backbone, metric: str) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except OSError as error:
+        raise MetricError(f"{metric} backbone {path} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # torch.load raises any kind on what is no weights file
+        raise MetricError(
+            f"{metric} backbone {path} is not a weights file: give torchvision's {backbone.name} .pth "
+            "or safetensors of its features."
+        ) from error
+
+
+def _match(
+    state: dict[str, Tensor], expected: dict[str, Tensor], backbone: _Backbone, source: str | Path | None
+) -> dict[str, Tensor]:
+    """The tensors of `state` under the names of `expected`; MetricError names the first key that differs."""
+    found = {key: value for key, value in state.items() if not key.startswith("classifier.")}
+    for key in [*expected, *found]:
+        if key not in found:
+            difference = f"has no {key}"
+        elif key not in expected:
+            difference = f"holds {key}, which {backbone.name} does not have"
+        elif found[key].shape != expected[key].shape:
+            shapes = tuple(found[key].shape), tuple(expected[key].shape)
+            difference = f"holds {key} of shape {shapes[0]} where {backbone.name} has {shapes[1]}"
+        else:
+            continue
+        raise MetricError(f"{backbone.name} backbone {source or 'of torchvision'} {difference}.")
+    return {key: found[key].float().contiguous() for key in expected}
+
+
+def _sha256(tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(save(tensors)).hexdigest()
