@@ -117,6 +117,7 @@ class DeblurPipeline(DiffusionPipeline):
         progress: Callable[[Iterable], Iterable] = iter,
         tile: int | None = None,
         predictor_tile: int | None = None,
+        memory: int | None = None,
     ) -> DeblurOutput:
         """Restore one picture or a batch of pictures of one size.
 
@@ -126,6 +127,7 @@ class DeblurPipeline(DiffusionPipeline):
             settings, seed, names, progress, tile: as in `refine`.
             output_type: "pil" or "pt".
             predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
+            memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
 
         Raises:
             ValueError: pictures of different sizes, a tensor of another shape, an unknown output_type.
@@ -133,15 +135,27 @@ class DeblurPipeline(DiffusionPipeline):
         if output_type not in ("pil", "pt"):
             raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
         blurry = _to_network(_to_tensor(image, self.device))
-        output = self._refine(blurry, self._predict(blurry, predictor_tile), settings, seed, names, progress, tile)
+        x_init = self._predict(blurry, predictor_tile, memory)
+        output = self._refine(blurry, x_init, settings, seed, names, progress, tile, memory)
         if output_type == "pil":
             output.images, output.predictions = _to_pil(output.images), _to_pil(output.predictions)
         return output
 
-    def _predict(self, blurry: Tensor, tile: int | None) -> Tensor:
-        return Tiling(self.predictor.receptive_field, self.predictor.stride, tile)(self.predictor, [blurry])
+    def compile(self) -> None:
+        """Compile both networks in place, for each size of picture or tile anew; the first calls are slow.
 
-    def _refine(self, blurry, x_init, settings, seed, names, progress, tile) -> DeblurOutput:
+        On a GPU the denoiser's steps become CUDA graphs. The predictor runs once a picture, so it is left without.
+        """
+        self.predictor.compile(dynamic=False)
+        if self.denoiser is not None:
+            graphs = "reduce-overhead" if self.device.type == "cuda" else None
+            self.denoiser.compile(dynamic=False, mode=graphs)
+
+    def _predict(self, blurry: Tensor, tile: int | None, memory: int | None = None) -> Tensor:
+        tiling = Tiling(self.predictor.receptive_field, self.predictor.stride, tile, memory)
+        return tiling(self.predictor, [blurry])
+
+    def _refine(self, blurry, x_init, settings, seed, names, progress, tile, memory=None) -> DeblurOutput:
         """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         settings = settings or SamplingSettings()
         names = [""] * len(blurry) if names is None else names
@@ -151,7 +165,8 @@ class DeblurPipeline(DiffusionPipeline):
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
         K, s = settings.num_samples, self.config.residual_scale
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile) if settings.blend > 0 else None
+        if settings.blend > 0:
+            tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory)
         samples, moments = [], _Moments()
         for k in range(K):
             x = x_init
@@ -168,6 +183,7 @@ class DeblurPipeline(DiffusionPipeline):
                     tiling,
                 )
                 x = add_residual(x_init, r_0.mul_(settings.blend), s)
+                del r_0
             x = _to_world(x)
             if K > 1:
                 moments.add(x)
@@ -182,13 +198,15 @@ class _Moments:
     """Mean and standard deviation of pictures that come one by one (Welford 1962)."""
 
     def __init__(self):
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.count, self.mean, self.squares = 0, None, None
 
     def add(self, x: Tensor) -> None:
+        if self.mean is None:
+            self.mean, self.squares = torch.zeros_like(x), torch.zeros_like(x)
         self.count += 1
         difference = x - self.mean
-        self.mean = self.mean + difference / self.count
-        self.squares = self.squares + difference * (x - self.mean)
+        self.mean.add_(difference, alpha=1 / self.count)
+        self.squares.addcmul_(difference, x - self.mean)
 
     def std(self) -> Tensor:
         return (self.squares / (self.count - 1)).sqrt()

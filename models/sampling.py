@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from models.diffusion import estimate_r_0, residual
 from models.settings import SamplingSettings
 from models.tiling import whole
+
+BAND = 1 << 22  # pixels of a large photo that take a step together
 
 
 def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> SchedulerMixin:
@@ -89,14 +92,19 @@ def sample_residual(
     elif isinstance(scheduler, DDPMScheduler):
         options = {"generator": generator}
     levels = scheduler.alphas_cumprod.to(blurry.device, blurry.dtype)
+    # A step is arithmetic on each value alone, so it is taken in bands of rows: its terms then take little memory.
+    rows = max(1, BAND // blurry.shape[-1])
+    bands = [(slice(top, top + rows), deepcopy(scheduler)) for top in range(0, blurry.shape[-2], rows)]
     for t in progress(scheduler.timesteps.tolist()):
-        alpha_bar = levels[t].expand(len(blurry))
-        r_0 = tiling(partial(_estimate, denoiser, residual_scale, alpha_bar), [r_t, blurry, x_init])
-        r_t = scheduler.step(r_0, t, r_t, **options).prev_sample
+        r_0 = tiling(partial(_estimate, denoiser, residual_scale, levels[t]), [r_t, blurry, x_init])
+        for band, own in bands:
+            before = r_t[..., band, :].clone()  # schedulers of several steps keep it
+            r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
     return r_t
 
 
-def _estimate(denoiser, s: float | None, alpha_bar: Tensor, r_t: Tensor, blurry: Tensor, x_init: Tensor) -> Tensor:
+def _estimate(denoiser, s: float | None, level: Tensor, r_t: Tensor, blurry: Tensor, x_init: Tensor) -> Tensor:
+    alpha_bar = level.expand(len(r_t))
     output = denoiser(r_t, blurry, alpha_bar, x_init)
     r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
     return r_0 if s is None else r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

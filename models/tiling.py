@@ -5,6 +5,7 @@ values it has in the whole picture, as long as the halo covers what a value can 
 the network's stride, and tiles end where the picture ends (the network then treats the border as it always does).
 """
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,38 +14,56 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LARGEST, SMALLEST = 4096, 64  # sides of cores chosen here; powers of two, so that nearly equal memories choose alike
+SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
+SMALLEST = SIDES[0]
 SHARE_OF_FREE_MEMORY = 0.5
+FIELDS_TO_COME = 3  # tensors of the pictures' own size that come after the tiles' size is chosen, while tiles are made
 
 
 class Tiling:
     """Calls a function of pictures tile by tile, with a core size found once.
 
+    The size depends on one picture alone, so that a picture gets the same tiles in every batch: where the tiles of a
+    whole batch do not fit into memory together, they are done picture by picture.
+
     Args:
         reach: pixels that the function can see in each direction; None where that is most of the picture: then tiles
             have a margin of a quarter of a core, whose inner half blends into the neighbours'.
         stride: cores start at multiples of it.
-        tile: side of the cores. None: the whole picture if its activations fit into half of the free memory, otherwise
-            the largest power of two that does. Where memory runs out all the same, the side is halved.
+        tile: side of the cores. None: the whole picture if its activations fit into memory, otherwise the largest of
+            SIDES that does. Where memory runs out all the same, fewer pictures at a time are tried, then half the side.
+        memory: bytes that the process may hold in all (on a GPU: there); None for no such limit. Half of the free
+            memory is the limit in any case.
     """
 
-    def __init__(self, reach: int | None, stride: int, tile: int | None = None):
+    def __init__(self, reach: int | None, stride: int, tile: int | None = None, memory: int | None = None):
         if tile is not None and tile < SMALLEST:
             raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {tile}")
-        self.reach, self.stride, self.tile = reach, stride, tile
+        self.reach, self.stride, self.tile, self.memory = reach, stride, tile, memory
+        self.together = None  # pictures at a time; None for all
 
     def __call__(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
         """function(*pictures), for pictures (N, C, H, W) of one size, whole or in tiles -> (N, 3, H, W)."""
         if self.tile is None:
-            self.tile = self._fitting(function, pictures)
+            self._fit(function, pictures)
+        count = len(pictures[0])
         while True:
+            together = min(self.together or count, count)
             try:
-                return self._run(function, pictures)
+                return self._run_some(function, pictures, together)
             except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error) or self.tile <= SMALLEST:
+                if not is_out_of_memory(error) or (together == 1 and self.tile <= SMALLEST):
                     raise
             # Out here the error's frames are gone, and with them the tensors that they held.
-            self.tile = max(SMALLEST, min(self.tile, max(pictures[0].shape[-2:])) // 2)
+            if together > 1:
+                self.together = together // 2
+            else:
+                self.tile = max(SMALLEST, min(self.tile, max(pictures[0].shape[-2:])) // 2)
+
+    def _run_some(self, function: Callable[..., Tensor], pictures: Sequence[Tensor], together: int) -> Tensor:
+        chunks = list(zip(*(picture.split(together) for picture in pictures), strict=True))
+        parts = [self._run(function, chunk) for chunk in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _run(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
         height, width = pictures[0].shape[-2:]
@@ -73,22 +92,29 @@ class Tiling:
         pixels = self._core(tile) // 4 if self.reach is None else self.reach
         return -(-pixels // self.stride) * self.stride
 
-    def _fitting(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> int:
+    def _fit(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> None:
+        """Choose `tile`, and `together` for it."""
         height, width = pictures[0].shape[-2:]
-        if max(height, width) <= 2 * SMALLEST:
-            return max(height, width)
+        self.tile = max(height, width)
+        if self.tile <= 2 * SMALLEST:
+            return
         side = min(2 * SMALLEST, height, width)
-        with _LiveBytes() as live:
-            function(*(picture[..., :side, :side] for picture in pictures))
+        with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
+            function(*(picture[:1, :, :side, :side] for picture in pictures))
         # A third more for the copies that convolutions make inside, which no tensor shows.
         bytes_per_pixel = 4 / 3 * live.peak / side**2
         budget = SHARE_OF_FREE_MEMORY * free_memory(pictures[0].device)
-        if height * width * bytes_per_pixel <= budget:
-            return max(height, width)
-        tile = LARGEST
-        while tile > SMALLEST and (self._core(tile) + 2 * self._margin(tile)) ** 2 * bytes_per_pixel > budget:
-            tile //= 2
-        return tile
+        if self.memory is not None:
+            fields = FIELDS_TO_COME * pictures[0].nbytes
+            budget = min(budget, self.memory - used_memory(pictures[0].device) - fields)
+
+        def needed(tile: int) -> float:
+            reach = self._core(tile) + 2 * self._margin(tile)
+            return min(reach, height) * min(reach, width) * bytes_per_pixel
+
+        if height * width * bytes_per_pixel > budget:
+            self.tile = next((tile for tile in reversed(SIDES) if needed(tile) <= budget), SMALLEST)
+        self.together = max(1, int(budget / needed(self.tile)))
 
 
 def whole(function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
@@ -117,15 +143,30 @@ def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could be allocated now; on Linux without swapping."""
+    """Bytes that could be allocated now; on Linux without swapping, and within the limit of a container."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return 4 * 1024**3  # other systems do not say it in one place; what a small laptop has to spare
+    if not meminfo.is_file():
+        return 4 * 1024**3  # other systems do not say it in one place; what a small laptop has to spare
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
+        file = Path("/sys/fs/cgroup") / name
+        if file.is_file() and (limit := file.read_text().strip()).isdigit():
+            free = min(free, max(0, int(limit) - used_memory(device)))
+    return free
+
+
+def used_memory(device: torch.device) -> int:
+    """Bytes that this process holds now, on the device."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        return 1024**3  # about what Python with torch takes, and a photo
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -151,6 +192,7 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, whichever allocator it comes from."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or ("memory" in text and "alloc" in text)

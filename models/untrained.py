@@ -25,20 +25,9 @@ class IdentityPredictor(ModelMixin, ConfigMixin):
         return [self(blurry)]
 
 
-class ZeroPredictor(ModelMixin, ConfigMixin):
+class ZeroPredictor(IdentityPredictor):
     """x_init = 0 (mid grey): the denoiser samples the whole picture, the one-network conditional DDPM of SR3."""
-
-    receptive_field, stride = 0, 1
-
-    @register_to_config
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("_place", torch.empty(0), persistent=False)  # tells diffusers the device
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""
         return torch.zeros_like(blurry, dtype=torch.float32)
-
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """Nothing here is trained, so nothing is supervised but x_init itself."""
-        return [self(blurry)]

@@ -7,6 +7,8 @@ from models.diffusion import PREDICTION_TYPES, target
 from models.sampling import make_scheduler, noise_generator, sample_residual
 from models.schedules import linear
 from models.settings import SamplingSettings
+from models.unet import Denoiser
+from tests.models.test_networks import stir
 
 SAMPLERS = ["ddpm", "ddim", "dpmsolver++", "unipc"]
 TRAINING_BETAS = linear(2000)
@@ -170,3 +172,18 @@ def test_noise_comes_from_seed_name_and_sample_number():
 def test_wrong_settings_are_named(wrong, word):
     with pytest.raises(ValueError, match=word):
         SamplingSettings(**wrong)
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "dpmsolver++", "unipc"])
+def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler):
+    blurry = torch.rand(2, 3, 41, 30)
+    network = stir(Denoiser(8, (1, 2), 1))
+
+    def sampled():
+        scheduler = make_scheduler(SamplingSettings(sampler, steps=6), TRAINING_BETAS)
+        with torch.no_grad():
+            return sample_residual(network, blurry, -blurry, scheduler, 0.0, torch.Generator().manual_seed(0), 0.1)
+
+    whole = sampled()
+    monkeypatch.setattr("models.sampling.BAND", 300)  # ten rows
+    assert torch.equal(sampled(), whole) and whole.std() > 0.1

@@ -100,6 +100,20 @@ def test_running_out_of_memory_halves_the_tiles():
     assert tiling.tile == 125 and sides[:3] == [400, 250, 125]
 
 
+def test_running_out_of_memory_halves_the_batch_first():
+    seen = []
+
+    def hungry(x):
+        seen.append(tuple(x.shape[::3]))
+        if x.numel() > 3 * 100 * 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return 2 * x
+
+    x = torch.rand(5, 3, 90, 90)
+    assert torch.equal(Tiling(0, 1, 512)(hungry, [x]), 2 * x)
+    assert seen[:3] == [(5, 90), (2, 90), (1, 90)] and set(seen[2:]) == {(1, 90)}
+
+
 def test_a_real_allocation_that_fails_is_out_of_memory():
     def huge(x):
         return x + (torch.empty(1 << 60)[:1] if x.shape[-1] > 100 else 0)
@@ -137,11 +151,32 @@ def test_tiles_come_from_free_memory(monkeypatch):
     def chosen(free):
         monkeypatch.setattr("models.tiling.free_memory", lambda device: free)
         with torch.no_grad():
-            return Tiling(denoiser.receptive_field, 2)._fitting(denoiser, [x])
+            tiling = Tiling(denoiser.receptive_field, 2)
+            tiling._fit(denoiser, [x])
+            return tiling.tile
 
     assert chosen(1 << 40) == 3000
     tiles = [chosen(free) for free in (1 << 29, 1 << 27, 1 << 25, 0)]
     assert tiles == sorted(tiles, reverse=True) and 64 == tiles[-1] < tiles[0] <= 2048
+
+
+def test_tiles_do_not_depend_on_the_batch():
+    """What a batch holds more than one picture is done picture by picture, in the tiles that one would have."""
+    network, sizes = UNetPredictor(4, (1, 2), 1).eval(), []
+
+    def seen(x):
+        sizes.append(tuple(x.shape[-2:]) + (len(x),))
+        return network(x)
+
+    x = torch.rand(3, 3, 80, 140)
+    with torch.no_grad():
+        whole = network(x)
+        for count in (1, 3):
+            tiling = Tiling(network.receptive_field, 2, memory=0)  # nothing fits
+            assert torch.allclose(tiling(seen, [x[:count]]), whole[:count], atol=1e-5)
+            assert tiling.tile == 64 and {n for _, _, n in sizes[1:]} == {1}
+        generous = Tiling(network.receptive_field, 2)
+        assert torch.allclose(generous(seen, [x]), whole, atol=1e-5) and sizes[-1] == (80, 140, 3)
 
 
 def test_the_identity_is_tiled_too():
