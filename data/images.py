@@ -1,5 +1,6 @@
 """Read and write pictures: one place where files become tensors and tensors become files."""
 
+import glob
 import importlib.util
 import os
 import struct
@@ -27,12 +28,13 @@ FORMATS = {
 DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 TRANSPARENT = {".png", ".webp", ".tif", ".tiff"}
 HEIF = {".heic", ".heif"}
-SUFFIXES = set(FORMATS)
-if importlib.util.find_spec("pillow_heif"):
+if importlib.util.find_spec("pillow_heif"):  # an optional extra
     import pillow_heif
 
-    pillow_heif.register_heif_opener()
-    SUFFIXES |= HEIF
+    pillow_heif.register_heif_opener(thumbnails=False)
+    FORMATS |= {suffix: {"format": "HEIF", "quality": 95, "chroma": "444"} for suffix in HEIF}
+    TRANSPARENT |= HEIF
+SUFFIXES = set(FORMATS) | HEIF  # what is taken for a picture
 
 MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # where Pillow refuses too: 179 million
 
@@ -100,7 +102,7 @@ def read_picture(path: str | Path) -> Picture:
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    if path.suffix.lower() in HEIF - SUFFIXES:
+    if path.suffix.lower() in HEIF - set(FORMATS):
         raise ImageError(f"{path} is a HEIF picture: to read those, pip install pillow-heif.")
     try:
         with warnings.catch_warnings():
@@ -207,22 +209,24 @@ def _picture(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int
     return Picture(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
 
 
-def write(path: str | Path, image: Tensor, like: Picture | None = None) -> None:
+def write(path: str | Path, image: Tensor, like: Picture | None = None, depth: int | None = None) -> None:
     """Write a (3, H, W) picture in [0, 1], clipped and rounded; the suffix chooses the format.
 
-    WebP is lossless, JPEG has quality 95 without chroma subsampling. Missing folders are made. The file appears under
-    its name only when complete. Raises ImageError for a suffix that cannot be written, OSError where the disk refuses.
+    WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are made. The file
+    appears under its name only when complete. Raises ImageError for a suffix that cannot be written, OSError where the
+    disk refuses.
 
     Args:
         like: the picture this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
             format holds them. None: 8-bit RGB.
+        depth: 8 or 16 bits instead of those of `like`; 16 where the format holds them.
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(FORMATS))}.")
     like = like or Picture(torch.empty(3, 0, 0, dtype=torch.uint8))
-    deep = like.pixels.dtype == torch.uint16 and suffix in DEEP
+    deep = suffix in DEEP and (like.pixels.dtype == torch.uint16 if depth is None else depth == 16)
     levels, dtype = (65535, torch.uint16) if deep else (255, torch.uint8)
     channels = image.detach().cpu().float().clamp(0, 1).mul_(levels).round_()
     if like.grey:
@@ -230,9 +234,8 @@ def write(path: str | Path, image: Tensor, like: Picture | None = None) -> None:
         channels = channels.median(dim=0, keepdim=True).values
     channels = channels.to(dtype)
     if like.alpha is not None and suffix in TRANSPARENT:
-        alpha = (
-            like.alpha if deep or like.alpha.dtype == torch.uint8 else like.alpha.float().div_(257).round_().to(dtype)
-        )
+        most = torch.iinfo(like.alpha.dtype).max
+        alpha = like.alpha.float().mul_(levels / most).round_().to(dtype)
         channels = torch.cat([channels, alpha])
     array = np.ascontiguousarray(channels.movedim(0, -1).numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,20 +291,46 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: Picture) -> None:
 def find(path: str | Path) -> list[Path]:
     """List pictures: a file gives itself, a folder all its pictures, sorted, with those of its subfolders.
 
-    Hidden files and folders are passed over. Raises ImageError where there is nothing, or no picture.
+    A pattern such as photos/**/*.png gives the pictures that match it. Hidden files and folders are passed over, and of
+    folders and patterns whatever has no picture's suffix. Raises ImageError where there is nothing, or no picture.
     """
     path = Path(path)
     if path.is_file():
         return [path]
-    if not path.is_dir():
+    root = tree(path)
+    if path.is_dir():
+        files = path.rglob("*")
+    elif glob.has_magic(str(path)):
+        files = map(Path, glob.iglob(str(path), recursive=True))
+    else:
         raise ImageError(f"{path} is neither a picture nor a folder: no such file.")
     files = [
         file
-        for file in path.rglob("*")
+        for file in files
         if file.suffix.lower() in SUFFIXES
         and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        and not any(part.startswith(".") for part in file.relative_to(root).parts)
     ]
     if not files:
         raise ImageError(f"{path} holds no picture ({' '.join(sorted(SUFFIXES))}).")
     return sorted(files)
+
+
+def tree(path: str | Path) -> Path:
+    """The folder in which `find` looks: a folder itself, a file's parent, what stands before the signs of a pattern."""
+    path = Path(path)
+    if path.is_dir():
+        return path
+    magic = [] if path.is_file() else [part for part in (*reversed(path.parents), path) if glob.has_magic(part.name)]
+    return magic[0].parent if magic else path.parent
+
+
+def header_size(path: str | Path) -> tuple[int, int] | None:
+    """Width and height that a file's header tells, not turned upright; None where it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as opened:
+                return opened.size
+    except Exception:  # as in read_picture, which says what is wrong
+        return None

@@ -1,8 +1,10 @@
 """sample.py as people call it: real files in, real files out, one sentence for what cannot be done."""
 
+import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,10 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
         (["photos", "--preset", "vivid"], "no preset 'vivid'"),
         (["photos", "--uncertainty", "true"], "--num_samples"),
         (["photos", "--tile", "8"], "64 pixels"),
+        (["photos/*.gif"], "photos/*.gif holds no picture"),
+        (["photos", "--batch_size", "0"], "--batch_size"),
+        (["photos", "--depth", "16"], "c.webp cannot hold 16 bits"),
+        (["photos", "--format", "png", "--output", "photos"], "photos/a.png is an input"),
     ],
 )
 def test_bad_input_is_one_sentence(checkpoint, photos, tmp_path, monkeypatch, flags, words):
@@ -211,6 +217,66 @@ def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp
     assert "wrote 3 of 3" in capsys.readouterr().out
 
 
+def test_patterns_and_several_inputs_keep_their_trees(checkpoint, photos, tmp_path):
+    images.write(tmp_path / "more" / "d.png", torch.rand(3, 9, 9))
+    inputs = [f"{photos}/**/*.[jw]*", tmp_path / "more", tmp_path / "more" / "d.png"]
+    assert run(*inputs, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
+    assert set(restored(tmp_path / "out")) == {"c.webp", "sub/b.jpg", "d.png"}
+
+
+def test_another_format_and_depth(checkpoint, photos, tmp_path):
+    flags = ["--format", "tif", "--depth", "16"]
+    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags) == 0
+    assert {name: images.read_picture(tmp_path / "out" / name).pixels.dtype for name in restored(tmp_path / "out")} == {
+        name: torch.uint16 for name in ("a.tif", "sub/b.tif", "c.tif")
+    }
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "dpmsolver++"])
+def test_a_batch_gives_what_single_pictures_give(checkpoint, tmp_path, sampler, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(5):  # two sizes in turns, and a file that breaks off behind its header
+        size = (150, 90) if i % 2 else (60, 70)
+        images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, *size, generator=generator))
+    (tmp_path / "in" / "2.png").write_bytes((tmp_path / "in" / "0.png").read_bytes()[:5000])
+    sizes = []
+    call = DeblurPipeline.__call__
+
+    def counted(self, pictures, *arguments):
+        sizes.append(len(pictures))
+        return call(self, pictures, *arguments)
+
+    monkeypatch.setattr(DeblurPipeline, "__call__", counted)
+    for count in (1, 2, 4):
+        flags = ["--batch_size", count, "--sampler", sampler, "--num_samples", "2"]
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / str(count), *flags) == 1
+    assert sizes == [1, 1, 1, 1, 1, 1, 2, 2, 2]
+    manifest = json.loads((tmp_path / "4" / "manifest.json").read_text())
+    assert len(manifest) == 4 and all(entry["seconds"] > 0 for entry in manifest.values())
+    for name in restored(tmp_path / "1"):
+        one, two, four = (images.read(tmp_path / count / name) for count in "124")
+        assert max((one - two).abs().max(), (one - four).abs().max()) <= 1 / 255
+
+
+def test_out_of_memory_halves_a_batch_and_names_a_photo(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    for i in range(4):
+        images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
+    images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
+    call = DeblurPipeline.__call__
+
+    def small(self, pictures, *arguments):
+        if pictures.numel() > 3 * 20 * 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return call(self, pictures, *arguments)
+
+    monkeypatch.setattr(DeblurPipeline, "__call__", small)
+    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
+    assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
+    assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
+
+
 def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path, monkeypatch):
     run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "one")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -219,6 +285,20 @@ def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos
         run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "two")
         assert len(restored(tmp_path / "two")) == count
     assert restored(tmp_path / "two") == restored(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_torchrun_shares_the_list(checkpoint, photos, tmp_path):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "sample.py")]
+    command = [str(photos), "--checkpoint", str(checkpoint), "--steps", "2", "--output"]
+    subprocess.run([sys.executable, *launch, *command, str(tmp_path / "two")], check=True, cwd=ROOT)
+    assert sample.main([*command, str(tmp_path / "one")]) == 0
+    one, two = (json.loads((tmp_path / output / "manifest.json").read_text()) for output in ("one", "two"))
+    assert {name: entry["written"] for name, entry in one.items()} == {name: e["written"] for name, e in two.items()}
+    for name in restored(tmp_path / "one"):
+        difference = images.read(tmp_path / "one" / name) - images.read(tmp_path / "two" / name)
+        assert difference.abs().max() <= 1 / 255
+    assert sample.main([*command, str(tmp_path / "two")]) == 0  # all is done
 
 
 def test_strength_zero_with_the_identity_returns_the_picture(photos, tmp_path):
@@ -246,8 +326,11 @@ def test_a_preset_is_its_settings(photos, tmp_path):
     assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
     with pytest.raises(ValueError, match="it has vivid"):
         sample.main([*command, str(tmp_path / "x"), "--preset", "faithful"])
-    with pytest.raises(ValueError, match="give it or them"):
-        run(*command, tmp_path / "x", "--preset", "vivid")
+    # A number given by flag goes before the preset's, even where it is the default's.
+    for name, flags in (("both", ["--preset", "vivid", "--steps", "20", "--blend", "0.5"]),):
+        sample.main([*command, str(tmp_path / name), *flags])
+        (entry,) = json.loads((tmp_path / name / "manifest.json").read_text()).values()
+        assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
 
 
 def test_the_guard_names_the_picture_and_falls_back(tmp_path, capsys):

@@ -127,9 +127,14 @@ def test_find(tmp_path, picture):
     (tmp_path / "notes.txt").touch()
     assert images.find(tmp_path) == [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "sub" / "c.webp"]
     assert images.find(tmp_path / "b.png") == [tmp_path / "b.png"]
+    assert images.find(f"{tmp_path}/**/*.[jw]*") == [tmp_path / "sub" / "c.webp"]
+    assert images.find(tmp_path / "*" / "*.webp") == [tmp_path / "sub" / "c.webp"]
+    assert images.tree(f"{tmp_path}/**/*.webp") == images.tree(tmp_path) == images.tree(tmp_path / "b.png") == tmp_path
+    images.write(tmp_path / "[1].png", picture)
+    assert images.find(tmp_path / "[1].png") == [tmp_path / "[1].png"] and images.tree(tmp_path / "[1].png") == tmp_path
     (tmp_path / "empty").mkdir()
-    for nothing in ("empty", "missing"):
-        with pytest.raises(images.ImageError, match=nothing):
+    for nothing in ("empty", "missing", "x*.bmp"):
+        with pytest.raises(images.ImageError, match=nothing.replace("*", r"\*")):
             images.find(tmp_path / nothing)
 
 
@@ -270,8 +275,42 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
             images.read(tmp_path / "bomb.png")
 
 
-@pytest.mark.skipif(".heic" in images.SUFFIXES, reason="pillow-heif is installed")
+@pytest.mark.skipif(".heic" in images.FORMATS, reason="pillow-heif is installed")
 def test_heif_says_what_to_install(tmp_path):
     (tmp_path / "a.heic").touch()
     with pytest.raises(images.ImageError, match="pip install pillow-heif"):
-        images.read(tmp_path / "a.heic")
+        images.read(images.find(tmp_path)[0])
+
+
+def test_heif_in_and_out(tmp_path):
+    pytest.importorskip("pillow_heif")
+    y, x = np.mgrid[:41, :60] * 4
+    exif = Image.Exif()
+    # In HEIF the decoder turns the picture, by a box of the file, and the tag is only a copy.
+    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 6
+    alpha = np.where(x > 100, 255, 0)
+    array = np.stack([x, y, 255 - x, alpha], axis=-1).astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "phone.heic", quality=100, chroma="444", exif=exif, icc_profile=PROFILE)
+    picture = images.read_picture(tmp_path / "phone.heic")
+    assert picture.pixels.shape == (3, 41, 60) and images.header_size(tmp_path / "phone.heic") == (60, 41)
+    images.write(tmp_path / "again.heic", picture.values, picture)
+    again = images.read_picture(tmp_path / "again.heic")
+    assert (again.values - picture.values).abs().max() < 12 / 255 and torch.equal(again.alpha, picture.alpha)
+    assert again.icc == picture.icc == PROFILE
+    kept = Image.Exif()
+    kept.load(again.exif)
+    assert kept[ExifTags.Base.Make] == "Camera" and kept.get(ExifTags.Base.Orientation, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "depth", "expected"), [("png", 16, 16), ("tif", 16, 16), ("jpg", 16, 8), ("tif", 8, 8)]
+)
+def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected):
+    values = torch.rand(3, 5, 4)
+    like = images.Picture((values * 255).round().byte(), alpha=torch.full((1, 5, 4), 200, dtype=torch.uint8))
+    images.write(tmp_path / f"a.{suffix}", values, like, depth)
+    again = images.read_picture(tmp_path / f"a.{suffix}")
+    assert again.pixels.dtype == (torch.uint16 if expected == 16 else torch.uint8)
+    if suffix != "jpg":
+        assert (again.values - values).abs().max() < 0.51 / (2**expected - 1)
+        assert (again.alpha.float() * 255 / torch.iinfo(again.alpha.dtype).max == 200).all()

@@ -165,7 +165,7 @@ def test_tiles_do_not_depend_on_the_batch():
     network, sizes = UNetPredictor(4, (1, 2), 1).eval(), []
 
     def seen(x):
-        sizes.append(tuple(x.shape[-2:]) + (len(x),))
+        sizes.append((*x.shape[-2:], len(x)))
         return network(x)
 
     x = torch.rand(3, 3, 80, 140)
