@@ -22,7 +22,7 @@ from models.settings import SamplingSettings
 COLOUR_DRIFT = 2 / 255  # the most that the mean of a colour channel may move away from the prediction's
 BATCH_PIXELS = 1 << 21  # of the pictures that are restored at once where nothing is said
 MOST_AT_ONCE = 16
-CPU_MEMORY = 4.0  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
+CPU_MEMORY = 3.5  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
 DETAIL = 480  # side in pixels of what a comparison shows at full size
 
 
@@ -66,7 +66,7 @@ def restore(
         batch_size: pictures of one size that are restored at once; default: as many as make up two megapixels, 16 at
             most. The results do not depend on it.
         memory: GB (1e9 bytes) that the process should stay within, or on a GPU its tensors; tiles are chosen by it.
-            Default: 4 on a CPU, half of what is free on a GPU.
+            Default: 3.5 on a CPU, half of what is free on a GPU.
         tile: side of the denoiser's tiles for large pictures; default: whole, or what fits into memory.
         predictor_tile: the same for the predictor.
         format: of what is written; default: the input's.

@@ -101,8 +101,8 @@ class Tiling:
         side = min(2 * SMALLEST, height, width)
         with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
             function(*(picture[:1, :, :side, :side] for picture in pictures))
-        # A third more for the copies that convolutions make inside, which no tensor shows.
-        bytes_per_pixel = 4 / 3 * live.peak / side**2
+        # Half as much again for the copies that convolutions make inside, which no tensor shows.
+        bytes_per_pixel = 3 / 2 * live.peak / side**2
         budget = SHARE_OF_FREE_MEMORY * free_memory(pictures[0].device)
         if self.memory is not None:
             fields = FIELDS_TO_COME * pictures[0].nbytes
