@@ -1,9 +1,10 @@
-"""Two pictures of an evaluation: the perception-distortion plot and the comparison panel."""
+"""The pictures of an evaluation: the perception-distortion curve and comparison panels."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, from_numpy
 
 from evaluation.grid import BLURRY, PREDICTOR, Row, pareto_front, perception_metric
 from evaluation.metrics import psnr
@@ -105,6 +107,103 @@ def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None 
     return figure
 
 
+def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
+    """The perception-distortion curve: PSNR to the right, LPIPS upwards to the better; the best corner is top right.
+
+    Every row with its 95 % intervals, one series a sampler, the Pareto front as a line, beside each point its steps and
+    what preset it is. Rows that a race dropped are pale. Where LPIPS is missing the vertical axis is SSIM and the title
+    says why.
+
+    Args:
+        document: the contents of results.json.
+        path: the picture to write.
+
+    Returns:
+        The figure that was written.
+    """
+    across, up = document["axes"]["distortion"], document["axes"]["perception"]
+    metrics = document["metrics"]
+
+    def place(row: Mapping[str, Any]) -> tuple[float, float] | None:
+        values = [(row["metrics"].get(name) or {}).get("mean") for name in (across, up)]
+        # The truth itself has no place: its PSNR is infinite, which is a text in JSON.
+        return tuple(values) if all(isinstance(value, int | float) for value in values) else None
+
+    drawn = [row for row in document["rows"] if place(row) is not None]
+    front = sorted((row for row in drawn if row["front"]), key=place)
+    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    if front:
+        line = zip(*map(place, front), strict=True)
+        axes.plot(*line, color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
+    looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
+    samplers = list(dict.fromkeys(_series(row) for row in drawn if _series(row) not in looks))
+    for index, sampler in enumerate(samplers):
+        looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
+    for series in [*samplers, BLURRY, PREDICTOR]:
+        own = [row for row in drawn if _series(row) == series]
+        if not own:
+            continue
+        marker, colour, size = looks[series]
+        for row in own:
+            x, y = place(row)
+            intervals = [_interval(row["metrics"][name]) for name in (across, up)]
+            pale = 0.15 if row["dropped"] else 0.5
+            axes.errorbar(
+                x, y, intervals[1], intervals[0], fmt="none", ecolor=colour, elinewidth=0.9, alpha=pale, zorder=1
+            )
+        axes.scatter(
+            *zip(*map(place, own), strict=True),
+            s=size,
+            marker=marker,
+            color=colour,
+            alpha=[0.35 if row["dropped"] else 1 for row in own],
+            edgecolors="white",
+            linewidths=0.6,
+            zorder=4,
+            label=series,
+        )
+    for name, axis, set_label in ((across, axes.xaxis, axes.set_xlabel), (up, axes.yaxis, axes.set_ylabel)):
+        arrow = "→" if axis is axes.xaxis else "↑"
+        better = "higher" if metrics[name]["higher_is_better"] else "lower"
+        set_label(f"{metrics[name]['title']}: {better} is better {arrow}")
+        if not metrics[name]["higher_is_better"]:
+            axis.set_inverted(True)
+    axes.margins(0.08)
+    axes.grid(color="0.92", zorder=0)
+    axes.set_axisbelow(True)
+    images = max(row["images"] for row in document["rows"])
+    title = f"Perception and distortion, mean of {images} image{'s' if images > 1 else ''} with 95 % intervals"
+    if up == "ssim":
+        reason = (metrics.get("lpips") or {}).get("reason") or "LPIPS was not asked for."
+        title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="best", fontsize=9, framealpha=0.9, title="numbers: steps", title_fontsize=9)
+
+    many = len(drawn) > _MOST_LABELS
+    named = [row for row in drawn if row["front"] or row["preset"] or not many]
+    _place_labels(axes, [(_label(row), place(row)) for row in named], [place(row) for row in drawn])
+    with whole_file(Path(path)) as part:
+        figure.savefig(part)
+    return figure
+
+
+def _series(row: Mapping[str, Any]) -> str:
+    return row["fields"].get("sampler", row["setting"])
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    name = str(row["fields"].get("steps", row["setting"]))
+    return f"{name} {row['preset']}" if row["preset"] else name
+
+
+def _interval(entry: Mapping[str, Any]) -> list[list[float]] | None:
+    """How far the interval goes to either side of the mean, as matplotlib wants it."""
+    if not isinstance(entry.get("low"), int | float) or not isinstance(entry.get("high"), int | float):
+        return None
+    return [[max(0, entry["mean"] - entry["low"])], [max(0, entry["high"] - entry["mean"])]]
+
+
 def _place_labels(
     axes: Axes, texts: Sequence[tuple[str, tuple[float, float]]], points: Sequence[tuple[float, float]]
 ) -> None:
@@ -135,7 +234,9 @@ def _place_labels(
         taken.append(box)
 
 
-def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) -> Figure:
+def panel(
+    columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
+) -> Figure:
     """Pictures side by side, one labelled column each, one line for each picture of a column.
 
     A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
@@ -144,6 +245,7 @@ def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) ->
     Args:
         columns: label -> one picture (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
         path: the picture to write.
+        lines: a name for each line.
 
     Returns:
         The figure that was written.
@@ -179,6 +281,31 @@ def panel(columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path) ->
             axes.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy())
             if "sharp" in columns and label != "sharp":
                 axes.set_xlabel(f"{psnr(picture[None], columns['sharp'][line][None]).item():.2f} dB", fontsize=10)
+    for line, name in enumerate(lines or []):
+        grid[line, 0].set_ylabel(textwrap.shorten(name, 40, placeholder=" …"), fontsize=11)
     with whole_file(Path(path)) as part:
         figure.savefig(part)
     return figure
+
+
+def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Figure:
+    """The best, median and worst picture of a setting, one line each, out of the files that results.json names.
+
+    Args:
+        entries: of "pictures" in results.json, those of one setting.
+        folder: to which their files are relative.
+        path: the picture to write.
+
+    Returns:
+        The figure that was written.
+    """
+    columns = {}
+    for kind in entries[0]["files"]:
+        label = entries[0]["setting"] if kind == "restored" else kind
+        columns[label] = [_read_picture(folder / entry["files"][kind]) for entry in entries]
+    return panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
+
+
+def _read_picture(path: Path) -> Tensor:
+    with Image.open(path) as picture:
+        return from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1) / 255

@@ -51,6 +51,7 @@ def test_lpips_equals_the_package():
         assert expected > 0.01
 
 
+@pytest.mark.slow  # lpips draws VGG16's 138 million weights before they can be replaced
 @pytest.mark.filterwarnings("ignore::UserWarning:torchvision")
 def test_lpips_of_vgg_equals_the_package(features):
     ours = Lpips(features, net="vgg")

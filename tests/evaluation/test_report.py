@@ -1,0 +1,374 @@
+"""The curve, the panels and the page out of a folder of results; the page is used in a real browser."""
+
+import html.parser
+import itertools
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.text import Annotation
+from PIL import Image
+
+from evaluation import report
+from evaluation.plots import plot_curve
+from evaluation.report import write_report
+from tests.evaluation.pictures import RESTORED, SHARP
+
+SAMPLERS = ("ddim", "ddpm", "unipc")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+REASON = "DISTS is missing: VGG16's weights could not be loaded; give them with --vgg_backbone FILE."
+
+
+def estimate(mean, half, predictor=None):
+    entry = {"mean": mean, "low": mean - half, "high": mean + half, "n": 6, "missing": None}
+    return entry | {
+        "difference": None if predictor is None else mean - predictor,
+        "difference_low": None if predictor is None else mean - predictor - half / 3,
+        "difference_high": None if predictor is None else mean - predictor + half / 3,
+    }
+
+
+def nothing(missing=None):
+    names = ("mean", "low", "high", "difference", "difference_low", "difference_high")
+    return dict.fromkeys(names) | {"n": 0, "missing": missing}
+
+
+def results(count: int = 12) -> dict:
+    """The contents of a results.json: a cloud of settings around a falling curve, its front, and pictures of it."""
+    numbers = random.Random(0)
+    places = [("blurry", {}, 25.7, 0.28, 0.0), ("predictor", {}, 26.0, 0.32, 0.11)]
+    for k in range(count):
+        steps = (2, 5, 10, 20, 50, 100)[k // 3 % 6]
+        x, y = 25.9 - steps / 120 + numbers.gauss(0, 0.1), 0.31 - steps / 800 + numbers.gauss(0, 0.008)
+        places.append((f"{SAMPLERS[k % 3]} {steps}", {"sampler": SAMPLERS[k % 3], "steps": steps}, x, y, steps / 40))
+    rows = []
+    for label, fields, x, y, seconds in places:
+        beaten = any(a >= x and b <= y and (a, b) != (x, y) for _, _, a, b, _ in places)
+        scores = {
+            "psnr": estimate(x, 0.25, 26.0 if fields else None),
+            "lpips": estimate(y, 0.02, 0.32 if fields else None),
+        }
+        rows.append(
+            {"setting": label, "fields": fields, "images": 6, "dropped": None, "front": not beaten, "preset": None}
+        )
+        rows[-1] |= {"seconds": seconds, "metrics": scores | {"dists": nothing(REASON)}}
+    sharp = {
+        "setting": "sharp",
+        "fields": {},
+        "images": 6,
+        "dropped": None,
+        "front": False,
+        "preset": None,
+        "seconds": 0.0,
+    }
+    sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "dists": nothing(REASON)}
+    rows.insert(2, sharp)
+    front = [row for row in rows if row["front"]]
+    own = [row for row in front if row["fields"]] or [row for row in rows if row["fields"]]
+    own[0]["preset"], own[-1]["preset"] = "faithful, balanced", "vivid"
+    rows[-1] |= {"dropped": "after 2 of 6 images: beaten by ddim 5", "images": 2, "front": False}
+    kinds = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted", "sharp": None}
+    return {
+        "command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more",
+        "checkpoint": {"name": "runs/demo/checkpoint", "sha256": "ab" * 32},
+        "data": {"root": "photos", "split": "test", "variant": "blur", "images": 6},
+        "grid": "configs/grid/demo.yaml",
+        "seed": 0,
+        "device": "cpu",
+        "precision": "bf16",
+        "git_commit": "c0ffee",
+        "versions": {"torch": "2.15.0"},
+        "metrics": {
+            "psnr": {"title": "PSNR (dB)", "recipe": "PSNR: RGB, 8 bits", "reason": None, "higher_is_better": True},
+            "lpips": {"title": "LPIPS (AlexNet)", "recipe": "LPIPS: v0.1", "reason": None, "higher_is_better": False},
+            "dists": {"title": "DISTS", "recipe": None, "reason": REASON, "higher_is_better": False},
+        },
+        "axes": {"distortion": "psnr", "perception": "lpips"},
+        "statistics": "Mean over the images with its 95 % bootstrap interval.",
+        "rows": rows,
+        "pictures": [
+            {
+                "setting": row["setting"],
+                "image": image,
+                "rank": rank,
+                "scores": {"psnr": 27.123, "lpips": 0.1234},
+                "files": {kind: f"pictures/{kind}.png" for kind in kinds},
+            }
+            for row in own[:2]
+            for rank, image in (("best", "clock/1"), ("median", "wall</script>"), ("worst", "cat"))
+        ],
+    }
+
+
+def write(folder: Path, document: dict) -> Path:
+    (folder / "pictures").mkdir(exist_ok=True)
+    names = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted"}
+    for kind, name in names.items():
+        Image.fromarray(RESTORED[name]).save(folder / "pictures" / f"{kind}.png")
+    Image.fromarray(SHARP).save(folder / "pictures" / "sharp.png")
+    (folder / "results.json").write_text(json.dumps(document))
+    return folder
+
+
+# The curve
+
+
+def labels(figure) -> list[Annotation]:
+    return [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
+
+
+@pytest.mark.parametrize("count", [2, 12, 18])
+def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
+    figure = plot_curve(results(count), tmp_path / "pareto.png")
+    boxes = [text.get_window_extent() for text in labels(figure)]
+    boxes.append(figure.axes[0].get_legend().get_window_extent())
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(boxes) == count + 3
+    with Image.open(tmp_path / "pareto.png") as picture:
+        assert picture.size == (1350, 975)
+
+
+def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
+    document = results()
+    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
+    points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
+    assert set(points) == {*SAMPLERS, "blurry", "predictor"}
+    for sampler in SAMPLERS:
+        own = [row["metrics"] for row in document["rows"] if row["fields"].get("sampler") == sampler]
+        assert points[sampler] == [[m["psnr"]["mean"], m["lpips"]["mean"]] for m in own]
+    [line] = [line for line in axes.lines if line.get_label() == "Pareto front"]
+    front = sorted(
+        (r["metrics"]["psnr"]["mean"], r["metrics"]["lpips"]["mean"]) for r in document["rows"] if r["front"]
+    )
+    assert line.get_xydata().tolist() == [list(point) for point in front]
+    ends = {tuple(np.round(end, 6)) for c in axes.containers for bar in c[2] for s in bar.get_segments() for end in s}
+    for row in document["rows"]:
+        psnr, lpips = row["metrics"]["psnr"], row["metrics"]["lpips"]
+        if row["setting"] != "sharp":
+            assert (round(psnr["low"], 6), round(lpips["mean"], 6)) in ends
+            assert (round(psnr["mean"], 6), round(lpips["high"], 6)) in ends
+    assert axes.yaxis_inverted() and not axes.xaxis_inverted()
+    assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
+    assert any(text.get_text().endswith(" vivid") for text in axes.texts)
+
+
+def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
+    document = results()
+    document["axes"]["perception"] = "ssim"
+    reason = "LPIPS is missing: no network."
+    document["metrics"]["lpips"] |= {"reason": reason, "recipe": None}
+    document["metrics"]["ssim"] = {"title": "SSIM", "recipe": "SSIM", "reason": None, "higher_is_better": True}
+    for row in document["rows"]:
+        row["metrics"]["ssim"] = estimate(1 - (row["metrics"]["lpips"]["mean"] or 0), 0.01)
+    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
+    assert reason in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
+    assert not axes.yaxis_inverted()
+
+
+# The page, read
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = write(tmp_path_factory.mktemp("results"), results())
+    written = write_report(folder)
+    assert [path.relative_to(folder).as_posix().split("/")[0] for path in written] == [
+        "pareto.png",
+        *["panels"] * 2,
+        "report.html",
+    ]
+    return folder
+
+
+def test_the_page_holds_everything_and_fetches_nothing(folder):
+    page = (folder / "report.html").read_text()
+    tags = Tags(page).found
+    links = [attributes.get(name) for _, attributes in tags for name in ("src", "href", "srcset", "action")]
+    assert all(link.startswith("data:") for link in links if link)
+    assert not re.search(r"url\(|@import|https?://", page)
+    policy = next(attributes["content"] for tag, attributes in tags if attributes.get("http-equiv"))
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "{{" not in page
+    assert "&lt;photos&gt; &amp; more" in page and "<photos>" not in page
+    assert sum(tag == "script" for tag, _ in tags) == 2
+
+
+def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
+    page = (folder / "report.html").read_text()
+    document = results()
+    for row in document["rows"]:
+        assert f">{row['setting']}<" in page
+    entry = document["rows"][3]["metrics"]["psnr"]
+    assert f'data-value="{entry["mean"]}">{entry["mean"]:.2f}<small class="interval">{entry["low"]:.2f} to' in page
+    assert f"{entry['difference']:+.2f} ({entry['difference_low']:+.2f} to {entry['difference_high']:+.2f})" in page
+    assert "PSNR: RGB, 8 bits" in page and html.escape(REASON) in page
+    assert "after 2 of 6 images: beaten by ddim 5" in page and "∞" in page
+
+
+def test_the_page_is_for_everybody(folder):
+    tags = Tags((folder / "report.html").read_text()).found
+    assert ("html", {"lang": "en"}) in tags
+    assert all("alt" in attributes for tag, attributes in tags if tag == "img")
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
+    slider = next(attributes for tag, attributes in tags if attributes.get("type") == "range")
+    assert slider["aria-label"]
+
+
+def test_the_panels_show_the_pictures_of_the_front(folder):
+    panels = sorted((folder / "panels").iterdir())
+    assert len(panels) == 2
+    with Image.open(panels[0]) as picture:
+        assert picture.width > 1500 and picture.height > 1200
+
+
+def test_a_page_too_large_says_what_it_left_out(tmp_path, monkeypatch):
+    document = results()
+    document["pictures"] = document["pictures"][:3]
+    for number, entry in enumerate(document["pictures"]):
+        entry["files"] = {kind: f"pictures/{number}_{kind}.png" for kind in ("restored", "sharp")}
+        write(tmp_path, document)
+        for kind in entry["files"]:
+            shutil.copy(tmp_path / "pictures" / f"{kind}.png", tmp_path / entry["files"][kind])
+    one = sum(len(report._jpeg(tmp_path / "pictures" / f"{kind}.png", 50)) for kind in ("restored", "sharp"))
+    monkeypatch.setattr(report, "_MOST_BYTES", 2 * one)
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert re.search(r"JPEG of quality 50; .* The last 1 of 3 did not fit", page)
+    assert page.count("data:image/jpeg;base64,") == 4
+
+
+def test_results_without_grid_presets_or_pictures(tmp_path):
+    """Pictures of another program: no checkpoint, no predictor, one image and so no interval."""
+    document = results() | {"checkpoint": None, "grid": None, "pictures": []}
+    other = {"setting": "outputs rival", "fields": {}, "images": 1, "dropped": None, "front": True, "preset": None}
+    other["metrics"] = {
+        "psnr": nothing() | {"mean": 27.0},
+        "lpips": nothing() | {"mean": 0.2},
+        "dists": nothing(REASON),
+    }
+    document["rows"] = [document["rows"][0], other | {"seconds": 0.0}]
+    write_report(write(tmp_path, document))
+    page = (tmp_path / "report.html").read_text()
+    assert "outputs rival" in page and 'id="view"' not in page and "Evaluation of pictures" in page
+
+
+def test_a_folder_without_results_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"results.json cannot be read: No such file"):
+        write_report(tmp_path)
+    for text in ("{}", "[]", "no JSON", '{"rows": []}'):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(ValueError, match=r"results.json does not hold the results of evaluate.py"):
+            write_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+# The page, used
+
+PROBE = """
+<script>
+addEventListener("load", function () {
+  var seen = { violations: 0, errors: 0 };
+  addEventListener("securitypolicyviolation", function () { seen.violations += 1; });
+  addEventListener("error", function () { seen.errors += 1; });
+  var table = document.getElementById("scores"), view = document.getElementById("view");
+  function column(n) {
+    return Array.from(table.tBodies[0].rows, function (row) { return row.cells[n].dataset.value; });
+  }
+  function press(n) { table.tHead.rows[0].cells[n].querySelector("button").click(); return column(n); }
+  function change(id, value, kind) {
+    var control = document.getElementById(id);
+    control.value = value;
+    control.dispatchEvent(new Event(kind || "change", { bubbles: true }));
+  }
+  seen.psnr = press(2); seen.again = press(2); seen.lpips = press(3); seen.setting = press(0);
+  seen.state = Array.from(table.tHead.rows[0].cells, function (cell) { return cell.getAttribute("aria-sort"); });
+  var shown = function (kind) { return getComputedStyle(table.querySelector("." + kind)).display; };
+  seen.before = [shown("interval"), shown("difference")];
+  document.getElementById("paired").click();
+  seen.after = [shown("interval"), shown("difference")];
+  function split() {
+    return [document.getElementById("clip").style.clipPath, document.getElementById("line").style.left];
+  }
+  seen.middle = split(); change("where", 20, "input"); seen.moved = split();
+  var box = view.getBoundingClientRect();
+  function pointer(kind, target, share) {
+    var at = { pointerId: 1, bubbles: true, clientX: box.left + share * box.width, clientY: box.top + 9 };
+    target.dispatchEvent(new PointerEvent(kind, at));
+  }
+  view.setPointerCapture = function () {};
+  pointer("pointerdown", document.getElementById("grip"), 0.2); pointer("pointermove", view, 0.75);
+  pointer("pointerup", view, 0.75); pointer("pointermove", view, 0.1);
+  seen.dragged = split();
+  var left = document.getElementById("image-a");
+  seen.source = left.src.slice(0, 23);
+  document.getElementById("in").click(); document.getElementById("in").click();
+  seen.zoomed = left.style.transform;
+  view.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+  seen.panned = left.style.transform;
+  var blurry = left.src; change("left", "sharp"); seen.changed = left.src !== blurry;
+  seen.settings = Array.from(document.getElementById("setting").options, function (option) { return option.value; });
+  seen.chosen = document.getElementById("setting").value;
+  change("setting", seen.settings[1]);
+  seen.about = document.getElementById("about").textContent;
+  left.decode().then(function () {
+    seen.size = [left.naturalWidth, left.naturalHeight];
+    seen.fetched = performance.getEntriesByType("resource").map(function (entry) { return entry.name; })
+      .filter(function (name) { return !name.startsWith("data:"); });
+    document.body.innerHTML = "";
+    var told = document.createElement("pre");
+    told.id = "told"; told.textContent = JSON.stringify(seen);
+    document.body.append(told);
+  });
+});
+</script>
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(folder, tmp_path):
+    page = (folder / "report.html").read_text()
+    (tmp_path / "probe.html").write_text(page.replace("</body>", PROBE + "</body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1200,1000", "--virtual-time-budget=5000"]
+    done = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "probe.html").as_uri()], capture_output=True, text=True, timeout=300
+    )
+    told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.S)
+    assert told, done.stderr[-2000:]
+    seen = json.loads(html.unescape(told[1]))
+
+    assert (seen["violations"], seen["errors"], seen["fetched"]) == (0, 0, [])
+    document = results()
+    psnr = [float(value) for value in seen["psnr"]]
+    assert psnr == sorted(psnr, reverse=True) and psnr[0] == float("inf") and len(psnr) == len(document["rows"])
+    assert [float(value) for value in seen["again"]] == psnr[::-1]
+    lpips = [float(value) for value in seen["lpips"][:-1]]
+    assert lpips == sorted(lpips) and seen["lpips"][-1] == ""  # what is missing is last
+    assert seen["setting"][0] < seen["setting"][1] and seen["state"] == [
+        "ascending",
+        *[None] * (len(seen["state"]) - 1),
+    ]
+    assert (seen["before"], seen["after"]) == (["block", "none"], ["none", "block"])
+    assert seen["middle"] == ["inset(0px 0px 0px 50%)", "50%"]
+    assert seen["moved"] == ["inset(0px 0px 0px 20%)", "20%"]
+    assert seen["dragged"] == ["inset(0px 0px 0px 75%)", "75%"]
+    assert seen["source"] == "data:image/jpeg;base64," and seen["changed"] and seen["size"] == [200, 200]
+    assert "scale(4)" in seen["zoomed"] and "scale(4)" in seen["panned"] and seen["zoomed"] != seen["panned"]
+    kept = list(dict.fromkeys(entry["setting"] for entry in document["pictures"]))
+    assert seen["settings"] == kept and seen["chosen"] == kept[0]
+    assert seen["about"].startswith(f"clock/1, the best of {kept[1]}: PSNR (dB) 27.1230, LPIPS")
