@@ -1,9 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.u2net import U2NetPredictor
-from models.unet import Denoiser, UNetPredictor
+from models.unet import Denoiser, PixelNorm, UNet, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 
 
@@ -42,6 +43,18 @@ def test_width_multipliers_and_blocks_are_configurable():
     assert parameters(small) < parameters(wide) and parameters(small) < parameters(deep)
 
 
+def test_unshuffled_networks_of_twice_the_width_cost_the_same():
+    with torch.device("meta"):
+        plain, unshuffled = UNetPredictor(16, (1, 2), 1), UNetPredictor(32, (1, 2), 1, unshuffle=2)
+        picture = torch.empty(1, 3, 64, 64)
+        costs = []
+        for network in (plain, unshuffled):
+            with FlopCounterMode(display=False) as counter:
+                assert network(picture).shape == picture.shape
+            costs.append(counter.get_total_flops())
+    assert costs[1] == pytest.approx(costs[0], rel=0.1)
+
+
 def test_u2net_keys_are_the_official_ones():
     keys = U2NetPredictor("lite").state_dict().keys()
     for key in (
@@ -68,10 +81,11 @@ def test_rsu_4f_dilates_and_does_not_pool():
         U2NetPredictor("lite"),
         U2NetPredictor("lite", norm="none"),
         UNetPredictor(8, (1, 2, 3), 1),
+        UNetPredictor(8, (1, 2), 1, unshuffle=2, norm="pixel"),
         IdentityPredictor(),
         ZeroPredictor(),
     ],
-    ids=["lite", "lite-none", "unet", "identity", "zero"],
+    ids=["lite", "lite-none", "unet", "unet-unshuffled-normed", "identity", "zero"],
 )
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 3), (33, 65)])
 def test_any_size_goes_through(predictor, size):
@@ -105,6 +119,30 @@ def test_the_unet_is_the_same_on_a_crop_and_on_the_whole_away_from_its_border():
     with torch.no_grad():
         a, b = predictor(whole)[..., 40:56, 40:56], predictor(whole[..., 16:80, 16:80])[..., 24:40, 24:40]
     assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_a_silent_trunk_can_still_learn():
+    # With a swish before the head, a trunk that has gone negative everywhere has no gradient: the predictor stays the
+    # identity for good.
+    predictor = stir(UNetPredictor(8, (1, 2), 1))
+    nn.init.constant_(predictor.unet.up[-1].conv2.bias, -200.0)
+    predictor(torch.rand(1, 3, 16, 16)).square().mean().backward()
+    assert predictor.unet.head.weight.grad.abs().mean() > 1
+    assert predictor.unet.up[-1].conv2.bias.grad.abs().mean() > 1e-3
+
+
+def test_normalised_by_pixel_the_unet_still_sees_only_its_neighbourhood():
+    network = stir(UNet(3, 3, 8, (1, 2), 1, norm="pixel"))
+    far = network.receptive_field + 2 * network.stride
+    picture = torch.rand(1, 3, 8, 2 * far)
+    changed = picture.clone()
+    changed[..., far:] = 7.0
+    with torch.no_grad():
+        assert torch.equal(network(picture)[..., :network.stride], network(changed)[..., :network.stride])
+        assert not torch.equal(network(picture)[..., far:], network(changed)[..., far:])
+    layer = next(module for module in network.modules() if isinstance(module, PixelNorm))
+    x = torch.randn(1, layer.normalized_shape[0], 5, 4) * 9 + 3
+    assert layer(x).mean(1).abs().max() < 1e-5 and (layer(x).var(1, correction=0) - 1).abs().max() < 1e-3
 
 
 def test_the_denoiser_depends_on_what_it_is_told():
@@ -146,6 +184,7 @@ def test_the_untrained_denoiser_keeps_activations_finite_and_of_order_one():
     [
         (lambda: Denoiser(8, (1,), 1, prediction_type="x0"), "prediction_type"),
         (lambda: Denoiser(8, (1,), 1, condition="sharp"), "condition"),
+        (lambda: UNetPredictor(8, (1,), 1, norm="batch"), "norm"),
         (lambda: U2NetPredictor("big"), "variant"),
         (lambda: U2NetPredictor("lite", norm="group"), "norm"),
     ],

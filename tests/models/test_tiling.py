@@ -17,10 +17,13 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("multipliers", "blocks"), [((1, 2), 1), ((1, 2, 3), 1), ((1, 1, 1, 1), 1), ((1, 1), 3)])
-def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks):
+@pytest.mark.parametrize(
+    ("multipliers", "blocks", "unshuffle"),
+    [((1, 2), 1, 1), ((1, 2, 3), 1, 1), ((1, 1, 1, 1), 1, 1), ((1, 1), 3, 1), ((1, 2), 1, 2), ((1,), 1, 4)],
+)
+def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks, unshuffle):
     # Weights of one sign and no activation near zero: nothing cancels, so the reach seen is the reach there is.
-    unet = UNet(1, 1, 2, multipliers, blocks).double()
+    unet = UNet(1, 1, 2, multipliers, blocks, unshuffle=unshuffle).double()
     for parameter in unet.parameters():
         torch.nn.init.uniform_(parameter, 0.01, 0.05)
     border = (unet.receptive_field // unet.stride + 2) * unet.stride
