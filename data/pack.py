@@ -6,6 +6,8 @@ which litdata fetches each shard when it is needed. Needs litdata: pip install -
 """
 
 import json
+import os
+import shutil
 import sys
 import warnings
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
+from data.doctor import check_pairs
 from data.images import ImageError
-from data.layouts import DatasetError, Pair, find_pairs
+from data.layouts import DatasetError, Pair, list_pairs, whole
 
 REMOTE = ("s3://", "gs://", "azure://", "r2://", "hf://")
 NEEDED = "Packed shards need litdata: pip install -r requirements-extra.txt."
@@ -49,8 +52,8 @@ class Packed:
             raise DatasetError(NEEDED) from None
         self.root = root
         self.stream = StreamingDataset(root, shuffle=False)
-        count = len(self.stream)  # fetches the index
-        index = Path(self.stream.cache._cache_dir if root.startswith(REMOTE) else root) / "index.json"
+        count = len(self.stream)  # fetches the index into the folder that stands for a remote root from now on
+        index = Path(self.stream.input_dir.path) / "index.json"
         self.shards = [chunk["chunk_size"] for chunk in json.loads(index.read_text())["chunks"]]
         if sum(self.shards) != count:
             raise DatasetError(f"{root} has an index that does not fit its shards: pack the dataset again.")
@@ -94,33 +97,55 @@ def main(
 
     Args:
         root: root folder of the dataset, of any layout.
-        output: folder to write to; must be new or empty.
+        output: folder to write to; must be new or empty. It gets its name when all is in it.
         split: train, val or test.
         variant: kind of blurry pictures.
         layout: the dataset's layout; none: it is recognised.
         num_workers: processes that decode and write.
         shard_bytes: size of a shard.
     """
-    pairs = find_pairs(root, split, variant, layout)
-    if Path(output).is_dir() and any(Path(output).iterdir()):
-        raise DatasetError(f"{output} is not empty: give a new folder.")
-    for pair in pairs[:1]:
-        pair.read()  # a bad file stops the command here in one sentence; later ones are litdata's to report
     try:
         from litdata import optimize
     except ImportError:
         raise DatasetError(NEEDED) from None
-    optimize(
-        sample,
-        pairs,
-        output,
-        chunk_bytes=shard_bytes,
-        num_workers=num_workers,
-        reorder_files=False,
-        start_method="spawn",
-        optimize_dns=False,
-    )
-    print(f"{output}: {len(pairs)} pairs of {root} ({split}, {variant}) in {len(Packed(output).shards)} shards")
+    target = Path(output)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DatasetError(f"{output} is not empty: give a new folder.")
+    listing = list_pairs(root, split, variant, layout)
+    pairs = whole(listing, root)
+    check_pairs(pairs)  # what heads and ends of files show is named at once; the rest where it is met
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        optimize(
+            sample,
+            pairs,
+            str(part),
+            chunk_bytes=shard_bytes,
+            num_workers=num_workers,
+            reorder_files=False,
+            start_method="spawn",
+            optimize_dns=False,
+        )
+        packed = Packed(str(part))
+        if len(packed) != len(pairs):  # a process was killed, for instance for its memory
+            raise DatasetError(f"{len(packed)} of {len(pairs)} pairs of {root} were packed: a process was killed.")
+        os.replace(part, target)
+    except RuntimeError as error:  # litdata's, with the traceback of the process that failed
+        raise _first_cause(str(error)) or error from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    kind = f"{split}, layout {listing.layout}, variant {listing.variant}"
+    print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(packed.shards)} shards")
+
+
+def _first_cause(traceback: str) -> ValueError | None:
+    """What a picture or pair had wrong, out of the traceback of another process; None for other errors."""
+    for kind in (ImageError, DatasetError):
+        _, found, rest = traceback.partition(f"{kind.__module__}.{kind.__name__}: ")
+        if found:
+            return kind(rest.splitlines()[0])
+    return None
 
 
 if __name__ == "__main__":

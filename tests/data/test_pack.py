@@ -1,5 +1,10 @@
+import multiprocessing
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,7 @@ import torch
 
 from data import images, pack
 from data.datamodule import DeblurDataModule
+from data.images import ImageError
 from data.layouts import DatasetError, find_pairs
 from data.pairs import TrainPairs, generator_of, shuffled
 
@@ -99,3 +105,93 @@ def test_what_cannot_be_packed(packed, tmp_path):
         pack.main(str(packed / "pairs"), str(packed / "shards"))
     with pytest.raises(DatasetError, match="not a folder"):
         pack.main(str(tmp_path / "gone"), str(tmp_path / "out"))
+
+
+def test_a_damaged_picture_stops_the_packing_with_its_name(packed, tmp_path):
+    shutil.copytree(packed / "pairs", tmp_path / "pairs")
+    ill = tmp_path / "pairs" / "sharp" / "07.png"
+    whole = ill.read_bytes()
+    ill.write_bytes(whole[:100] + bytes(200) + whole[300:])  # in the middle, which only decoding finds
+    with pytest.raises(ImageError) as caught:
+        pack.main(str(tmp_path / "pairs"), str(tmp_path / "shards"), num_workers=2)
+    assert str(caught.value).startswith(f"{ill} cannot be decoded") and "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pairs"]  # nothing half-written, not even hidden
+    for process in multiprocessing.active_children():
+        process.join(10)
+    assert not multiprocessing.active_children()
+
+
+def test_what_heads_and_ends_show_is_named_before_anything_is_packed(packed, tmp_path):
+    shutil.copytree(packed / "pairs", tmp_path / "pairs")
+    for number in (3, 9):
+        ill = tmp_path / "pairs" / "blur" / f"{number:02}.png"
+        ill.write_bytes(ill.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match="2 files or pairs are damaged") as caught:
+        pack.main(str(tmp_path / "pairs"), str(tmp_path / "shards"))
+    assert "03.png" in str(caught.value) and "09.png" in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pairs"]
+
+
+class Bucket(SimpleHTTPRequestHandler):
+    """What S3 answers when an object is asked for, whole or in part: a folder's files as BUCKET/KEY."""
+
+    def do_GET(self):
+        file = Path(self.translate_path(self.path))
+        if not file.is_file():
+            self.send_error(404)
+            return
+        content, asked = file.read_bytes(), self.headers.get("Range")
+        first, last = 0, len(content) - 1
+        if asked:
+            start, end = asked.removeprefix("bytes=").split("-")
+            first, last = int(start), min(int(end or last), last)
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.send_header("Last-Modified", self.date_time_string(int(file.stat().st_mtime)))
+        self.send_header("ETag", f'"{len(content)}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[first : last + 1])
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments):
+        self.server.asked.append(self.path)
+
+
+@pytest.fixture
+def store(packed, monkeypatch, tmp_path):
+    """An object store on this machine which has the shards as s3://packed/shards."""
+    root = packed.parent / "store"
+    shutil.copytree(packed / "shards", root / "packed" / "shards", dirs_exist_ok=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Bucket, directory=str(root)))
+    server.asked = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "DATA_OPTIMIZER_CACHE_FOLDER": str(tmp_path / "cache"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_shards_stream_from_an_object_store(packed, store, workers):
+    data, local = (
+        DeblurDataModule(train=root, patch_size=16, batch_size=4, num_workers=workers)
+        for root in ("s3://packed/shards", str(packed / "shards"))
+    )
+    for module in (data, local):
+        module.setup("fit")
+    fetched = sum(path.endswith(".bin") for path in store.asked)
+    assert fetched == 0  # shards come when they are needed
+    for _, ours, theirs in zip(range(3), data.train_dataloader(), local.train_dataloader(), strict=False):
+        assert ours["name"] == theirs["name"]
+        assert torch.equal(ours["blurry"], theirs["blurry"]) and torch.equal(ours["sharp"], theirs["sharp"])
+    assert any(path.startswith("/packed/shards/") and ".bin" in path for path in store.asked)
