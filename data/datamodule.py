@@ -223,7 +223,10 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device, then augment; every picture's draws have a seed of their own."""
+        """Blur sharp photographs on the device, then augment; every picture's draws have a seed of their own.
+
+        Both sides come as channels_last, the layout of the networks' weights.
+        """
         for sentence in batch.pop("errors", []):
             self.skipped[sentence] = self.skipped.get(sentence, 0) + 1
             total = sum(self.skipped.values())
@@ -241,7 +244,8 @@ class DeblurDataModule(pl.LightningDataModule):
             step = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
             generator = generator_of(self.seed, "augment", step, self.trainer.global_rank)
             batch["blurry"], batch["sharp"] = self.augment(batch["blurry"], batch["sharp"], generator)
-        return batch
+        sides = ("blurry", "sharp")
+        return batch | {side: batch[side].contiguous(memory_format=torch.channels_last) for side in sides}
 
 
 def _source(given: str | Source) -> Source:

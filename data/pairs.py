@@ -40,7 +40,7 @@ class TrainPairs(Dataset):
     lower border.
 
     Args:
-        pairs: a sequence whose items have a name and read() -> (blurry, sharp), in raw numbers. Its attribute
+        items: a sequence of pairs, which have a name and read() -> (blurry, sharp), in raw numbers. Its attribute
             `shards`, if any, says how many items lie together in a file.
         patch_size: side of the crops.
         seed: of the order and the crops.
@@ -53,7 +53,7 @@ class TrainPairs(Dataset):
 
     def __init__(
         self,
-        pairs: Sequence[Pair],
+        items: Sequence[Pair],
         patch_size: int,
         seed: int = 0,
         crops_per_image: int = 1,
@@ -61,7 +61,7 @@ class TrainPairs(Dataset):
         repeat: int = 1,
         skip: bool = False,
     ):
-        self.pairs = pairs
+        self.items = items
         self.patch_size = patch_size
         self.seed = seed
         self.crops_per_image = crops_per_image
@@ -70,21 +70,32 @@ class TrainPairs(Dataset):
         self.skip = skip
 
     def __len__(self) -> int:
-        return len(self.pairs) * self.repeat  # of one pass; the stream has no end
+        return len(self.items) * self.repeat  # of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
-        def load(index: int) -> tuple[str, list[Tensor]]:
-            pair = self.pairs[index]
-            return pair.name, [resize(frame, self.scale) for frame in pair.read()]
+        def load(index: int) -> tuple[str, dict[str, Tensor]]:
+            name, frames = self.read(self.items[index])
+            return name, {side: resize(frame, self.scale) for side, frame in frames.items()}
 
-        (name, frames), errors = _load(load, self.pairs, self.repeat, number, self.seed, self.skip)
-        windows = draw_windows(frames[0], self.patch_size, self.crops_per_image, generator_of(self.seed, number))
-        crops = [[images.to_float(cut(frame, self.patch_size, window)) for frame in frames] for window in windows]
-        items = [{"blurry": blurry, "sharp": sharp, "name": name} for blurry, sharp in crops]
-        return _report(items, errors)
+        (name, frames), errors = _load(load, self.items, self.repeat, number, self.seed, self.skip)
+        generator = generator_of(self.seed, number)
+        windows = draw_windows(frames["sharp"], self.patch_size, self.crops_per_image, generator)
+        crops = [
+            {side: images.to_float(cut(frame, self.patch_size, window)) for side, frame in frames.items()}
+            for window in windows
+        ]
+        items = [crop | {"name": name} for crop in crops]
+        if errors:
+            items[0]["error"] = "\n".join(errors)
+        return items
+
+    def read(self, item: Pair) -> tuple[str, dict[str, Tensor]]:
+        """Name and raw frames of an item."""
+        blurry, sharp = item.read()
+        return item.name, {"blurry": blurry, "sharp": sharp}
 
 
-class TrainSharp(Dataset):
+class TrainSharp(TrainPairs):
     """Random crops of sharp photographs, to be blurred on the device.
 
     As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), whose margin the blur needs and
@@ -92,39 +103,16 @@ class TrainSharp(Dataset):
     is taken.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        patch_size: int,
-        margin: int,
-        seed: int = 0,
-        crops_per_image: int = 1,
-        scale: float = 1.0,
-        repeat: int = 1,
-        skip: bool = False,
-    ):
-        self.files = files
-        self.size = patch_size + 2 * margin
-        self.seed = seed
-        self.crops_per_image = crops_per_image
-        self.scale = scale
-        self.repeat = repeat
-        self.skip = skip
-
-    def __len__(self) -> int:
-        return len(self.files) * self.repeat
+    def __init__(self, files: Sequence[Path | Pair], patch_size: int, margin: int, **options):
+        super().__init__(files, patch_size + 2 * margin, **options)
 
     def __getitem__(self, number: int) -> list[dict]:
-        def load(index: int) -> tuple[str, Tensor]:
-            file = self.files[index]
-            name, frame = (file.stem, images.read_raw(file)) if isinstance(file, Path) else (file.name, file.read()[1])
-            return name, resize(frame, self.scale)
+        items = super().__getitem__(number)
+        return [item | {"seed": seed_of(self.seed, number, i)} for i, item in enumerate(items)]
 
-        (name, frame), errors = _load(load, self.files, self.repeat, number, self.seed, self.skip)
-        windows = draw_windows(frame, self.size, self.crops_per_image, generator_of(self.seed, number))
-        crops = [images.to_float(cut(frame, self.size, window)) for window in windows]
-        items = [{"sharp": crop, "name": name, "seed": seed_of(self.seed, number, i)} for i, crop in enumerate(crops)]
-        return _report(items, errors)
+    def read(self, item: Path | Pair) -> tuple[str, dict[str, Tensor]]:
+        name, sharp = (item.stem, images.read_raw(item)) if isinstance(item, Path) else (item.name, item.read()[1])
+        return name, {"sharp": sharp}
 
 
 class Mix(Dataset):
@@ -171,12 +159,6 @@ def _load(load: Callable, items: Sequence, repeat: int, number: int, seed: int, 
                 raise
             errors.append(str(error))
             index = int(torch.randint(len(items), (), generator=generator_of(seed, "instead", number, len(errors))))
-
-
-def _report(items: list[dict], errors: list[str]) -> list[dict]:
-    if errors:
-        items[0]["error"] = "\n".join(errors)
-    return items
 
 
 class FramePairs(Dataset):

@@ -150,6 +150,8 @@ def test_batches_are_what_the_models_expect(tmp_path, root):
         assert batch.keys() == {"blurry", "sharp", "name"} and len(batch["name"]) == 4
         assert batch["blurry"].shape == batch["sharp"].shape == (4, 3, 16, 16)
         assert batch["blurry"].dtype == batch["sharp"].dtype == torch.float32
+        for side in ("blurry", "sharp"):  # laid out as the networks' weights are
+            assert batch[side].is_contiguous(memory_format=torch.channels_last)
         assert [frame["name"] for frame in recorder.seen["val"]] == [["0"], ["1"]]
         assert all(frame["sharp"].shape == (1, 3, 20, 20) for frame in recorder.seen["val"])
         run.test(recorder, module(root, synthetic, val_crop=20), verbose=False)
@@ -157,6 +159,15 @@ def test_batches_are_what_the_models_expect(tmp_path, root):
         if synthetic:
             sizes = [(height - 8, width - 8) for height, width in sizes]
         assert [frame["sharp"].shape[2:] for frame in recorder.seen["test"]] == sizes
+
+
+def test_loaders_read_ahead_into_pinned_memory(root):
+    data = module(root, False, workers=2)
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert loader.prefetch_factor == 2 and loader.persistent_workers
+        assert loader.pin_memory == torch.cuda.is_available()  # without a GPU there is nothing to pin for
 
 
 def test_training_blur_is_free_of_border_effects(tmp_path):
@@ -207,8 +218,8 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     data = DeblurDataModule(str(root), str(root), str(root / "test"), blur=CameraShake((3, 6)), patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
-    assert all(file.parent == root / "train" / "sharp" for file in data.train_set.files)
-    assert len(data.train_set.files) == 7
+    assert all(file.parent == root / "train" / "sharp" for file in data.train_set.items)
+    assert len(data.train_set.items) == 7
     real = images.read(root / "val" / "blur" / "0.png")
     assert torch.equal(recorder.seen["val"][0]["blurry"], real[None])
 
@@ -218,7 +229,7 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     photos = str(tmp_path / "photos")
     data = DeblurDataModule(photos, photos, blur=CameraShake((3, 6)), patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
-    assert [file.stem for file in data.train_set.files + data.val_set.files] == ["train", "val"]
+    assert [file.stem for file in data.train_set.items + data.val_set.files] == ["train", "val"]
 
 
 def test_missing_data(tmp_path, root):
@@ -287,6 +298,6 @@ def test_real_photographs_train_and_real_pairs_validate(tmp_path):
     data = DeblurDataModule(str(SHARED / "photos"), val, blur=blur, patch_size=32, batch_size=2, val_crop=64)
     recorder = Recorder()
     trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(recorder, data)
-    assert len(data.train_set.files) == 142 and len(recorder.seen["val"]) == 8
+    assert len(data.train_set.items) == 142 and len(recorder.seen["val"]) == 8
     tested = set((SHARED / "photos" / "test.txt").read_text().split())
-    assert not {file.name for file in data.train_set.files} & tested
+    assert not {file.name for file in data.train_set.items} & tested
