@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data import images
-from data.layouts import COUNTS, SPLITS, DatasetError, Listing, Pair, list_pairs
+from data.layouts import COUNTS, SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 
 # Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
 SHIFT = 0.25  # of the correlation at its peak is left without moving one side; long blur alone leaves 0.31 and more
@@ -60,7 +60,10 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     paths = {tuple(str(pair.blurry) for pair in listing.pairs) for listing in listings.values()}
     if len(paths) == 1 and len(listings) > 1:  # no split folders: the dataset is one split
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
-    faults, prints = [], {}
+    prints: dict[bytes, list[tuple[str, Pair]]] = {}
+    faults = [
+        Fault("split", split, "", (), str(error)) for split, error in refused.items() if type(error) is not NoSplitError
+    ]
     for split, listing in listings.items():
         for file in listing.alone:
             faults.append(Fault("unpaired", split, file.stem, (str(file),), f"{file} has no partner."))
@@ -127,14 +130,14 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
         return faults, _marks(sharp)
     blurry, sharp = (images.to_float(side).mean(0) for side in sides)
     right, down, share = find_shift(blurry, sharp)
-    if share < SHIFT:
-        fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
-    elif detail(sharp) < DETAIL * detail(blurry):
-        fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
     change = (blurry.mean().clamp_min(1e-4) / sharp.mean().clamp_min(1e-4)).log().abs().item()
     if change > GAMMA:
         fault("gamma", f"{pair.blurry} is {100 * (torch.tensor(change).exp() - 1):.0f} % brighter or darker than "
               f"{pair.sharp}: one may be in linear light, the other in the file's values.")  # fmt: skip
+    if share < SHIFT:
+        fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
+    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # darker pictures have less detail
+        fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
     return faults, _marks(sides[1])
 
 
@@ -292,6 +295,6 @@ def main(
 if __name__ == "__main__":
     try:
         sys.exit(auto_cli(main, as_positional=True))
-    except (DatasetError, OSError) as error:
+    except (DatasetError, images.ImageError, OSError) as error:
         print(f"data.doctor: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -40,6 +40,10 @@ class DatasetError(ValueError):
         super().__init__(sentence.rpartition("DatasetError: ")[2].strip())
 
 
+class NoSplitError(DatasetError):
+    """A dataset that does not have the split asked for, without being damaged."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """One blurry photograph and its sharp counterpart; `name` is unique in its split, without suffix."""
@@ -141,8 +145,8 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", lay
     The last two may lie below ROOT/train, ROOT/val, ROOT/test; without such folders ROOT itself is the split.
     `variant` says which blurry pictures: "blur" is the first of a layout, anything else must exist by that name.
 
-    Raises DatasetError with one sentence: for a missing folder or split, an unknown layout or variant,
-    an empty dataset.
+    Raises DatasetError with one sentence: for a missing folder, an unknown layout or variant, an empty dataset;
+    its kind NoSplitError where the dataset is of other splits.
     """
     root = Path(root)
     layout = layout or recognise(root, split)
@@ -155,7 +159,7 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", lay
             raise DatasetError(f"{root} is of the layout {layout}, which knows {' and '.join(known)}, not {variant}.")
     listing = LISTERS[layout](root, split, variant)
     if not listing.pairs and not listing.alone:
-        raise DatasetError(f"{root} holds no pairs in its {split} split, read as the layout {layout}.")
+        raise NoSplitError(f"{root} holds no pairs in its {split} split, read as the layout {layout}.")
     return listing
 
 
@@ -165,7 +169,7 @@ def recognise(root: Path, split: str) -> str:
         return "csv"
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
-    if any(root.glob("RealBlur_[JR]_*_list.txt")):
+    if any(root.glob("RealBlur_[JR]_*_list.txt")) or any(root.glob("RealBlur-[JR]_*")):
         return "realblur"
     if any(root.glob("RSBlur_real_*.txt")):
         return "rsblur"
@@ -219,7 +223,7 @@ def split_folder(root: str | Path, split: str) -> Path:
         raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
     present = [name for name in SPLITS if (root / name).is_dir()]
     if present and split not in present:
-        raise DatasetError(f"{root} has no {split} folder, only {', '.join(present)}.")
+        raise NoSplitError(f"{root} has no {split} folder, only {', '.join(present)}.")
     return root / split if present else root
 
 
@@ -251,7 +255,7 @@ def _list_gopro(root: Path, split: str, variant: str) -> Listing:
 
 def _list_hide(root: Path, split: str, variant: str) -> Listing:
     if split == "val":
-        raise DatasetError(f"{root} has no val split: HIDE has train and test.")
+        raise NoSplitError(f"{root} has no val split: HIDE has train and test.")
     blurry: dict[str, dict[str, Path]] = {"train": {}, "test": {}}
     for part, folder in [("train", root / "train"), *(("test", root / "test" / name) for name in HIDE_TEST)]:
         if folder.is_dir():
@@ -264,9 +268,11 @@ def _list_hide(root: Path, split: str, variant: str) -> Listing:
 
 def _list_reds(root: Path, split: str, variant: str) -> Listing:
     if split == "test":
-        raise DatasetError(f"{root} has no test split: the sharp test frames of REDS are not public; use val.")
+        raise NoSplitError(f"{root} has no test split: the sharp test frames of REDS are not public; use val.")
     base = root / split if (root / split / f"{split}_sharp").is_dir() else root
     folders = [base / f"{split}_{kind}" for kind in (variant, "sharp")]
+    if not any(base.glob(f"{split}_*")):
+        raise NoSplitError(f"{root} has no {split} split.")
     for folder in folders:
         if not folder.is_dir():
             raise DatasetError(f"{base} has no folder {folder.name}, which REDS has for its {split} split.")
@@ -274,7 +280,11 @@ def _list_reds(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_realblur(root: Path, split: str, variant: str) -> Listing:
-    rows = _read_list(root / f"RealBlur_{variant}_{split}_list.txt")
+    file = root / f"RealBlur_{variant}_{split}_list.txt"
+    other = "R" if variant == "J" else "J"
+    if not file.is_file() and (root / f"RealBlur_{other}_{split}_list.txt").is_file():
+        raise DatasetError(f"{root} has no {file.name}, only the list of RealBlur-{other}: choose the variant {other}.")
+    rows = _read_list(file)
     named = [(f"{Path(blurry).parts[-3]}/{Path(blurry).stem}", root / blurry, root / sharp) for sharp, blurry in rows]
     return _listed("realblur", variant, named)
 
@@ -317,7 +327,7 @@ LISTERS = {
 def _read_list(file: Path) -> list[list[str]]:
     """The lines of an official list, each SHARP BLURRY."""
     if not file.is_file():
-        raise DatasetError(f"{file} is missing: the official list of this split must lie there.")
+        raise NoSplitError(f"{file} is missing: the official list of this split must lie there.")
     rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
     for row in rows:
         if len(row) != 2:

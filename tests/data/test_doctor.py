@@ -10,12 +10,25 @@ from PIL import Image
 
 from data import images
 from data.blur import CameraShake
-from data.doctor import check_pairs, check_sharp, diagnose, examine, find_shift, main
-from data.layouts import DatasetError, find_pairs
+from data.doctor import _shared_scenes, check_pairs, check_sharp, diagnose, examine, find_shift, main
+from data.layouts import DatasetError, Listing, Pair, find_pairs
 from data.pairs import generator_of
 
 SHARED = Path(__file__).parents[3] / "shared"
-KINDS = ("unpaired", "unreadable", "truncated", "size", "swapped", "shift", "identical", "leak", "gamma", "depth")
+KINDS = (
+    "unpaired",
+    "unreadable",
+    "truncated",
+    "size",
+    "swapped",
+    "shift",
+    "identical",
+    "leak",
+    "gamma",
+    "linear",
+    "depth",
+)
+NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words where they are others
 
 
 def scene(*seed, height=96, width=112):
@@ -68,6 +81,8 @@ def plant(root, kind, split, number):
             shutil.copyfile(file, root / other / side / f"copy_{file.stem}.png")
     elif kind == "gamma":
         images.write(blurry, images.read(blurry) ** 2.2)
+    elif kind == "linear":
+        images.write(sharp, images.read(sharp) ** 2.2)
     elif kind == "depth":
         grey = images.read(blurry).mean(0).mul(65535).round().numpy().astype("uint16")
         Image.fromarray(grey).save(blurry)
@@ -86,7 +101,7 @@ def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, plan
     expected = set()
     for number, (kind, split) in enumerate(planted):
         plant(root, kind, split, number)
-        expected.add(("unreadable" if kind == "truncated" else kind, f"{split}{number}"))
+        expected.add((NAMED.get(kind, kind), f"{split}{number}"))
     faults = diagnose(str(root), num_workers=0)["faults"]
     found = set()
     for fault in faults:
@@ -103,7 +118,7 @@ def test_every_kind_is_found(clean, tmp_path, kind):
     shutil.copytree(clean, root)
     plant(root, kind, "train", 2)
     (fault,) = diagnose(str(root), num_workers=0)["faults"]
-    assert fault["kind"] == {"truncated": "unreadable"}.get(kind, kind)
+    assert fault["kind"] == NAMED.get(kind, kind)
     assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
 
 
@@ -129,6 +144,25 @@ def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean):
     assert "train has 2 pairs, the published gopro has 2103." in sentences
     assert "test has 2 pairs, the published gopro has 1111." in sentences
     assert "The scene GOPR0372_07_00 is in test and train." in sentences and len(sentences) == 3
+
+
+@given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
+def test_every_scene_in_two_splits_is_found_and_no_other(train, test):
+    def listing(scenes):
+        return Listing("gopro", "blur", [Pair(f"GOPR{i}/{n}", Path("b"), Path("s")) for i in scenes for n in (1, 2)])
+
+    faults = _shared_scenes({"train": listing(train), "test": listing(test)})
+    assert sorted(fault.name for fault in faults) == sorted(f"GOPR{i}" for i in train & test)
+
+
+def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(clean, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(clean, root)
+    shutil.rmtree(root / "train" / "blur")
+    found = diagnose(str(root), num_workers=0)
+    assert found["splits"] == {"test": 4}
+    ((kind, sentence),) = [(fault["kind"], fault["sentence"]) for fault in found["faults"]]
+    assert kind == "split" and "no folder blur beside sharp" in sentence
 
 
 def test_table_report_and_exit_code(clean, tmp_path, capsys):

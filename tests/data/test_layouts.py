@@ -190,6 +190,20 @@ def test_what_published_datasets_do_not_have(tmp_path, place, split, variant, wo
         list_pairs(root / place, split, variant)
 
 
+def test_one_camera_of_realblur_alone(tmp_path):
+    root = published(tmp_path) / "RealBlur"
+    for split in ("train", "test"):
+        (root / f"RealBlur_J_{split}_list.txt").unlink()
+    shutil.rmtree(root / "RealBlur-J_ECC_IMCORR_centroid_itensity_ref")
+    with pytest.raises(DatasetError, match=r"only the list of RealBlur-R: choose the variant R\.$"):
+        list_pairs(root, "train")
+    assert names(find_pairs(root, "train", "R")) == ["scene001/blur_1", "scene001/blur_2"]
+    for file in root.glob("*.txt"):
+        file.unlink()
+    with pytest.raises(DatasetError, match=r"RealBlur_R_train_list\.txt is missing"):
+        list_pairs(root, "train", "R")  # known by its folder, and told what it lacks
+
+
 def test_pictures_alone_in_published_datasets(tmp_path):
     root = published(tmp_path)
     lonely = [
