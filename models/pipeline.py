@@ -11,6 +11,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 # Loading a saved pipeline looks its classes up among the modules already imported.
+import models.spandrel_predictor
 import models.u2net
 import models.unet
 import models.untrained  # noqa: F401

@@ -7,8 +7,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "data", "evaluation")
 ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion", "tiling"},
-    {"unet", "u2net", "untrained"},
+    {"settings", "schedules", "diffusion", "tiling", "weights"},
+    {"unet", "u2net", "untrained", "spandrel_predictor"},
     {"sampling"},
     {"pipeline"},
     {"checkpoints"},

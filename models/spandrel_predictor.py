@@ -1,0 +1,115 @@
+"""Restoration networks of others (NAFNet, FFTformer, Uformer, SCUNet and more) as predictors, through spandrel."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+from models.weights import read_folder, read_json, read_weights
+
+MISSING = "networks of others need the spandrel package: pip install -r requirements-extra.txt"
+
+
+class SpandrelPredictor(ModelMixin, ConfigMixin):
+    """A published restoration network, frozen: refinement goes on top of what it gives.
+
+    spandrel finds a network's architecture and sizes in its weights. The pipeline folder keeps the weights and the
+    architecture's name, so it loads without the file that it was made from.
+
+    Args:
+        path: weights as published (.pth or .safetensors), never unpickled.
+        architecture: spandrel's name for the architecture; None: found in the weights.
+        weights: the weights themselves, in place of the path.
+
+    Raises:
+        ValueError: no spandrel, a file that cannot be read, or a network that does not make an RGB picture out of an
+            RGB picture of the same size; one sentence.
+    """
+
+    ignore_for_config = ["path", "weights"]  # noqa: RUF012 (the name diffusers reads)
+    receptive_field = None  # not known; many of these networks average over the picture
+
+    @register_to_config
+    def __init__(
+        self, path: str | None = None, architecture: str | None = None, weights: dict[str, Tensor] | None = None
+    ):
+        super().__init__()
+        if (path is None) == (weights is None):
+            raise ValueError("SpandrelPredictor needs path, the file of a restoration network")
+        what = path or "the checkpoint's predictor"
+        if weights is None:
+            weights = read_weights(Path(path))
+        # What this class saved has the name of its submodule before every key.
+        weights = {
+            key.removeprefix("network."): value.float() if value.is_floating_point() else value
+            for key, value in weights.items()
+        }
+        descriptor = _load(weights, architecture, what)
+        if descriptor.purpose != "Restoration" or (descriptor.input_channels, descriptor.output_channels) != (3, 3):
+            raise ValueError(
+                f"{what} is a {descriptor.architecture.name} for {descriptor.purpose} with"
+                f" {descriptor.input_channels} channels in and {descriptor.output_channels} out; a predictor restores"
+                " RGB pictures of unchanged size"
+            )
+        self.register_to_config(architecture=str(descriptor.architecture.id))
+        self._descriptor = descriptor
+        self.network = descriptor.model.requires_grad_(False).eval()
+        self.stride = descriptor.size_requirements.multiple_of
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **_) -> "SpandrelPredictor":
+        """From a folder that save_pretrained wrote. Its other arguments, about where tensors go, have no use here."""
+        config = read_json(Path(folder) / "config.json", "the checkpoint is incomplete, copy it again")
+        return cls(architecture=config.get("architecture"), weights=read_folder(Path(folder)))
+
+    def train(self, mode: bool = True) -> "SpandrelPredictor":
+        """Stays in evaluation mode: this network is not trained."""
+        return super().train(False)
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Keep the weights in a type, where spandrel says that the network works in it."""
+        if dtype != torch.bfloat16 or self._descriptor.supports_bfloat16:
+            self._descriptor.to(dtype)
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, in [-1, 1]; no gradient.
+
+        spandrel speaks [0, 1], pads to the sizes that the network takes, and clips what it gives.
+        """
+        picture = ((blurry.float() + 1) / 2).to(self._descriptor.dtype)
+        # Cloned, since what inference mode made could not enter the denoiser's training.
+        return self._descriptor(picture).clone().float() * 2 - 1
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """Nothing here is trained, so nothing is supervised but x_init itself."""
+        return [self(blurry)]
+
+
+def _load(weights: dict[str, Tensor], architecture: str | None, what: str):
+    """spandrel's descriptor of the network that the weights belong to."""
+    if importlib.util.find_spec("spandrel") is None:
+        raise ValueError(MISSING)
+    import spandrel
+
+    if importlib.util.find_spec("spandrel_extra_arches"):  # Restormer and others under licences of their own
+        import spandrel_extra_arches
+
+        spandrel_extra_arches.install(ignore_duplicates=True)
+    if architecture is not None and architecture not in spandrel.MAIN_REGISTRY:
+        raise ValueError(f"{what} is of the architecture {architecture}, which the spandrel installed here lacks")
+    try:
+        if architecture is not None:
+            return spandrel.MAIN_REGISTRY[architecture].architecture.load(weights)
+        return spandrel.MAIN_REGISTRY.load(weights)
+    except spandrel.UnsupportedModelError:
+        first = next(iter(weights))
+        raise ValueError(
+            f"{what} is of no architecture that spandrel knows (its first key is {first} {tuple(weights[first].shape)})"
+        ) from None
+    except (RuntimeError, KeyError, AssertionError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # torch names the class first, then every difference: say the first one.
+        raise ValueError(f"{what} does not fit its architecture: {(lines[1:] or lines or [''])[0]}") from None

@@ -1,0 +1,101 @@
+"""Reading weight files: names and tensors, never code. Every fault is one sentence."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message is one sentence that says which, why and what to do."""
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a .pth, .pt or .ckpt file (of its state dict, where that is inside)."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: give a .safetensors or .pth file")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    content = read_torch(path)
+    for key in ("state_dict", "params_ema", "params", "model"):  # where training codes put it
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CheckpointError(f"{path} holds no weights: a state dict, names and tensors, is expected")
+    return dict(content)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def read_torch(path: Path) -> Any:
+    """What torch.save wrote: tensors and plain values. Whatever would run code to be read is refused."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged file, or a pickle that holds more than tensors and plain values
+        raise CheckpointError(
+            f"checkpoint {path} is damaged, or holds more than weights and plain values, and was not loaded"
+        ) from error
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the one .safetensors file in a folder, or of the shards that its .index.json lists."""
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    files = sorted(folder.glob("*.safetensors"))
+    if indices:
+        shards = set(read_json(indices[0], "").get("weight_map", {}).values())
+        missing = sorted(shards - {file.name for file in files})
+        if missing:
+            raise CheckpointError(f"{folder} lacks {missing[0]}: the checkpoint is incomplete, copy it again")
+        files = [folder / name for name in sorted(shards)]
+    elif len(files) > 1:
+        names = " and ".join(file.name for file in files[:2])
+        raise CheckpointError(f"{folder} has several weight files, {names}, and no index: remove all but one")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= read_safetensors(file)
+    return state
+
+
+def read_json(path: Path, hint: str) -> dict:
+    """A JSON file that holds an object; `hint` says what to do where there is none."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: {hint}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: the checkpoint is damaged, copy it again")
+    return content
+
+
+def shapes(state: dict[str, Tensor]) -> dict[str, tuple]:
+    """The shape of every tensor."""
+    return {key: tuple(value.shape) for key, value in state.items()}
+
+
+def check_keys(expected: dict[str, tuple], found: dict[str, tuple], what: str) -> None:
+    """CheckpointError naming the first differing key unless both have the same keys and shapes."""
+    for key in sorted(expected.keys() | found.keys()):
+        if key not in found:
+            raise CheckpointError(f"{what} is of another architecture: it lacks {key} {expected[key]}")
+        if key not in expected:
+            raise CheckpointError(
+                f"{what} is of another architecture: it has {key} {found[key]}, which is not expected"
+            )
+        if expected[key] != found[key]:
+            raise CheckpointError(
+                f"{what} is of another architecture: {key} has shape {found[key]}, expected {expected[key]}"
+            )
