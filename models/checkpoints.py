@@ -145,7 +145,8 @@ def _copy_official(path: Path, predictor: nn.Module) -> None:
             f"{path} holds bare weights: from such a file only a U2NetPredictor of norm batch can start"
         )
     state, variant = read_weights(path), predictor.config.variant
-    official = U2NetPredictor(variant, out_channels=1)
+    with torch.device("meta"):  # its shapes alone are wanted
+        official = U2NetPredictor(variant, out_channels=1)
     check_keys(shapes(official.state_dict()), shapes(state), f"{path}, read as the official U2-Net ({variant}),")
     body = {key: value for key, value in state.items() if not key.startswith(("side", "outconv"))}
     predictor.load_state_dict(predictor.state_dict() | body)
@@ -273,7 +274,7 @@ def export(
         )
     pipeline = _from_ckpt(Path(source), weights) if source.endswith(".ckpt") else _from_folder(_folder(source))
     for part, network in _networks(pipeline).items():
-        network.to(DTYPES[dtype])
+        nn.Module.to(network, DTYPES[dtype])  # diffusers' own warns of layers that none of these has
         for key, value in network.state_dict().items():
             if not value.isfinite().all():
                 raise CheckpointError(
