@@ -16,10 +16,10 @@ PANEL_IMAGES = 2
 
 
 def main(
-    checkpoint: str,
     data: str,
     grid: str,
     output: str,
+    checkpoint: str | None = None,
     split: str = "test",
     variant: str = "blur",
     seed: int = 0,
@@ -35,7 +35,8 @@ def main(
     the numbers depend on), pareto.png and panel.png into the output folder.
 
     Args:
-        checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py.
+        checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
+            pretrained/lite, which comes with the repository.
         data: root folder of a dataset of pairs, in any layout of docs/data.md, or a CSV manifest.
         grid: YAML file with the settings to score, as configs/grid/demo.yaml.
         output: folder for the results; files of an earlier run in it are replaced.
@@ -66,9 +67,10 @@ def main(
     from evaluation.metrics import PSNR_RECIPE, SSIM_RECIPE, Lpips, psnr, ssim
     from evaluation.plots import plot_pareto
     from evaluation.results import format_table, write_results
-    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline
+    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline, pretrained
 
     place = choose_device(device)
+    checkpoint = checkpoint or pretrained()
     pipeline = load_pipeline(checkpoint, place, precision)
     lpips = Lpips(lpips_backbone)
     if lpips.reason is not None:

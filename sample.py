@@ -29,8 +29,8 @@ DETAIL = 480  # side in pixels of what a comparison shows at full size
 def restore(
     inputs: list[str],
     numbers: dict,
-    checkpoint: str,
     output: str,
+    checkpoint: str | None = None,
     preset: Literal["faithful", "balanced", "vivid"] | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -55,7 +55,8 @@ def restore(
         inputs: pictures, folders of pictures (searched recursively) and patterns such as photos/**/*.png; the tree
             below a folder, or below what stands before a pattern's signs, is kept.
         numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
-        checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py.
+        checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
+            pretrained/lite, which comes with the repository.
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), and
             manifest.json, which says how each was made.
         preset: settings stored with the checkpoint; numbers given by flag go before them.
@@ -90,9 +91,10 @@ def restore(
     from tqdm import tqdm
 
     from data import images
-    from models.checkpoints import checkpoint_hash, choose_device, load_pipeline
+    from models.checkpoints import checkpoint_hash, choose_device, load_pipeline, pretrained
 
     work = _targets(inputs, Path(output), format, depth)
+    checkpoint = checkpoint or pretrained()
     Path(output).mkdir(parents=True, exist_ok=True)
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = choose_device(device)
