@@ -1,0 +1,104 @@
+"""Restore a test set by classical methods, as pictures to score: python -m benchmarks.baselines DATA --output FOLDER
+
+FOLDER/unsharp_mask needs nothing but the picture. FOLDER/richardson_lucy and FOLDER/wiener are given the true kernel,
+which only a synthetic test set with one kernel a picture has (data.make_test_set --uniform true): what knowing the blur
+is worth. All three are scikit-image's.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from jsonargparse import ArgumentParser
+from skimage import filters, restoration
+from torch import Tensor
+from tqdm import tqdm
+
+from data import images
+from data.layouts import find_pairs
+
+
+def unsharp_mask(blurry: np.ndarray, radius: float, amount: float) -> np.ndarray:
+    """Add what a Gaussian takes away. (H, W, 3) in [0, 1], in the file's values."""
+    # With channel_axis -1 scikit-image 0.26 leaves most rows unset.
+    return filters.unsharp_mask(blurry, radius, amount, channel_axis=2)
+
+
+def deconvolve(blurry: np.ndarray, kernel: np.ndarray, method: str, strength: float) -> np.ndarray:
+    """Undo a known kernel in linear light, where cameras blur. (H, W, 3) sRGB in [0, 1] -> the same.
+
+    Args:
+        kernel: odd-sided, of sum 1, as it spreads a point of light.
+        method: richardson_lucy (strength: iterations) or wiener (strength: balance).
+    """
+    margin = len(kernel)
+    light = np.where(blurry <= 0.04045, blurry / 12.92, ((blurry + 0.055) / 1.055) ** 2.4)  # IEC 61966-2-1
+    # Reflected surroundings, so that the border does not ring as against black.
+    wide = np.pad(light, ((margin, margin), (margin, margin), (0, 0)), mode="reflect")
+    channels = []
+    for channel in np.moveaxis(wide, -1, 0):
+        if method == "wiener":
+            channels.append(restoration.wiener(channel, kernel, strength, clip=False))
+        else:
+            channels.append(restoration.richardson_lucy(channel, kernel, int(strength), filter_epsilon=1e-3))
+    light = np.stack(channels, -1)[margin:-margin, margin:-margin].clip(0, 1)
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+def restore(
+    data: str,
+    output: str,
+    split: str = "test",
+    radius: float = 1.0,
+    amount: float = 1.0,
+    iterations: int = 30,
+    balance: float = 0.01,
+) -> None:
+    """Write FOLDER/METHOD/NAME.png for every blurry picture.
+
+    Choose the numbers on photographs that are not in the test set.
+
+    Args:
+        data: root folder of a dataset of pairs; kernels.npz in it gives the kernels.
+        output: folder to write to.
+        split: which split of the dataset.
+        radius, amount: of the unsharp mask: the Gaussian's standard deviation in pixels, and the strength.
+        iterations: of Richardson-Lucy.
+        balance: of Wiener, how much smoothness counts against the data.
+    """
+    pairs = find_pairs(data, split)
+    file = Path(data) / "kernels.npz"
+    kernels = np.load(file) if file.is_file() else None
+    for pair in tqdm(pairs, unit="picture", dynamic_ncols=True):
+        blurry = images.read(pair.blurry).movedim(0, -1).double().numpy()
+        restored = {"unsharp_mask": unsharp_mask(blurry, radius, amount)}
+        if kernels is not None:
+            if pair.name not in kernels:
+                raise ValueError(f"{file} has no kernel for {pair.name}: make the test set again.")
+            kernel = kernels[pair.name].astype(float)
+            restored["richardson_lucy"] = deconvolve(blurry, kernel, "richardson_lucy", iterations)
+            restored["wiener"] = deconvolve(blurry, kernel, "wiener", balance)
+        for method, picture in restored.items():
+            images.write(Path(output) / method / f"{pair.name}.png", _tensor(picture))
+    print(f"{output}: {', '.join(restored)} of {len(pairs)} pictures" + ("" if kernels else f"; {file} is not there"))
+
+
+def _tensor(picture: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)
+
+
+def main(args: list[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__, prog="benchmarks.baselines")
+    parser.add_argument("data", help="root folder of a dataset of pairs; kernels.npz in it gives the kernels")
+    parser.add_function_arguments(restore, skip={"data"})
+    restore(**parser.parse_args(args).as_dict())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (images.ImageError, ValueError, OSError) as error:
+        print(f"benchmarks.baselines: error: {error}", file=sys.stderr)
+        sys.exit(2)
