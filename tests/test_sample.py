@@ -1,6 +1,7 @@
 """sample.py as people call it: real files in, real files out, one sentence for what cannot be done."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -275,6 +276,34 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(
     assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
     assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+import models.sampling, sample
+from data import images
+torch.set_num_threads(1)
+models.sampling.BAND = 1 << 18  # so that a test's photo has several
+peaks = []
+for side in (256, 1600):
+    images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))
+    flags = ["--steps", "2", "--tile", "256", "--predictor_tile", "256", "--sampler", sys.argv[2]]
+    assert sample.main([f"{side}.bmp", "--checkpoint", sys.argv[1], "--output", "out", *flags]) == 0
+    status = Path("/proc/self/status").read_text().splitlines()
+    peaks.append(next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM")))
+print((peaks[1] - peaks[0]) / (1600**2 - 256**2))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells a process's peak")
+def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path):
+    command = [sys.executable, "-c", PEAK, str(checkpoint), "ddim"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    fields = float(done.stdout.splitlines()[-1]) / 12  # of three floats a pixel
+    assert 3 < fields < 6.5
 
 
 def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path, monkeypatch):

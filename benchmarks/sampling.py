@@ -1,0 +1,303 @@
+"""Seconds and memory of a restoration, case by case, each in a process of its own.
+
+python -m benchmarks.sampling --config configs/gopro_lite.yaml --cases 'predictor/*,10/*/eager,stem'
+python -m benchmarks.sampling --checkpoint pretrained/lite --cases photo --photo PHOTO.jpg
+python -m benchmarks.sampling --checkpoint pretrained/lite --cases agreement --photos REALBLUR
+
+A case is WORK/PRECISION-LAYOUT/MODE: the predictor alone or a number of steps (with the predictor), for example
+10/bf16-channels_last/compiled; or matmul, stem, photo, agreement. What is measured is merged into the JSON file, so
+that the cases can be run in parts; every case has its own device, versions, commit and command there.
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from jsonargparse import auto_cli
+from tqdm import tqdm
+
+WORK = ("predictor", "1", "4", "10", "50")
+LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
+CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
+OTHERS = ("stem", "photo", "agreement")
+PHOTO = 6000, 4000
+
+
+def best(function, repeats: int, device: str) -> float:
+    """The shortest of some timed calls, in seconds."""
+    return min(timed(function, device) for _ in range(repeats))
+
+
+def timed(function, device: str) -> float:
+    start = time.perf_counter()
+    function()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
+    """GFLOP/s of a square matrix product, the most that a network can hope for."""
+    a, b = torch.randn(2, side, side, device=device).to(dtype)
+    torch.mm(a, b)
+    return 2 * side**3 / best(lambda: torch.mm(a, b), 5, device) / 1e9
+
+
+def peak_memory(device: str) -> float:
+    """MiB that this process has held at most: resident on a CPU, in tensors on a GPU."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+def flops(function) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops() / 1e9
+
+
+def pipeline_of(checkpoint: str, device: str, layout: str):
+    from models.checkpoints import load_pipeline
+
+    precision, _, form = layout.partition("-")
+    pipeline = load_pipeline(checkpoint, device, precision)
+    if form == "nchw":
+        for network in (pipeline.predictor, pipeline.denoiser):
+            network.to(memory_format=torch.contiguous_format)
+    return pipeline
+
+
+def step_of(pipeline, blurry):
+    """One call of the denoiser at the picture's size."""
+    level = torch.full((len(blurry),), 0.5, device=blurry.device)
+    noise = torch.randn(blurry.shape, device=blurry.device)
+    return lambda: pipeline.denoiser(noise, blurry, level, blurry)
+
+
+def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:
+    """One case of CASES, in this process."""
+    from models.settings import SamplingSettings
+
+    work, layout, mode = case.split("/")
+    pipeline = pipeline_of(checkpoint, device, layout)
+    blurry = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+    whole = max(width, height)
+    steps = 0 if work == "predictor" else int(work)
+    gflop_predictor = flops(lambda: pipeline.predictor(blurry))
+    gflop_step = flops(step_of(pipeline, blurry))
+    if mode == "compiled":
+        pipeline.compile()
+
+    def run():
+        if steps == 0:
+            pipeline.predict(blurry, whole)
+        else:
+            pipeline(blurry, SamplingSettings(steps=steps), output_type="pt", tile=whole, predictor_tile=whole)
+
+    warm_up = timed(run, device)
+    seconds = [timed(run, device) for _ in range(repeats)]
+    peak = peak_memory(device)
+    rate = matmul_rate(torch.bfloat16 if layout.startswith("bf16") else torch.float32, device, side)
+    gflop = gflop_predictor + steps * gflop_step
+    return {
+        "seconds": round(median(seconds), 4),
+        "first_call_seconds": round(warm_up, 3),
+        "peak_mib": round(peak),
+        "gflop_predictor": round(gflop_predictor, 2),
+        "gflop_step": round(gflop_step, 2),
+        "matmul_gflop_per_second": round(rate, 1),
+        "share_of_matmul_rate": round(gflop / median(seconds) / rate, 4),
+    }
+
+
+def measure_stem(checkpoint: str, device: str, width: int, height: int, repeats: int, layout: str) -> dict:
+    """What a step would save if the part of its first convolution that sees the condition were kept from before."""
+    from torch.nn.functional import conv2d
+
+    pipeline = pipeline_of(checkpoint, device, layout)
+    step = step_of(pipeline, torch.rand(1, 3, height, width).to(device))
+    stem, seen = pipeline.denoiser.unet.stem, []
+    hook = stem.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        step()
+        hook.remove()
+        own = stem.in_channels * 3 // (6 if pipeline.denoiser.condition == "blurry" else 9)
+        x, options = seen[0], (None, stem.stride, stem.padding)
+        noise, weight = x[:, :own].contiguous(memory_format=torch.channels_last), stem.weight[:, :own]
+        kept = stem(x)
+        seconds = {
+            "step": best(step, repeats, device),
+            "stem": best(lambda: stem(x), 3 * repeats, device),
+            "stem_of_noise_and_kept_part": best(lambda: conv2d(noise, weight, *options) + kept, 3 * repeats, device),
+        }
+        share = flops(lambda: stem(x)) * (1 - own / stem.in_channels) / flops(step)
+    saved = (seconds["stem"] - seconds["stem_of_noise_and_kept_part"]) / seconds["step"]
+    return {name: round(value, 5) for name, value in seconds.items()} | {
+        "share_of_flop": round(share, 5),
+        "share_of_time_saved": round(saved, 5),
+    }
+
+
+def measure_photo(checkpoint: str, device: str, photo: str, size: tuple[int, int], flags: list[str]) -> dict:
+    """sample.py itself on a large photo, four steps: seconds and the peak of its resident memory."""
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder:
+        Image.open(photo).convert("RGB").resize(size, Image.Resampling.LANCZOS).save(f"{folder}/photo.jpg", quality=95)
+        command = [sys.executable, "sample.py", f"{folder}/photo.jpg", "--output", f"{folder}/out", *flags]
+        command += ["--checkpoint", checkpoint, "--device", device, "--steps", "4"]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError("sample.py failed; see above")
+        seconds = time.perf_counter() - start
+    return {"pixels": list(size), "seconds": round(seconds, 1), "peak_mib": round(usage.ru_maxrss / 1024)}
+
+
+def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
+    """Mean PSNR between what bf16 and fp32 restore out of the same noise, ten steps."""
+    from data import images
+    from evaluation.metrics import psnr
+    from models.settings import SamplingSettings
+
+    paths = [path for path in images.find(photos) if path.parent.name == "blur"][:most]
+    if not paths:
+        raise ValueError(f"{photos} holds no pictures in a folder named blur")
+    pipelines = [pipeline_of(checkpoint, device, f"{precision}-channels_last") for precision in ("fp32", "bf16")]
+    values = {}
+    for path in tqdm(paths, "agreement"):
+        options = {"settings": SamplingSettings(steps=10), "names": [path.stem], "output_type": "pt"}
+        fp32, bf16 = (pipeline(images.read(path), **options).images for pipeline in pipelines)
+        values[path.relative_to(photos).as_posix()] = round(psnr(bf16, fp32).item(), 2)
+    return {"mean_psnr": round(mean(values.values()), 2), "lowest": min(values.values()), "pictures": values}
+
+
+def untrained(config: str, folder: Path) -> str:
+    """A pipeline folder with the networks of a training config, as they are before training."""
+    import yaml
+    from diffusers import DDPMScheduler
+
+    from models.checkpoints import NETWORKS
+    from models.pipeline import DeblurPipeline
+    from models.schedules import linear
+
+    torch.manual_seed(0)
+    parts = yaml.safe_load(Path(config).read_text())["model"]["init_args"]
+    networks = [
+        NETWORKS[parts[name]["class_path"].split(".")[-1]](**parts[name]["init_args"])
+        for name in ("predictor", "denoiser")
+    ]
+    scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
+    DeblurPipeline(*networks, scheduler).save_pretrained(folder)
+    return str(folder)
+
+
+def ratios(cases: dict) -> dict:
+    """How many times as fast each case is as the same work in plain fp32."""
+    plain = {work: cases.get(f"{work}/fp32-nchw/eager", {}).get("seconds") for work in WORK}
+    return {
+        case: round(plain[case.split("/")[0]] / record["seconds"], 2)
+        for case, record in cases.items()
+        if case in CASES and plain[case.split("/")[0]]
+    }
+
+
+def main(
+    checkpoint: str | None = None,
+    config: str = "configs/gopro_lite.yaml",
+    cases: str = "*/*",
+    output: str = "benchmarks/results/sampling.json",
+    device: str = "cpu",
+    threads: int | None = None,
+    repeats: int = 3,
+    photo: str | None = None,
+    photos: str | None = None,
+    photo_flags: str = "",
+    quick: bool = False,
+) -> None:
+    """Measure the chosen cases, print them, and merge them into the JSON file.
+
+    Args:
+        checkpoint: what to run: exported folder, hub id or .ckpt.
+        config: in place of a checkpoint: the untrained networks of this training config.
+        cases: names or patterns of names, with commas between them.
+        output: the JSON file.
+        device: cpu or cuda.
+        threads: of torch; none: as many as it takes by itself.
+        repeats: timed calls after the first; their median counts.
+        photo: the photo that the case photo enlarges to 24 megapixels.
+        photos: folder for the case agreement, with blurry pictures in folders named blur.
+        photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
+        quick: tiny pictures, to see whether it works.
+    """
+    chosen = [name for name in (*CASES, *OTHERS) if any(fnmatch(name, pattern) for pattern in cases.split(","))]
+    if not chosen:
+        raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)} {' '.join(OTHERS)}")
+    for name, needed in (("photo", photo), ("agreement", photos)):
+        if name in chosen and needed is None:
+            raise ValueError(f"the case {name} needs --{'photo' if name == 'photo' else 'photos'}")
+    width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    facts = {
+        "device": torch.cuda.get_device_name() if device != "cpu" else processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads or torch.get_num_threads(),
+        "size": [width, height],
+        "networks": checkpoint or f"untrained, {config}",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "command": "python -m benchmarks.sampling " + shlex.join(sys.argv[1:]),
+    }
+    found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source = checkpoint or untrained(config, Path(folder) / "pipeline")
+        for case in tqdm(chosen, "cases"):
+            if case == "photo":
+                size = (160, 120) if quick else PHOTO
+                job = measure_photo, source, device, photo, size, shlex.split(photo_flags)
+            elif case == "agreement":
+                job = measure_agreement, source, device, photos, 1 if quick else None
+            elif case == "stem":
+                job = measure_stem, source, device, width, height, repeats, LAYOUTS[-1]
+            else:
+                job = measure, case, source, device, width, height, repeats, side
+            load = os.getloadavg()[0]  # above the cores: other work took part of them
+            with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (facts["threads"],)) as process:
+                record = process.submit(*job).result()
+            found["cases"][case] = record | {"load_average": round(load, 2)} | facts
+            found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
+            temporary = Path(output).with_suffix(".part")
+            temporary.write_text(json.dumps(found, indent=1) + "\n")
+            os.replace(temporary, output)
+            tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'pictures'})}")
+    for case, ratio in found["times_as_fast_as_plain_fp32"].items():
+        print(f"{case:<40} {ratio:6.2f} x")
+    print(f"wrote {output}")
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)
