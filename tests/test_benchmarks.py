@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_sampling_measures_and_merges(tmp_path):
     output = tmp_path / "sampling.json"
     output.write_text(json.dumps({"cases": {"1/fp32-nchw/eager": {"seconds": 100.0}}}))

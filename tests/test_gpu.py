@@ -45,3 +45,36 @@ def test_training_runs_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(tmp_path):
     fit(model, tmp_path, 3, accelerator="gpu")
     model.pipeline().save_pretrained(tmp_path / "checkpoint")
     assert load_pipeline(str(tmp_path / "checkpoint"), "cpu").config.residual_scale > 0
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "dpmsolver++"])
+def test_nothing_in_the_loop_waits_for_the_gpu(tmp_path, sampler):
+    tiny_pipeline().save_pretrained(tmp_path)
+    pipeline = load_pipeline(str(tmp_path), "cuda", "fp32")
+    steps = []
+
+    def strict(iterable):
+        for step in iterable:
+            # The first step finds the size of the tiles, which reads the free memory.
+            torch.cuda.set_sync_debug_mode("error" if steps else "default")
+            steps.append(step)
+            yield step
+        torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        pipeline(torch.rand(1, 3, 64, 64), SamplingSettings(sampler, steps=5), output_type="pt", progress=strict)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(steps) == 5
+
+
+def test_compiled_graphs_give_the_same_pictures(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path)
+    plain, compiled = (load_pipeline(str(tmp_path), "cuda", "fp32") for _ in range(2))
+    compiled.compile()
+    for seed in (0, 1):  # the second picture reuses the graphs
+        blurry = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
+        one, two = (
+            pipeline(blurry, SamplingSettings(steps=4), seed, output_type="pt").images for pipeline in (plain, compiled)
+        )
+        assert (one - two).abs().max() < 2e-3
