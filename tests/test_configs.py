@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import train
 from data.blur import SixDegrees
@@ -12,6 +13,7 @@ from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
 
 CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
+STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_lite/*.yaml"))
 GRIDS = sorted(Path(__file__).parents[1].glob("configs/grid/*.yaml"))
 
 
@@ -34,6 +36,19 @@ def test_every_config_builds(config, tmp_path):
     assert isinstance(built.model, PredictAndRefine)
     assert built.trainer.max_steps > 0 and built.trainer.default_root_dir == str(tmp_path)
     assert {"EMAWeightAveraging", "Scores", "Export"} <= {type(c).__name__ for c in built.trainer.callbacks}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
+    runs = {stage.stem: build(stage, tmp_path, "--model.init_from", "null") for stage in STAGES}
+    models = {stage: built.model for stage, built in runs.items()}
+    assert set(models) == {"predictor", "refine", "joint"}
+    weights = models["predictor"].predictor.state_dict()
+    models["refine"].predictor.load_state_dict(weights)
+    models["joint"].load_state_dict(models["refine"].state_dict())
+    assert models["refine"].predictor_training == "frozen" and models["joint"].predictor_training == "joint"
+    blurs = {yaml.safe_dump(yaml.safe_load(stage.read_text())["data"]) for stage in STAGES}
+    assert len(blurs) == 1  # all learn on the same blur
 
 
 @pytest.mark.filterwarnings("ignore")
