@@ -113,6 +113,9 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
     for name in ("hostile.ckpt", "plain.ckpt"):
         assert "was not loaded" in sentence(tmp_path / name)
+    shutil.copyfile(tmp_path / "hostile.ckpt", tmp_path / "hostile.pth")
+    with pytest.raises(CheckpointError, match="was not loaded"):
+        copy_weights(str(tmp_path / "hostile.pth"), U2NetPredictor("lite"))
     assert not (tmp_path / "executed").exists()
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
