@@ -259,9 +259,7 @@ def test_a_batch_gives_what_single_pictures_give(checkpoint, tmp_path, sampler, 
         assert max((one - two).abs().max(), (one - four).abs().max()) <= 1 / 255
 
 
-def test_out_of_memory_halves_a_batch_and_names_a_photo(
-    checkpoint, tmp_path, monkeypatch, capsys
-):
+def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, monkeypatch, capsys):
     for i in range(4):
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
     images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
