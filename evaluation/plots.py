@@ -131,7 +131,7 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
 
     drawn = [row for row in document["rows"] if place(row) is not None]
     front = sorted((row for row in drawn if row["front"]), key=place)
-    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     if front:
         line = zip(*map(place, front), strict=True)
@@ -178,7 +178,7 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
         reason = (metrics.get("lpips") or {}).get("reason") or "LPIPS was not asked for."
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
     axes.set_title(title, fontsize=10)
-    axes.legend(loc="best", fontsize=9, framealpha=0.9, title="numbers: steps", title_fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
 
     many = len(drawn) > _MOST_LABELS
     named = [row for row in drawn if row["front"] or row["preset"] or not many]

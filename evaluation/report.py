@@ -113,7 +113,7 @@ def _page(document: dict[str, Any], folder: Path) -> str:
             f"Every setting by its PSNR, to the right, and its {perception}, upwards to the better, with 95 percent "
             "intervals and the Pareto front; the same numbers stand in the table."
         ),
-        "statistics": html.escape(document.get("statistics") or ""),
+        "statistics": html.escape(_sentence(document.get("statistics"))),
         "head": _head(document["metrics"]),
         "body": "\n".join(_line(row, document["metrics"], n) for n, row in enumerate(document["rows"])),
         "comparison": comparison,
@@ -131,6 +131,10 @@ def _page(document: dict[str, Any], folder: Path) -> str:
         "data": json.dumps(shown).replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: replaced[match[1]], _TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _sentence(text: str | None) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _fact(value: Any) -> str:
@@ -163,10 +167,13 @@ def _line(row: Mapping[str, Any], metrics: Mapping[str, Any], number: int) -> st
     cells = [f'<th scope="row" data-value="{html.escape(place)}">{html.escape(row["setting"])}{names}{note}</th>']
     cells.append(f'<td class="number" data-value="{row["images"]}">{row["images"]}</td>')
     for name, metric in metrics.items():
-        digits = 2 if "dB" in metric["title"] or name in ("niqe", "fid") else 4
-        cells.append(_cell(row["metrics"].get(name) or {}, digits, metric["reason"]))
+        cells.append(_cell(row["metrics"].get(name) or {}, _digits(name, metric), metric["reason"]))
     cells.append(f'<td class="number" data-value="{row["seconds"]}">{row["seconds"]:.3f}</td>')
     return f'<tr class="{kind}">{"".join(cells)}</tr>'
+
+
+def _digits(name: str, metric: Mapping[str, Any]) -> int:
+    return 2 if "dB" in metric["title"] or name in ("niqe", "fid") else 4
 
 
 def _cell(entry: Mapping[str, Any], digits: int, reason: str | None) -> str:
@@ -198,7 +205,7 @@ def _finite(value: Any) -> bool:
 
 def _comparison(document: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
     """The pictures for the page's script, and the section that shows them; empty where there are none."""
-    entries = document["pictures"]
+    entries, metrics = document["pictures"], document["metrics"]
     files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
     if not files:
         return {"images": [], "pictures": [], "first": None}, ""
@@ -221,7 +228,7 @@ def _comparison(document: Mapping[str, Any], folder: Path) -> tuple[dict[str, An
         with Image.open(folder / next(iter(entry["files"].values()))) as picture:
             width, height = picture.size
         scores = ", ".join(
-            f"{document['metrics'][name]['title']} {value if isinstance(value, str) else format(value, '.4f')}"
+            f"{metrics[name]['title']} {'∞' if value == 'inf' else format(value, f'.{_digits(name, metrics[name])}f')}"
             for name, value in entry["scores"].items()
             if value is not None
         )
