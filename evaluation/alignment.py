@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evaluation.fidelity import MetricError, check_pair, require_side, ssim_map
+from evaluation.fidelity import MetricError, check_pair, full_precision, require_side, ssim_map
 
 _ITERATIONS = 100
 _STILL = 1e-4  # pixels at the corners: a smaller step changes no score
@@ -162,7 +162,8 @@ def _smooth(grey: Tensor) -> Tensor:
     """OpenCV's 5 x 5 Gaussian, 1 4 6 4 1 a side, mirrored at the edge's pixels."""
     window = grey.new_tensor([1, 4, 6, 4, 1]) / 16
     padded = F.pad(grey[None, None], (2, 2, 2, 2), mode="reflect")
-    return F.conv2d(padded, (window[:, None] * window)[None, None])[0, 0]
+    with full_precision():
+        return F.conv2d(padded, (window[:, None] * window)[None, None])[0, 0]
 
 
 def _project(homography: Tensor, points: Tensor) -> Tensor:

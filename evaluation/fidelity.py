@@ -4,6 +4,7 @@ All of them look at the picture that a file would hold: RGB, clipped to [0, 1], 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import kornia
@@ -43,6 +44,11 @@ _CONSISTENCY_RECIPE = (
 _UNIFORM = torch.full((7,), 1 / 7)
 _GAUSSIAN = torch.exp(-(torch.arange(-5.0, 6.0) ** 2) / (2 * 1.5**2))
 _GAUSSIAN /= _GAUSSIAN.sum()
+
+
+def full_precision() -> AbstractContextManager:
+    """No TF32 within: its 10 bits are too few for a variance, and would show in the last digits of a distance."""
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 class MetricError(ValueError):
@@ -166,7 +172,7 @@ def _weighted_mean(maps: Tensor, window: Tensor) -> Tensor:
     """Mean over the separable window around each pixel that has room for it: (N, C, H, W) -> (N, C, H-K+1, W-K+1)."""
     channels = maps.shape[1]
     window = window.to(maps).expand(channels, 1, -1)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # TF32's 10 bits are too few for a variance
+    with full_precision():
         rows = F.conv2d(maps, window.unsqueeze(3), groups=channels)
         return F.conv2d(rows, window.unsqueeze(2), groups=channels)
 
@@ -254,7 +260,7 @@ class Consistency:
                 raise MetricError(f"no blur kernel is known for {name}")
             kernel = self.kernels[name].to(light.device)
             require_side(picture, len(kernel), "consistency")
-            with torch.backends.cudnn.flags(allow_tf32=False):
+            with full_precision():
                 blurred = kornia.filters.filter2d(
                     picture[None], kernel[None], normalized=True, padding="valid", behaviour="corr"
                 )

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from evaluation.fidelity import MetricError, require_finite, whole_numbers
+from evaluation.fidelity import MetricError, full_precision, require_finite, whole_numbers
 
 PATCH_HEIGHT, PATCH_WIDTH = 240, 256
 _BATCH = 32
@@ -106,7 +106,8 @@ class InceptionPatches:
             )
         patches = cut_patches(whole_numbers(pictures).byte())
         network = self.network.to(pictures.device)
-        parts = [network(part)[0].float() for part in patches.flatten(0, 1).split(_BATCH)]
+        with full_precision():
+            parts = [network(part)[0].float() for part in patches.flatten(0, 1).split(_BATCH)]
         return torch.cat(parts).unflatten(0, patches.shape[:2])
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from evaluation.fidelity import PICTURE, MetricError, check_pair, require_side
+from evaluation.fidelity import PICTURE, MetricError, check_pair, full_precision, require_side
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Lpips:
             raise MetricError(self.reason)
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, self._backbone.least_side, "LPIPS")
-        return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
+        with full_precision():
+            return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
 
 
 class Dists:
@@ -158,7 +159,8 @@ class Dists:
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, _VGG16.least_side, "DISTS")
         similarity = torch.zeros(len(sharp), device=sharp.device)
-        stages = zip(self._stages(restored / 255), self._stages(sharp / 255), self.alpha, self.beta, strict=True)
+        with full_precision():
+            stages = zip(self._stages(restored / 255), self._stages(sharp / 255), self.alpha, self.beta, strict=True)
         for x, y, alpha, beta in stages:
             mean_x, mean_y = x.mean((2, 3)), y.mean((2, 3))
             centred_x, centred_y = x - mean_x[..., None, None], y - mean_y[..., None, None]

@@ -137,6 +137,19 @@ def test_a_large_batch_is_scored_in_parts_with_its_own_columns(tmp_path, monkeyp
     assert torch.equal(whole["psnr"], psnr(*columns[:2]))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", RESTORED)
+def test_a_gpu_gives_the_numbers_of_the_cpu(tmp_path, name):
+    made = make_metrics(HERE, **files(tmp_path))
+    restored, sharp = tensor(RESTORED[name]), tensor(SHARP)
+    for metric in made.values():
+        here = metric(restored, sharp, sharp, [NAME])
+        there = metric(*(picture.cuda() for picture in (restored, sharp, sharp)), [NAME])
+        assert there.is_cuda
+        assert there.item() == pytest.approx(here.item(), rel=1e-3)
+
+
 if __name__ == "__main__":
     import tempfile
 
