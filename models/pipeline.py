@@ -1,7 +1,8 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import PIL.Image
@@ -16,9 +17,11 @@ import models.u2net
 import models.unet
 import models.untrained  # noqa: F401
 from models.diffusion import add_residual
-from models.sampling import make_scheduler, noise_generator, sample_residual
+from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
 from models.settings import SamplingSettings
-from models.tiling import Tiling
+from models.tiling import Tiling, whole
+
+_NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
 
 
 @dataclass
@@ -108,6 +111,58 @@ class DeblurPipeline(DiffusionPipeline):
         return self._refine(_to_network(blurry), _to_network(x_init), settings, seed, names, progress, tile)
 
     @torch.no_grad()
+    def refine_all(
+        self,
+        cases: Iterable[tuple[str, Tensor, Tensor, Sequence[SamplingSettings]]],
+        seed: int = 0,
+        slots: int = 1,
+        progress: Callable[[int], object] = int,
+    ) -> Iterator[tuple[str, SamplingSettings, Tensor, float]]:
+        """The diffusion part of many settings on many pictures of one size, each as `refine` does it.
+
+        Settings of different lengths and schedules share the denoiser's calls, and settings that differ only in
+        num_samples, average or blend share their samples.
+
+        Args:
+            cases: (name, blurry, x_init, settings), the pictures (3, H, W) as in `refine`; taken when there is room.
+            seed: as in `refine`.
+            slots: pictures in each call of the denoiser.
+            progress: told how many denoising steps a call took; `cost_of` says how many there will be.
+
+        Yields:
+            (name, settings, restored pictures (num_samples, 3, H, W) or (1, 3, H, W) if averaged, seconds as if no
+            sample were shared), in the order in which they end.
+        """
+        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        s, device, ready, running = self.config.residual_scale, self.device, deque(), []
+
+        def draws() -> Iterator[Draw]:
+            for name, blurry, x_init, settings in cases:
+                blurry, x_init = _to_network(blurry.to(device)), _to_network(x_init.to(device))
+                for path, users in _paths(settings).items():
+                    takers = [_Taker(name, setting, x_init, s) for setting in users]
+                    if path.blend == 0:
+                        for taker in takers:
+                            for _ in range(taker.setting.num_samples):
+                                ready.extend(taker.take(torch.zeros_like(x_init), 0.0))
+                        continue
+                    if self.denoiser is None:
+                        raise ValueError(_NO_DENOISER)
+                    for k in range(max(setting.num_samples for setting in users)):
+                        running.append(takers)
+                        scheduler = make_scheduler(path, training_betas)
+                        yield Draw(blurry, x_init, scheduler, path.eta, noise_generator(seed, name, k))
+
+        tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride) if self.denoiser is not None else whole
+        for number, r_0, seconds in sample_residuals(self.denoiser, draws(), slots, s, progress, tiling):
+            for taker in running[number]:
+                ready.extend(taker.take(r_0, seconds))
+            running[number] = None
+            while ready:
+                yield ready.popleft()
+        yield from ready
+
+    @torch.no_grad()
     def __call__(
         self,
         image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor,
@@ -163,7 +218,7 @@ class DeblurPipeline(DiffusionPipeline):
         if len(names) != len(blurry):
             raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
         if self.denoiser is None and settings.blend > 0:
-            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
+            raise ValueError(_NO_DENOISER)
         K, s = settings.num_samples, self.config.residual_scale
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if settings.blend > 0:
@@ -193,6 +248,51 @@ class DeblurPipeline(DiffusionPipeline):
         images = torch.stack(samples, dim=1).flatten(0, 1) if len(samples) > 1 else (samples or [moments.mean])[0]
         std = moments.std() if K > 1 else None
         return DeblurOutput(images=images, predictions=_to_world(x_init), std=std)
+
+
+def cost_of(settings: Sequence[SamplingSettings]) -> tuple[int, int]:
+    """(samples, denoising steps) that `DeblurPipeline.refine_all` takes for one picture."""
+    samples = {
+        path: max(setting.num_samples for setting in users) for path, users in _paths(settings).items() if path.blend
+    }
+    return sum(samples.values()), sum(path.steps * count for path, count in samples.items())
+
+
+def _paths(settings: Sequence[SamplingSettings]) -> dict[SamplingSettings, list[SamplingSettings]]:
+    """What differs from noise to residual -> the settings that share it, the longest first.
+
+    blend is 0 for those that need no residual and 1 for the others.
+    """
+    paths: dict[SamplingSettings, list[SamplingSettings]] = {}
+    for setting in settings:
+        path = replace(setting, num_samples=1, average=False, blend=float(setting.blend > 0))
+        paths.setdefault(path if path.blend else SamplingSettings(blend=0.0), []).append(setting)
+    return dict(sorted(paths.items(), key=lambda item: -item[0].steps))
+
+
+class _Taker:
+    """Makes one setting's pictures out of the residuals of a path, which come sample by sample."""
+
+    def __init__(self, name: str, setting: SamplingSettings, x_init: Tensor, residual_scale: float):
+        self.name, self.setting, self.x_init, self.s = name, setting, x_init, residual_scale
+        self.seconds, self.moments, self.samples, self.taken = 0.0, _Moments(), [], 0
+
+    def take(self, r_0: Tensor, seconds: float) -> Iterator[tuple[str, SamplingSettings, Tensor, float]]:
+        """The next sample's r_0 (3, H, W); yields what `refine_all` yields, once, when the last sample is there."""
+        K, averaged = self.setting.num_samples, self.setting.average
+        self.taken += 1
+        if self.taken > K:
+            return
+        self.seconds += seconds
+        x = _to_world(add_residual(self.x_init, r_0 * self.setting.blend, self.s))
+        if averaged and K > 1:
+            self.moments.add(x)
+        else:
+            self.samples.append(x)
+        if self.taken == K:
+            images = self.moments.mean[None] if averaged and K > 1 else torch.stack(self.samples)
+            self.samples, self.moments = [], _Moments()
+            yield self.name, self.setting, images, self.seconds
 
 
 class _Moments:
