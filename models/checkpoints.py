@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from diffusers import DDPMScheduler
 from torch import Tensor, nn
 
 from models.pipeline import DeblurPipeline
+from models.settings import SamplingSettings
 from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
@@ -28,6 +30,7 @@ NETWORKS = {
     for c in (U2NetPredictor, UNetPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor, Denoiser)
 }
 PARTS = ("predictor", "denoiser")
+INDEX = "model_index.json"
 PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -92,7 +95,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def checkpoint_hash(source: str) -> str:
-    """sha256 over the files of a checkpoint, in order of their names: what a score belongs to."""
+    """sha256 over the files of a checkpoint, in order of their names, without presets: what a score belongs to."""
     if source.endswith(".ckpt"):
         files = [Path(source)]
     else:
@@ -100,10 +103,27 @@ def checkpoint_hash(source: str) -> str:
         files = sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors"))
     digest = hashlib.sha256()
     for file in files:
+        if file.name == INDEX:
+            digest.update(_index_text(read_json(file, "") | {"presets": {}}).encode())
+            continue
         with open(file, "rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
+    """Write settings under their names into an exported checkpoint; others that it has stay."""
+    index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
+    index["presets"] = index.get("presets", {}) | {name: asdict(settings) for name, settings in presets.items()}
+    part = folder / f".{INDEX}.part"
+    part.write_text(_index_text(index))
+    os.replace(part, folder / INDEX)
+
+
+def _index_text(index: dict) -> str:
+    """As diffusers writes it."""
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def describe(pipeline: DeblurPipeline) -> dict:
@@ -171,7 +191,7 @@ def _folder(source: str) -> Path:
 
 
 def _from_folder(folder: Path) -> DeblurPipeline:
-    index = read_json(folder / "model_index.json", "an exported checkpoint has one; train.py writes it after fit")
+    index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
     networks = {}
@@ -187,7 +207,7 @@ def _from_folder(folder: Path) -> DeblurPipeline:
         network.load_state_dict(state)
         networks[part] = network
     if "predictor" not in networks:
-        raise CheckpointError(f"{folder / 'model_index.json'} names no predictor")
+        raise CheckpointError(f"{folder / INDEX} names no predictor")
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json", "the checkpoint is incomplete")
     return _assemble(
         networks, scheduler.get("trained_betas"), index.get("residual_scale"), str(folder), index.get("presets")
