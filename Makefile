@@ -9,12 +9,11 @@ demo: $(VENV)/installed
 	$(PY) -m data.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
-		--output runs/demo --panel runs/demo/demo.png
+		--output runs/demo --panel runs/demo/demo.png --overwrite true
 	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo --steps 2
 	@echo "The demo made, in runs/demo:"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
-	@echo "  results.csv       PSNR, SSIM, LPIPS and seconds of every sampling setting"
-	@echo "  pareto.png        the same as a perception-distortion plot"
+	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and pictures (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 

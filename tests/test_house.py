@@ -45,8 +45,13 @@ def test_models_are_layered():
             assert level[other] < level[stem] or same_floor, f"models/{stem}.py imports models/{other}.py"
 
 
-def test_only_training_imports_lightning():
+def test_only_training_imports_lightning_and_evaluation_its_processes():
     may = {ROOT / "models" / "lightning_module.py", ROOT / "data" / "datamodule.py", ROOT / "train.py"}
+    assert {name for name in imports(ROOT / "evaluate.py") if name.startswith("lightning")} <= {
+        "lightning.fabric",
+        "lightning.fabric.Fabric",
+    }
+    may.add(ROOT / "evaluate.py")
     for path in [*ROOT.glob("*.py"), *(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))]:
         uses = any(name.split(".")[0] in ("lightning", "pytorch_lightning") for name in imports(path))
         assert not uses or path in may, f"{path.relative_to(ROOT)} imports lightning"

@@ -1,27 +1,37 @@
 """Reading grids, running them on a problem with known scores, averaging, the Pareto front, and the files."""
 
 import csv
+import dataclasses
 import json
 import math
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from evaluation import race
 from evaluation.grid import (
     GridError,
+    Outcome,
+    Picture,
+    Restorer,
     Row,
-    Score,
-    average,
     best_sample,
+    choose_presets,
+    key,
     label_settings,
     pareto_front,
     perception_metric,
     read_grid,
     run_grid,
+    summarise,
 )
-from evaluation.metrics import MetricError, psnr, ssim
+from evaluation.journal import Journal, JournalError, Score
+from evaluation.metrics import MetricError, make_metrics
 from evaluation.results import format_table, whole_file, write_results
+from models.pipeline import cost_of
 from models.schedules import linear
 from models.settings import SamplingSettings
 
@@ -60,8 +70,35 @@ def test_several_products_and_yaml_s_textual_exponents(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("field", "text", "values"),
+    [
+        ("steps", "{from: 5, to: 20, step: 5}", [5, 10, 15, 20]),
+        ("steps", "{from: 5, to: 19, step: 5}", [5, 10, 15]),
+        ("steps", "{from: 5, to: 50, count: 4, spacing: log}", [5, 11, 23, 50]),
+        ("steps", "{from: 1, to: 3, count: 9}", [1, 2, 3]),
+        ("eta", "{from: 0, to: 0.3, step: 0.1}", [0.0, 0.1, 0.2, 0.3]),
+        ("blend", "{from: 0.0, to: 1.0, count: 3}", [0.0, 0.5, 1.0]),
+        ("beta_end", "{from: 1e-2, to: 1.0e-1, count: 3, spacing: log}", [0.01, 0.0316227766017, 0.1]),
+    ],
+)
+def test_a_range_stands_for_its_numbers(tmp_path, field, text, values):
+    first = "sampler: ddim, steps: 500, " if field == "beta_end" else ""
+    settings = read(tmp_path, f"product: {{{first}{field}: {text}}}")
+    assert [getattr(setting, field) for setting in settings] == values
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("product: {steps: {from: 1, to: 5}}", "the range of steps must be {from, to, step}"),
+        ("product: {steps: {from: 1, to: much, step: 1}}", "all numbers"),
+        ("product: {steps: {from: 5, to: 1, step: 1}}", "rising"),
+        ("product: {steps: {from: 1, to: 5, step: 0}}", "rising"),
+        ("product: {eta: {from: 0.0, to: 1.0, count: 3, spacing: log}}", "ends above 0"),
+        ("product: {eta: {from: 0.0, to: 1.0, count: 1}}", "a count of 2 or more"),
+        ("product: {eta: {from: 0.0, to: 1.0, count: 2, spacing: cubic}}", "spacing linear or log"),
+        ("product: {steps: {from: 1, to: 2, step: 0.5}}", "steps must be of type int"),
+        ("settings: [{steps: {from: 1, to: 5, step: 1}}]", "steps must be of type int"),
         ("product: {stepz: [5]}", "unknown field 'stepz'; known are sampler, schedule, steps"),
         ("product: {sampler: [ddim, euler]}", "sampler must be one of ddpm, ddim, dpmsolver++, unipc, got 'euler'"),
         ("product: {steps: [5, 0]}", "steps must be a whole number of 1 or more, got 0"),
@@ -97,17 +134,25 @@ def test_the_grid_files_of_the_repository():
     demo = read_grid(GRIDS / "demo.yaml", SamplingSettings)
     assert {(s.sampler, s.steps) for s in demo} == {(s, n) for s in ("ddim", "ddpm") for n in (2, 5, 20)}
     paper = read_grid(GRIDS / "paper.yaml", SamplingSettings)
-    assert sorted({s.steps for s in paper}) == [10, 20, 30, 50, 100, 200, 300, 500]
+    plain = [s for s in paper if s.num_samples == 1 and s.blend == 1]
+    assert sorted({s.steps for s in plain}) == [10, 20, 30, 50, 100, 200, 300, 500]
     ends = (0.1, 0.01, 0.001, math.exp(-10))
-    for number, setting in enumerate(paper):
+    for number, setting in enumerate(plain):
         assert (setting.sampler, setting.schedule) == ("ddpm", "linear")
         end = (1 - linear(setting.steps, setting.beta_start, setting.beta_end)).prod().item()
         assert end == pytest.approx(ends[number % 4], rel=0.03)
+    assert (len(plain), len(paper), cost_of(plain)[1], cost_of(paper)[1]) == (32, 88, 4840, 5680)
+    for name, settings, steps in (("quick", 18, 120), ("few_steps", 80, 440)):
+        grid = read_grid(GRIDS / f"{name}.yaml", SamplingSettings)
+        assert (len(grid), cost_of(grid)[1]) == (settings, steps)
+        assert len(set(label_settings(grid))) == settings
 
 
 def test_labels_are_unique_and_tell_what_differs():
     settings = [SamplingSettings("ddim", steps=5, eta=eta) for eta in (0.0, 1.0)]
-    assert label_settings(settings) == ["ddim 5 eta=0.0", "ddim 5 eta=1.0"]
+    assert label_settings(settings) == ["ddim 5", "ddim 5 eta=1.0"]
+    several = [SamplingSettings(num_samples=4, average=average) for average in (False, True)]
+    assert label_settings(several) == ["ddim 20", "ddim 20 average"]
     assert label_settings([SamplingSettings("ddpm", "cosine", 9), SamplingSettings()]) == [
         "ddpm 9 cosine",
         "ddim 20 training",
@@ -116,97 +161,236 @@ def test_labels_are_unique_and_tell_what_differs():
 
 # Running
 
+METRICS = make_metrics(["psnr", "ssim"])
+
 
 class Toy:
     """A restorer whose result is off by `steps` levels everywhere, the prediction by 20, the input by 40."""
 
-    def __init__(self, sizes: list[tuple[int, int]]):
-        self.sizes, self.log = sizes, []
+    def __init__(self, sizes: list[tuple[int, int]], slots: int = 3):
+        self.log, self.slots = [], slots
+        self.pictures = [
+            Picture(f"picture{number}", size, lambda size=size: self.read(size)) for number, size in enumerate(sizes)
+        ]
+        self.restorer = Restorer(self.predict, self.refine, cost_of, lambda size: slots)
 
-    def cases(self):
-        for number, (height, width) in enumerate(self.sizes):
-            self.log.append(f"case {number}")
-            sharp = torch.full((3, height, width), 100 / 255)
-            yield f"picture{number}", sharp + 40 / 255, sharp
+    def read(self, size):
+        self.log.append("read")
+        sharp = torch.full((3, *size), 100 / 255)
+        return sharp + 40 / 255, sharp
 
     def predict(self, blurry):
         self.log.append("predict")
         assert blurry.shape[:2] == (1, 3)
         return blurry - 20 / 255
 
-    def refine(self, blurry, x_init, setting, name, progress):
-        self.log.append(f"refine {name}")
-        for _ in progress(range(setting.steps)):
-            pass
-        offsets = torch.arange(setting.num_samples) + setting.steps
-        return (x_init - 20 / 255) + offsets.view(-1, 1, 1, 1) / 255
+    def refine(self, cases, slots, progress):
+        for name, _, x_init, settings in cases:
+            assert len({tuple(x_init.shape)}) == 1 and slots <= self.slots
+            for setting in settings:
+                self.log.append(f"refine {name}")
+                progress(setting.steps * setting.num_samples)
+                offsets = torch.arange(setting.num_samples) + setting.steps
+                yield name, setting, (x_init - 20 / 255) + offsets.view(-1, 1, 1, 1) / 255, 0.5
+
+    def run(self, folder, settings, metrics=METRICS, **options) -> Outcome:
+        facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
+        journal = Journal(folder, facts, options.get("share", (0, 1))[0])
+        return run_grid(self.pictures, settings, self.restorer, metrics, journal, **options)
+
+    def rows(self, folder, settings, metrics=METRICS, **options) -> list[Row]:
+        outcome = self.run(folder, settings, metrics, **options)
+        return summarise(outcome, [p.name for p in self.pictures], settings, metrics, None)
 
 
 def decibels(offset: int) -> float:
     return 20 * math.log10(255 / offset)
 
 
-def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_an_image(capsys):
+def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_an_image(tmp_path, capsys):
     toy = Toy([(24, 20), (16, 12)])
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
-    scores = run_grid(toy.cases(), 2, settings, toy.predict, toy.refine, {"psnr": psnr, "ssim": ssim})
-    one_image = ["predict", "refine picture0", "refine picture0", "refine picture0"]
-    assert toy.log[:5] == ["case 0", *one_image], "the next picture is read when this one is done"
-    assert toy.log[5:] == ["case 1", *[entry.replace("0", "1") for entry in one_image]]
-    assert [s.image for s in scores] == ["picture0"] * 5 + ["picture1"] * 5
-
-    rows = average(scores, settings)
-    assert [r.label for r in rows] == ["blurry", "predictor", *label_settings(settings)]
-    expected = [decibels(40), decibels(20), decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
-    assert [r.metrics["psnr"] for r in rows] == pytest.approx(expected, abs=1e-4)
-    assert [r.images for r in rows] == [2] * 5
-    assert rows[0].seconds == 0
-    assert 0 < rows[1].seconds < min(r.seconds for r in rows[2:]), "a setting's time holds the predictor's"
-    shown = capsys.readouterr().err
-    assert "image 2/2, ddim 3" in shown
-    assert f"{2 * (2 + 5 + 2 * 3)}/{2 * (2 + 5 + 2 * 3)}" in shown
+    rows = toy.rows(tmp_path, settings)
+    assert toy.log[:5] == ["read", "predict", *["refine picture1"] * 3], "pictures of one size together"
+    assert toy.log[5:] == ["read", "predict", *["refine picture0"] * 3]
+    assert [r.label for r in rows] == ["blurry", "predictor", "sharp", *label_settings(settings)]
+    expected = [decibels(40), decibels(20), None, decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
+    assert [r.metrics["psnr"] for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
+    assert [r.images for r in rows] == [2] * 6
+    assert rows[0].seconds == 0 and 0 < rows[1].seconds < 0.5
+    assert [r.seconds for r in rows[3:]] == [pytest.approx(0.5 + rows[1].seconds)] * 3, "it holds the predictor's"
+    assert rows[3].differences["psnr"].mean == pytest.approx(decibels(2) - decibels(20), abs=1e-4)
+    assert rows[0].differences["psnr"].n == 2 and not rows[1].differences
+    assert f"{2 * (2 + 5 + 2 * 3)}/{2 * (2 + 5 + 2 * 3)}" in capsys.readouterr().err
 
 
-def test_the_bar_arrives_when_a_setting_skips_its_steps(capsys):
-    toy = Toy([(12, 12)])
-    settings = [SamplingSettings(steps=7, blend=0.0)]
-    run_grid(toy.cases(), 1, settings, toy.predict, lambda blurry, x_init, *rest: x_init, {"psnr": psnr})
-    assert "7/7" in capsys.readouterr().err
-
-
-def test_a_picture_too_small_for_a_metric_is_left_out_of_every_mean():
+def test_a_picture_too_small_for_a_metric_is_left_out_of_every_mean(tmp_path):
     toy = Toy([(24, 20), (8, 8)])
     settings = [SamplingSettings(steps=2)]
-    scores = run_grid(toy.cases(), 2, settings, toy.predict, toy.refine, {"psnr": psnr, "ssim": ssim})
-    small = [s for s in scores if s.image == "picture1"]
+    scores = toy.run(tmp_path, settings).scores
+    small = [s for s in scores.values() if s.image == "picture1" and s.row != "sharp"]
     assert all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
-    for r in average(scores, settings):
-        assert r.metrics["ssim"] == next(s for s in scores if s.label == r.label).metrics["ssim"]
-        assert r.missing["ssim"].startswith("1 of 2 images, first picture1: SSIM needs 11 pixels")
+    for r in toy.rows(tmp_path, settings):
+        if r.label != "sharp":
+            row = key(settings[0]) if r.settings else r.label
+            assert r.metrics["ssim"] == scores[row, "picture0"].metrics["ssim"]
+            assert r.missing["ssim"].startswith("1 of 2 images, first picture1: SSIM needs 11 pixels")
 
 
-def test_a_setting_that_breaks_on_one_picture_has_no_mean():
+def test_a_setting_that_breaks_on_one_picture_has_no_mean_and_spoils_no_other(tmp_path):
     toy = Toy([(24, 20), (24, 20)])
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
+    working = toy.refine
 
-    def refine(blurry, x_init, setting, name, progress):
-        restored = toy.refine(blurry, x_init, setting, name, progress)
-        return restored * float("nan") if (setting.steps, name) == (5, "picture1") else restored
+    def refine(cases, slots, progress):
+        for name, setting, images, seconds in working(cases, slots, progress):
+            broken = (setting.steps, name) == (5, "picture1")
+            yield name, setting, images * float("nan") if broken else images, seconds
 
-    rows = average(run_grid(toy.cases(), 2, settings, toy.predict, refine, {"psnr": psnr}), settings)
-    assert rows[2].metrics["psnr"] == pytest.approx(decibels(2), abs=1e-4)
-    assert rows[3].metrics["psnr"] is None
-    assert "picture1" in rows[3].missing["psnr"] and "not finite" in rows[3].missing["psnr"]
+    toy.restorer = dataclasses.replace(toy.restorer, refine=refine)
+    rows = toy.rows(tmp_path, settings)
+    assert rows[3].metrics["psnr"] == pytest.approx(decibels(2), abs=1e-4)
+    assert rows[4].metrics["psnr"] is None
+    assert "picture1" in rows[4].missing["psnr"] and "not finite" in rows[4].missing["psnr"]
 
 
-def test_other_errors_of_a_metric_are_not_swallowed():
-    toy = Toy([(12, 12)])
-
+def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
     def broken(restored, sharp):
         raise ZeroDivisionError
 
+    metrics = {"psnr": dataclasses.replace(METRICS["psnr"], function=broken)}
     with pytest.raises(ZeroDivisionError):
-        run_grid(toy.cases(), 1, [SamplingSettings()], toy.predict, toy.refine, {"psnr": broken})
+        Toy([(12, 12)]).run(tmp_path, [SamplingSettings()], metrics)
+
+
+def test_pictures_of_another_program_are_a_row(tmp_path):
+    toy = Toy([(24, 20), (16, 12)])
+
+    def read(name):
+        return torch.full((3, *toy.pictures[int(name[-1])].size), 110 / 255)
+
+    journal = Journal(tmp_path, {})
+    outcome = run_grid(toy.pictures, [], None, METRICS, journal, {"outputs rival": read})
+    rows = summarise(outcome, [p.name for p in toy.pictures], [], METRICS, journal, outputs=["outputs rival"])
+    assert [r.label for r in rows] == ["blurry", "sharp", "outputs rival"]
+    assert rows[2].metrics["psnr"] == pytest.approx(decibels(10), abs=1e-4)
+    assert rows[2].estimates["psnr"].n == 2 and not rows[2].differences
+
+
+# Stopping and going on
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
+    toy = Toy([(24, 20)] * 3)
+    first = toy.rows(tmp_path, settings[:1])
+    count = len(toy.log)
+    again = toy.rows(tmp_path, settings[:1])
+    assert again == first and len(toy.log) == count
+    toy.rows(tmp_path, settings)
+    assert toy.log[count:] == [
+        "read",
+        "predict",
+        "refine picture0",
+        *["read", "predict", "refine picture1"],
+        *["read", "predict", "refine picture2"],
+    ]
+    with (tmp_path / "scores_0.jsonl").open("a") as file:
+        file.write('{"row": "blurry", "image": "pict')
+    assert toy.rows(tmp_path, settings[:1]) == first
+    assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"checkpoint": "b1"}, "another checkpoint: a1 there, b1 now"),
+        ({"picture": {"a": "1", "b": "3"}}, "another picture of b: 2 there, 3 now"),
+        ({"picture": {"a": "1"}}, "another picture of b: 2 there, none now"),
+        ({"recipe": {"psnr": "new"}}, "another recipe of psnr: old there, new now"),
+        ({"seed": 1}, "another seed: 0 there, 1 now"),
+    ],
+)
+def test_scores_of_something_else_are_refused(tmp_path, changed, said):
+    facts = {"checkpoint": "a1", "picture": {"a": "1", "b": "2"}, "recipe": {"psnr": "old"}, "seed": 0}
+    Journal(tmp_path, facts).add(Score("blurry", "a", 0.0, {"psnr": 1.0}, {}), {})
+    Journal(tmp_path, facts)
+    with pytest.raises(JournalError, match=said) as caught:
+        Journal(tmp_path, facts | changed)
+    assert "--overwrite true" in str(caught.value)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_processes_gives_the_same(tmp_path, processes):
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
+    sizes = [(24, 20), (16, 12), (24, 20), (24, 20), (16, 12)]
+    alone = Toy(sizes).run(tmp_path / "alone", settings).scores
+    shares = []
+    for rank in range(processes):
+        toy = Toy(sizes)
+        toy.run(tmp_path / "shared", settings, share=(rank, processes))
+        shares.append(toy.log.count("predict"))
+    together = Journal(tmp_path / "shared", {"recipe": {name: m.recipe for name, m in METRICS.items()}}).scores()
+    strip = {place: (score.metrics, score.missing) for place, score in alone.items()}
+    assert {place: (score.metrics, score.missing) for place, score in together.items()} == strip
+    assert max(shares) <= -(-5 // processes) + 1
+
+
+# The race
+
+
+def test_a_race_drops_what_is_beaten_and_keeps_the_front(tmp_path):
+    sizes = [(16, 12)] * 40
+    noise = torch.Generator().manual_seed(0)
+    levels = {name: torch.randn(16, 12, generator=noise) * 4 for name in (f"picture{n}" for n in range(40))}
+    lpips = dataclasses.replace(
+        METRICS["ssim"], higher_is_better=False, function=lambda x, y: (x - y).mean((1, 2, 3)).abs()
+    )
+    metrics = {"psnr": METRICS["psnr"], "lpips": lpips}
+    settings = [SamplingSettings(steps=steps) for steps in range(1, 9)]
+
+    def toy():
+        made = Toy(sizes)
+
+        def refine(cases, slots, progress):
+            for name, blurry, _, chosen in cases:
+                for setting in chosen:
+                    # More steps: a smaller mean error (the toy's LPIPS), more noise (PSNR); the odd ones are worse.
+                    n = setting.steps
+                    error = (10 - n) + 3 * (n % 2) + (n + 2 * (n % 2)) * levels[name].roll(n)
+                    progress(n)
+                    yield name, setting, (blurry - 40 / 255 + error / 255)[None].clamp(0, 1), 0.1
+
+        made.restorer = dataclasses.replace(made.restorer, refine=refine)
+        return made
+
+    full = toy().rows(tmp_path / "full", settings, metrics)
+    racing = toy()
+    outcome = racing.run(tmp_path / "race", settings, metrics, racing=True)
+    rows = summarise(outcome, [p.name for p in racing.pictures], settings, metrics, None)
+    assert [r.label for r in pareto_front(rows)] == [r.label for r in pareto_front(full)]
+    assert len(pareto_front(rows)) >= 3 and outcome.steps < 0.8 * outcome.steps_in_full
+    for row in rows:
+        if row.dropped:
+            assert row.images < 40 and row.dropped.startswith(f"after {row.images} of 40 images: beaten by ")
+            assert row not in pareto_front(rows)
+    again = toy().rows(tmp_path / "race", settings, metrics, racing=True)
+    assert again == rows
+
+
+def test_a_race_looks_after_a_twelfth_and_then_at_doubles():
+    assert race.stages(48) == [4, 8, 16, 32, 48]
+    assert race.stages(6) == [3, 6]
+    assert race.stages(2) == [2]
+
+
+def test_only_certain_losers_are_beaten():
+    random = np.random.default_rng(0)
+    hard = random.normal(size=(6, 1)) * 10
+    columns = hard + np.array([0.0, 1.0, 0.95, 1.0]) + random.normal(size=(6, 4)) * 0.05
+    columns[:, 3] = hard[:, 0] + 0.1 + random.normal(size=6) * 5
+    assert race.beaten_by([columns, columns]) == [1, None, None, None], "what is hard for all drops out"
+    assert race.beaten_by([columns, -columns]) == [None] * 4
 
 
 # The front
@@ -234,43 +418,69 @@ def test_without_lpips_the_front_is_of_psnr_and_ssim():
     assert best_sample(rows[:2]) is None
 
 
+def test_presets_are_the_ends_and_the_knee():
+    made = [
+        row("predictor", 30.0, 0.05),
+        row("plain", 27.0, 0.40),
+        row("knee", 26.5, 0.28),
+        row("middle", 25.5, 0.26),
+        row("vivid", 25.0, 0.25),
+        row("beaten", 24.0, 0.30),
+    ]
+    assert {name: chosen.label for name, chosen in choose_presets(made).items()} == {
+        "faithful": "plain",
+        "balanced": "knee",
+        "vivid": "vivid",
+    }
+    assert {chosen.label for chosen in choose_presets(made[:2]).values()} == {"plain"}
+    assert choose_presets(made[:1]) == {}
+
+
 # The files
 
 
 def test_files_hold_the_rows(tmp_path):
     settings = [SamplingSettings("ddim", steps=5), SamplingSettings("ddpm", steps=5)]
-    labels = ["blurry", "predictor", "ddim 5", "ddpm 5"]
+    keys = ["blurry", "predictor", *map(key, settings)]
     numbers = [(25.0, 0.5), (float("inf"), 1.0), (26.0, 0.7), (24.0, 0.4)]
-    scores = [
-        Score(label, "a/1", 0.25, {"psnr": p, "ssim": s, "lpips": None}, {"lpips": "too small"})
-        for label, (p, s) in zip(labels, numbers, strict=True)
-    ]
-    rows = average(scores, settings)
-    paths = write_results(tmp_path, rows, scores, {"seed": 3})
+    metrics = make_metrics(["psnr", "ssim"]) | {"lpips": dataclasses.replace(METRICS["ssim"], reason="no weights")}
+    scores = {
+        (row, image): Score(row, image, 0.25, {"psnr": p + shift, "ssim": s}, {})
+        for row, (p, s) in zip(keys, numbers, strict=True)
+        for image, shift in (("a/1", 0.0), ("b", 1.0))
+    }
+    outcome = Outcome(scores, {"ddpm 5": "after 2 of 4 images: beaten by ddim 5"}, 20, 40)
+    rows = summarise(outcome, ["a/1", "b"], settings, METRICS, None)
+    paths = write_results(tmp_path, rows, outcome, ["a/1", "b"], settings, metrics, {"vivid": rows[2]}, {"seed": 3})
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
     table = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [line["label"] for line in table] == labels
-    assert list(table[0])[-5:] == ["images", "psnr", "ssim", "lpips", "seconds"]
+    assert [line["setting"] for line in table] == ["blurry", "predictor", "ddim 5", "ddpm 5"]
     assert (table[0]["sampler"], table[0]["steps"]) == ("", "")
-    assert (table[3]["sampler"], table[3]["steps"], table[3]["psnr"]) == ("ddpm", "5", "24.000000")
+    assert (table[3]["sampler"], table[3]["steps"], table[3]["psnr"]) == ("ddpm", "5", "24.5")
+    assert (table[2]["preset"], table[2]["front"], table[3]["front"]) == ("vivid", "False", "False")
+    assert (table[2]["psnr_low"], table[2]["psnr_high"], table[2]["psnr_n"]) == ("26", "27", "2")
+    assert table[1]["psnr"] == "inf" and table[1]["psnr_low"] == ""
     assert {line["lpips"] for line in table} == {""}
-    each = list(csv.DictReader((tmp_path / "per_image.csv").open()))
-    assert each[2] == {
-        "label": "ddim 5",
+    assert pq.read_table(tmp_path / "results.parquet").to_pylist()[3]["dropped"].startswith("after 2 of 4")
+    each = pq.read_table(tmp_path / "per_image.parquet").to_pylist()
+    assert each[4] == {
+        "setting": "ddim 5",
         "image": "a/1",
-        "psnr": "26.000000",
-        "ssim": "0.700000",
-        "lpips": "",
-        "seconds": "0.2500",
-        "missing": "too small",
+        "seconds": 0.25,
+        "psnr": 26.0,
+        "ssim": 0.7,
+        "lpips": None,
+        "missing": None,
     }
     document = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     assert document["seed"] == 3
-    assert [r["psnr"] for r in document["rows"]] == [25.0, "inf", 26.0, 24.0]
+    assert [r["metrics"]["psnr"]["mean"] for r in document["rows"]] == [25.5, "inf", 26.5, 24.5]
     assert [r["front"] for r in document["rows"]] == [False, True, False, False]
-    assert document["rows"][2]["settings"]["steps"] == 5
-    assert "too small" in document["rows"][2]["missing"]["lpips"]
+    assert document["rows"][2]["fields"]["steps"] == 5
+    assert document["rows"][2]["metrics"]["lpips"]["missing"] == "no weights"
+    assert document["rows"][2]["metrics"]["ssim"]["difference"] == pytest.approx(-0.3)
+    assert document["cost"] == {"denoising_steps": 20, "denoising_steps_in_full": 40}
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):
@@ -288,4 +498,4 @@ def test_the_table_is_sorted_and_marks_the_front():
         [row("blurry", 25.0, 0.3), row("predictor", 27.0, 0.4), row("ddim 5", 24.0, None)]
     ).splitlines()
     assert [line[:11].strip() for line in lines[1:4]] == ["* blurry", "* predictor", "ddim 5"]
-    assert lines[3].split()[2:5] == ["24.00", "0.5000", "-"]
+    assert lines[3].split()[2:8] == ["24.00", "-", "0.5000", "-", "-", "-"]

@@ -1,0 +1,115 @@
+"""What an evaluation has done so far, on disk, so that it can be stopped at any moment and go on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class JournalError(ValueError):
+    """A journal is of another evaluation; the text is one sentence that says what differs and what to do."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One picture in one row of the grid. `missing` says for each metric that is None why it is.
+
+    `row` is the label of a fixed row (blurry, predictor, sharp, outputs) or the key of a setting.
+    """
+
+    row: str
+    image: str
+    seconds: float
+    metrics: dict[str, float | None]
+    missing: dict[str, str]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of `path` that takes its name at the end, and goes if the writing fails."""
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Journal:
+    """A folder with facts.json, what the numbers depend on, and one file of lines for each process.
+
+    A line is a score. It is appended in one write, so a killed process leaves whole lines and at most one torn end,
+    which the next one cuts off.
+
+    Args:
+        folder: made where missing.
+        facts: what a score depends on beside row and picture: a value, or a mapping of values, for each name.
+        rank: of this process among several, which each append to a file of their own.
+
+    Raises:
+        JournalError: the folder holds an evaluation with other facts.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], rank: int = 0):
+        self.folder, self.file = folder, folder / f"scores_{rank}.jsonl"
+        (folder / "features").mkdir(parents=True, exist_ok=True)
+        known, facts = folder / "facts.json", json.loads(json.dumps(facts))
+        if known.is_file():
+            self._compare(json.loads(known.read_text(encoding="utf-8")), facts)
+        else:
+            with whole_file(known) as part:
+                part.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if self.file.is_file():
+            with self.file.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+
+    def scores(self) -> dict[tuple[str, str], Score]:
+        """(row, image) -> score, of all processes."""
+        found = {}
+        for file in sorted(self.folder.glob("scores_*.jsonl")):
+            for line in file.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    score = Score(**json.loads(line))
+                    found[score.row, score.image] = score
+        return found
+
+    def add(self, score: Score, features: Mapping[str, np.ndarray]) -> None:
+        """Append a score, after the features of its picture that set metrics will want: kind -> (patches, channels)."""
+        for kind, array in features.items():
+            with whole_file(self._feature_file(kind, score.row, score.image)) as part:
+                np.save(part, array)
+        line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode()
+        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            written = os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+        if written != len(line):
+            raise OSError(f"{self.file} could not be written: the disk is full")
+
+    def features(self, kind: str, row: str, image: str) -> np.ndarray:
+        """What `add` was given."""
+        return np.load(self._feature_file(kind, row, image), allow_pickle=False)
+
+    def _feature_file(self, kind: str, row: str, image: str) -> Path:
+        return self.folder / "features" / (hashlib.sha256(f"{kind}\n{row}\n{image}".encode()).hexdigest() + ".npy")
+
+    def _compare(self, known: dict, facts: dict) -> None:
+        for name in [*facts, *(name for name in known if name not in facts)]:
+            was, now = known.get(name), facts.get(name)
+            if was == now:
+                continue
+            if isinstance(was, dict) and isinstance(now, dict):
+                part = next(key for key in [*now, *was] if was.get(key) != now.get(key))
+                name, was, now = f"{name} of {part}", was.get(part), now.get(part)
+            was, now = ("none" if value is None else value for value in (was, now))
+            raise JournalError(
+                f"{self.folder} holds scores with another {name}: {was} there, {now} now; "
+                "give another --output, or --overwrite true to start anew"
+            )

@@ -1,0 +1,92 @@
+"""An evaluation that is killed at random moments and started again ends like one that was not."""
+
+import csv
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from evaluation.grid import run_grid, summarise
+from evaluation.journal import Journal
+from evaluation.results import write_results
+from models.settings import SamplingSettings
+from tests.evaluation.test_grid import METRICS, Toy
+
+SIZES = [(16, 12), (24, 20), (16, 12), (16, 12), (24, 20), (16, 12)]
+SETTINGS = [SamplingSettings(steps=steps, num_samples=samples) for steps in (2, 5, 7) for samples in (1, 2)]
+
+
+def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None:
+    """A whole evaluation, which takes about 36 pauses: target of the processes below."""
+    toy = Toy(SIZES)
+
+    def refine(cases, slots, progress):
+        for result in toy.refine(cases, slots, progress):
+            time.sleep(pause)
+            yield result
+
+    journal = Journal(folder / "journal", {"seed": 0}, share[0])
+    restorer = type(toy.restorer)(toy.predict, refine, toy.restorer.cost, lambda size: 3)
+    outcome = run_grid(toy.pictures, SETTINGS, restorer, METRICS, journal, share=share, barrier=barrier)
+    names = [picture.name for picture in toy.pictures]
+    rows = summarise(outcome, names, SETTINGS, METRICS, journal)
+    write_results(folder, rows, outcome, names, SETTINGS, METRICS, {}, {}, [])
+
+
+def start(*arguments):
+    """A process forked from a server that has imported all this and done nothing yet."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def without_seconds(folder: Path) -> list[list[str]]:
+    lines = list(csv.reader((folder / "results.csv").open()))
+    assert lines[0][-1] == "seconds"
+    return [line[:-1] for line in lines]
+
+
+def test_killed_at_random_moments_it_goes_on_and_ends_the_same(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    work(tmp_path / "whole", 0)
+    moments, kills, lines = random.Random(0), 0, [0]
+    while True:
+        process = start(tmp_path / "killed", 0.02)
+        if kills < 8:
+            process.join(moments.uniform(0.1, 0.4))
+        else:
+            process.join()
+        if process.exitcode is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        file = tmp_path / "killed" / "journal" / "scores_0.jsonl"
+        lines.append(file.read_bytes().count(b"\n") if file.is_file() else 0)
+    assert process.exitcode == 0 and kills >= 2
+    assert lines == sorted(lines) and 0 < lines[-1] <= 6 * (3 + len(SETTINGS))
+    assert without_seconds(tmp_path / "killed") == without_seconds(tmp_path / "whole")
+    scores = (tmp_path / "killed" / "journal" / "scores_0.jsonl").read_bytes().count(b"\n")
+    assert scores == 6 * (3 + len(SETTINGS)), "nothing was done twice"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_at_once_end_the_same(tmp_path, count):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "shared").mkdir()
+    work(tmp_path / "whole", 0)
+    Journal(tmp_path / "shared" / "journal", {"seed": 0})
+    barrier = multiprocessing.get_context("forkserver").Barrier(count)
+    processes = [start(tmp_path / "shared", 0.005, (rank, count), barrier.wait) for rank in range(count)]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert without_seconds(tmp_path / "shared") == without_seconds(tmp_path / "whole")
+    assert len(list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))) == count
