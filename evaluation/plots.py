@@ -15,9 +15,9 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from torch import Tensor, from_numpy
 
-from evaluation.grid import BLURRY, PREDICTOR, Row, pareto_front, perception_metric
+from evaluation.grid import BLURRY, PREDICTOR
+from evaluation.journal import whole_file
 from evaluation.metrics import psnr
-from evaluation.results import whole_file
 
 _COLOURS = (
     "#0072B2",
@@ -29,82 +29,6 @@ _COLOURS = (
 )  # Okabe and Ito's, for every eye
 _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those of the front are labelled
-
-
-def plot_pareto(rows: Sequence[Row], path: str | Path, lpips_reason: str | None = None) -> Figure:
-    """The perception-distortion plot: PSNR to the right, falling LPIPS upwards; the best corner is top right.
-
-    One series a sampler with its steps beside the points, the rows blurry and predictor, the Pareto front as a line.
-    Where LPIPS is missing the vertical axis is 1 - SSIM and the title gives `lpips_reason`.
-
-    Args:
-        rows: from `evaluation.grid.average`; rows without both values are left out.
-        path: the picture to write.
-        lpips_reason: why LPIPS is missing.
-
-    Returns:
-        The figure that was written.
-    """
-    metric = perception_metric(rows)
-
-    def point(row: Row) -> tuple[float, float] | None:
-        x, y = row.metrics["psnr"], row.metrics[metric]
-        if x is None or y is None or not math.isfinite(x):
-            return None
-        return x, 1 - y if metric == "ssim" else y
-
-    places = {row.label: point(row) for row in rows}
-    drawn = [row for row in rows if places[row.label] is not None]
-    front = [row for row in pareto_front(rows) if row in drawn]
-    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(
-        [places[row.label][0] for row in front],
-        [places[row.label][1] for row in front],
-        color="0.6",
-        linewidth=1.5,
-        marker="o",
-        markersize=13,
-        markerfacecolor="none",
-        zorder=1,
-        label="Pareto front",
-    )
-    samplers = list(dict.fromkeys(row.settings["sampler"] for row in drawn if row.settings))
-    for index, sampler in enumerate(samplers):
-        own = [places[row.label] for row in drawn if row.settings.get("sampler") == sampler]
-        axes.scatter(
-            *zip(*own, strict=True),
-            s=42,
-            marker=_MARKERS[index % len(_MARKERS)],
-            color=_COLOURS[index % len(_COLOURS)],
-            edgecolors="white",
-            linewidths=0.6,
-            zorder=3,
-            label=sampler,
-        )
-    for name, marker in ((BLURRY, "X"), (PREDICTOR, "*")):
-        if places.get(name) is not None:
-            axes.scatter(*places[name], s=130, marker=marker, color="black", edgecolors="white", zorder=4, label=name)
-    axes.set_xlabel("PSNR in dB (higher is better →)")
-    axes.set_ylabel(f"{'1 - SSIM' if metric == 'ssim' else 'LPIPS'} (lower is better ↑, axis inverted)")
-    axes.invert_yaxis()
-    axes.margins(0.08)
-    axes.grid(color="0.9", zorder=0)
-    axes.set_axisbelow(True)
-    images = max(row.images for row in rows)
-    title = f"Perception and distortion, mean of {images} image{'s' if images > 1 else ''}"
-    if metric == "ssim":
-        title += "\n" + textwrap.fill(f"1 - SSIM in place of LPIPS. {lpips_reason or 'LPIPS is missing.'}", 105)
-    axes.set_title(title, fontsize=10)
-    axes.legend(loc="best", fontsize=9, framealpha=0.9, title="numbers: steps", title_fontsize=9)
-
-    many = len(drawn) > _MOST_LABELS
-    named = [row for row in drawn if row in front or not many]
-    texts = [(str(row.settings["steps"]) if row.settings else row.label, places[row.label]) for row in named]
-    _place_labels(axes, texts, [place for place in places.values() if place is not None])
-    with whole_file(Path(path)) as part:
-        figure.savefig(part)
-    return figure
 
 
 def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:

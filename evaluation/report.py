@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 
+from evaluation.journal import whole_file
 from evaluation.plots import panel_of_files, plot_curve
-from evaluation.results import whole_file
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _MOST_BYTES = 24_000_000  # of pictures within the page
