@@ -498,5 +498,5 @@ def convolve(pictures: Tensor, kernels: Tensor) -> Tensor:
     # One group a channel: on a CPU twice as fast as the FFT up to 31 x 31.
     padded = F.pad(pictures, (radius,) * 4, mode="replicate").flatten(0, 1).unsqueeze(0)
     weight = kernels.repeat_interleave(channels, 0).unsqueeze(1)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # TF32's 10 bits would show in a picture
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # TF32's 10 bits would show in a picture
         return F.conv2d(padded, weight, groups=count * channels).view(pictures.shape)
