@@ -171,8 +171,11 @@ class SixDegrees:
         roll: strength of turns about the line of sight, which blur the corners and leave the centre sharp.
         translation: strength of shifts parallel to the picture.
         zoom: strength of moves along the line of sight.
-        focal: focal length over the picture's longer side.
+        focal: focal length over the photograph's longer side.
         instants: poses that are averaged, 16 to 64.
+        frame: longer side in pixels of the 4:3 photograph that the picture is a crop of, at a random place, so that
+            the blur varies over the crop as it does there; none: the picture is the whole photograph, as is a side
+            that is longer than the photograph's.
     """
 
     def __init__(
@@ -184,8 +187,11 @@ class SixDegrees:
         zoom: float = 0.3,
         focal: float = 1.2,
         instants: int = 32,
+        frame: int | None = None,
     ):
         _check("SixDegrees", length=length)
+        if frame is not None and frame < 1:
+            raise ValueError(f"SixDegrees's frame must be at least 1 pixel, not {frame}.")
         if not 16 <= instants <= 64:
             raise ValueError(f"SixDegrees's instants must be from 16 to 64, not {instants}.")
         if min(rotation, roll, translation, zoom) < 0 or max(rotation, roll, translation, zoom) == 0:
@@ -194,22 +200,37 @@ class SixDegrees:
         self.strengths = torch.tensor([rotation, rotation, roll, translation, translation, zoom])
         self.focal = focal
         self.instants = instants
+        self.frame = frame
         self.margin = math.ceil(length[1]) + 1
 
     def __call__(self, light: Tensor, generators: Sequence[Generator]) -> Tensor:
         height, width = light.shape[-2:]
-        poses = torch.stack([self._path(g, height, width) for g in generators])
-        return average_views(light, homographies(poses, self.focal * max(height, width), height, width))
+        centres = torch.stack([self._centre(g, height, width) for g in generators])
+        poses = torch.stack([self._path(g, height, width, c) for g, c in zip(generators, centres, strict=True)])
+        return average_views(light, homographies(poses, self._focal(height, width), centres[:, None]))
 
-    def _path(self, generator: Generator, height: int, width: int) -> Tensor:
+    def _focal(self, height: int, width: int) -> float:
+        return self.focal * max(height, width, self.frame or 0)
+
+    def _centre(self, generator: Generator, height: int, width: int) -> Tensor:
+        """The photograph's centre (x, y) in the picture's pixels."""
+        centre = torch.tensor([(width - 1) / 2, (height - 1) / 2])
+        if self.frame is None:
+            return centre
+        sides = torch.tensor([self.frame, 0.75 * self.frame])
+        sides = sides.flip(0) if torch.rand((), generator=generator) < 0.5 else sides  # crops are turned, too
+        room = (sides - torch.tensor([width, height])).clamp_min(0)
+        return centre + (torch.rand(2, generator=generator) - 0.5) * room
+
+    def _path(self, generator: Generator, height: int, width: int, centre: Tensor) -> Tensor:
         """(instants, 6) poses: turns in radians about x, y and the line of sight; shifts x, y, z over the distance."""
         length = _between(generator, self.length)
         walk = torch.randn(2, self.instants, 6, generator=generator).cumsum(1).cumsum(1)[0]  # integrated twice: smooth
         walk = walk - walk.mean(0)
         path = walk / walk.abs().amax(0).clamp_min(1e-6) * torch.rand(6, generator=generator) * self.strengths
         # Small motions shift corners in proportion, so that one small trial gives the strength.
-        trial, focal = 1e-3, self.focal * max(height, width)
-        views = homographies(trial * path[None].double(), focal, height, width)[0]
+        trial = 1e-3
+        views = homographies(trial * path.double(), self._focal(height, width), centre)
         x, y = width - 1.0, height - 1.0
         corners = torch.tensor([[0, 0, 1], [x, 0, 1], [0, y, 1], [x, y, 1]], dtype=torch.float64).T
         moved = views @ corners
@@ -384,19 +405,23 @@ def draw_trajectory(generator: Generator, length: float, curvature: float, insta
     return trajectory - trajectory.mean(0)
 
 
-def homographies(poses: Tensor, focal: float, height: int, width: int) -> Tensor:
+def homographies(poses: Tensor, focal: float, centre: Tensor) -> Tensor:
     """The (..., 3, 3) maps of pixels (x, y, 1) that (..., 6) camera poses make of a plane in front of the camera.
 
     K (R - t n^T) K^-1 with the turns R = exp([turns]) in radians, the shifts t over the plane's distance, n the line of
-    sight, and the principal point in the picture's centre (Hartley and Zisserman, Multiple View Geometry, 13.1).
+    sight, and the principal point at `centre`, (..., 2) x and y (Hartley and Zisserman, Multiple View Geometry, 13.1).
+    A pose of zeros gives the identity exactly.
     """
-    camera = poses.new_tensor([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1]])
+    camera = torch.diag(poses.new_tensor([focal, focal, 1])).repeat(*centre.shape[:-1], 1, 1)
+    camera[..., :2, 2] = centre
     x, y, z = poses[..., :3].unbind(-1)
     zero = torch.zeros_like(x)
     skew = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).unflatten(-1, (3, 3))
     plane = torch.linalg.matrix_exp(skew)
     plane[..., :, 2] -= poses[..., 3:]
-    return camera @ plane @ torch.linalg.inv(camera)
+    views = camera @ plane @ torch.linalg.inv(camera)
+    still = (poses == 0).all(-1)[..., None, None]  # rounding would leave 1e-7 of a pixel
+    return torch.where(still, torch.eye(3).to(views), views)
 
 
 def average_views(pictures: Tensor, views: Tensor) -> Tensor:

@@ -42,6 +42,10 @@ def inside(tensor, margin):
     return tensor[..., margin:-margin, margin:-margin]
 
 
+def middle(height, width):
+    return torch.tensor([(width - 1) / 2, (height - 1) / 2])
+
+
 def test_kernels_are_centred_and_of_sum_one():
     shake = CameraShake(length=(0, 15))
     kernels = rasterise(torch.stack([shake._draw(g)[0] for g in generators(200)]), shake.margin)
@@ -164,8 +168,8 @@ def test_zoom_and_tilt_change_the_sum_of_light_by_the_area(instants):
     # A picture is radiance: a plane's brightness stays when it comes nearer, its area and so its sum of light do not.
     # A homography H takes the area at q to det(H) / w^3 of it, w = H[2] . (q, 1), and the picture averages instants.
     size, six = 97, SixDegrees(length=(3, 6), instants=instants)
-    poses = torch.stack([six._path(generator, size, size) for generator in generators(4)])
-    views = homographies(poses, six.focal * size, size, size)
+    poses = torch.stack([six._path(generator, size, size, middle(size, size)) for generator in generators(4)])
+    views = homographies(poses, six.focal * size, middle(size, size))
     light = blob(4, size).roll((-6, 8), (2, 3))  # where a tilt has an effect
     y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     places = torch.stack([x, y, torch.ones_like(x)], -1).double()
@@ -183,7 +187,7 @@ def test_a_turning_camera_keeps_light():
     poses = torch.zeros(2, 32, 6)
     poses[..., 2] = torch.linspace(-0.3, 0.3, 32)
     spot = light.roll((9, 5), (2, 3))
-    blurry = average_views(spot, homographies(poses, 80.0, 65, 65))
+    blurry = average_views(spot, homographies(poses, 80.0, middle(65, 65)))
     torch.testing.assert_close(blurry.sum((2, 3)), spot.sum((2, 3)), rtol=1e-4, atol=0)
 
 
@@ -191,7 +195,7 @@ def test_a_pure_translation_is_the_shifted_average(pictures):
     focal, shifts = 60.0, torch.arange(-3.0, 4)
     poses = torch.zeros(4, 7, 6)
     poses[..., 3] = shifts / focal
-    blurry = average_views(pictures, homographies(poses, focal, 48, 56))
+    blurry = average_views(pictures, homographies(poses, focal, middle(48, 56)))
     average = torch.stack([pictures.roll(int(shift), -1) for shift in shifts]).mean(0)
     torch.testing.assert_close(inside(blurry, 4), inside(average, 4), rtol=0, atol=1e-3)
 
@@ -200,7 +204,7 @@ def test_roll_blur_is_zero_at_its_centre_and_grows_with_the_radius():
     angle, size = 0.2, 129
     poses = torch.zeros(1, 33, 6)
     poses[..., 2] = torch.linspace(-angle, angle, 33)
-    views = homographies(poses, 100.0, size, size)
+    views = homographies(poses, 100.0, middle(size, size))
     centre = torch.tensor([64.0, 64, 1])
     torch.testing.assert_close(views[0] @ centre, centre.expand(33, 3), rtol=0, atol=1e-4)
     # Points of light become arcs: of angle 2 * 0.2 and a length in proportion to the radius.
@@ -215,14 +219,62 @@ def test_roll_blur_is_zero_at_its_centre_and_grows_with_the_radius():
     assert change[64, 64] < 0.01 and means[0] < means[1] < means[2]
 
 
-def test_the_largest_shift_of_a_corner_is_the_length_asked_for():
-    camera = SixDegrees(length=(7, 7))
+def shifts(views, points):
+    """How far (T, 3, 3) views move (x, y) points, (T, points)."""
+    places = torch.cat([torch.tensor(points), torch.ones(len(points), 1)], 1).T
+    moved = views @ places
+    return (moved[:, :2] / moved[:, 2:] - places[:2]).norm(dim=1)
+
+
+@pytest.mark.parametrize("frame", [None, 900])
+def test_the_largest_shift_of_a_corner_is_the_length_asked_for(frame):
+    camera = SixDegrees(length=(7, 7), frame=frame)
     for generator in generators(20):
-        views = homographies(camera._path(generator, 64, 96)[None], camera.focal * 96, 64, 96)[0]
-        corners = torch.tensor([[0.0, 0, 1], [95, 0, 1], [0, 63, 1], [95, 63, 1]]).T
-        moved = views @ corners
-        shift = (moved[:, :2] / moved[:, 2:] - corners[:2]).norm(dim=1).max()
+        centre = camera._centre(generator, 64, 96)
+        views = homographies(camera._path(generator, 64, 96, centre), camera.focal * (frame or 96), centre)
+        shift = shifts(views, [[0.0, 0], [95, 0], [0, 63], [95, 63]]).max()
         assert 6.3 < shift < 7.7 and shift < camera.margin
+
+
+def test_a_crop_of_a_photograph_is_blurred_as_at_its_place_there():
+    camera = SixDegrees(length=(4, 6), frame=1280)
+    wide = torch.rand(3, 3, 120, 140, generator=generator_of(0), dtype=torch.float64)
+    crop = wide[..., 30:94, 20:100]
+    draws = [(centre := camera._centre(g, 64, 80), camera._path(g, 64, 80, centre)) for g in generators(3)]
+    centres, poses = (torch.stack(part).double() for part in zip(*draws, strict=True))
+    whole = average_views(wide, homographies(poses, 1.2 * 1280, (centres + torch.tensor([20, 30]))[:, None]))
+    blurry = camera(crop, generators(3))
+    assert (blurry - crop).abs().max() > 0.3
+    torch.testing.assert_close(inside(blurry, 8), inside(whole[..., 30:94, 20:100], 8), rtol=0, atol=2e-3)
+
+
+def test_crops_lie_anywhere_in_the_photograph_and_turn_about_its_centre():
+    camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=800)
+    centres = torch.stack([camera._centre(g, 100, 120) for g in generators(500)]) - middle(100, 120)
+    far = centres.abs()
+    assert ((far <= torch.tensor([340.0, 250])).all(1) | (far <= torch.tensor([240.0, 350])).all(1)).all()
+    torch.testing.assert_close(far.amax(0), torch.tensor([340.0, 350]), rtol=0.05, atol=0)  # lying and standing
+    assert centres.mean(0).abs().max() < 30
+    assert torch.equal(camera._centre(generators(1)[0], 900, 1000), middle(900, 1000))  # larger than the photograph
+    # A roll moves a crop's centre with its corners, but not where the crop is taken for the photograph.
+    for frame, low, high in ((None, 0, 1e-3), (800, 0.5, 1)):
+        camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=frame)
+        shares = []
+        for generator in generators(30):
+            centre = camera._centre(generator, 100, 100)
+            path = camera._path(generator, 100, 100, centre)
+            views = homographies(path, camera.focal * (frame or 100), centre)
+            corners = shifts(views, [[0.0, 0], [99, 0], [0, 99], [99, 99]])
+            shares.append(shifts(views, [[49.5, 49.5]]).max() / corners.max())
+        assert low <= torch.tensor(shares).median() <= high
+
+
+@pytest.mark.parametrize("frame", [None, 1280])
+def test_no_motion_is_the_identity_in_every_size(frame):
+    still = SixDegrees(length=(0, 0), frame=frame)
+    for height, width in ((16, 29), (47, 53), (99, 128), (131, 64)):
+        sharp = torch.rand(2, 3, height, width, generator=generator_of(height))
+        assert torch.equal(still(sharp, generators(2)), sharp)
 
 
 def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, pictures):
@@ -342,6 +394,7 @@ def test_jpeg_is_like_a_real_one():
         (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
         (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
         (lambda: SixDegrees(instants=8), "16 to 64"),
+        (lambda: SixDegrees(frame=0), "at least 1 pixel"),
         (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),
     ],
 )
