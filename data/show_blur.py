@@ -23,7 +23,7 @@ def main(output: str, photo: str | None = None, kernels: str | None = None, seed
 
     Args:
         output: the .png file to write.
-        photo: a sharp photograph of at least 300 x 220 pixels; none: the one that comes with scikit-image.
+        photo: a sharp photograph of at least 200 x 200 pixels; none: the one that comes with scikit-image.
         kernels: an .npz file of measured kernels, for a row of them.
         seed: of the samples.
     """
@@ -32,7 +32,8 @@ def main(output: str, photo: str | None = None, kernels: str | None = None, seed
         "CameraShake": CameraShake((5, 17), noise=(0, 0.01)),
         "UniformShake": SyntheticBlur([UniformShake((5, 17))]),
         "SixDegrees": SyntheticBlur([SixDegrees((4, 16))]),
-        "SixDegrees, roll": SyntheticBlur([SixDegrees((6, 16), rotation=0, translation=0, zoom=0)]),
+        "SixDegrees, roll": SyntheticBlur([SixDegrees((24, 40), rotation=0, translation=0, zoom=0)]),
+        "SixDegrees, frame": SyntheticBlur([SixDegrees((6, 16), frame=1280)]),
         "Defocus": SyntheticBlur([Defocus((1, 5))]),
         "ObjectMotion": SyntheticBlur(moving=ObjectMotion(1, (9, 21))),
         "response none": SyntheticBlur([UniformShake((5, 17))], response="linear"),
@@ -50,18 +51,19 @@ def main(output: str, photo: str | None = None, kernels: str | None = None, seed
     }
     if kernels is not None:
         kinds["MeasuredKernels"] = SyntheticBlur([MeasuredKernels(kernels)])
-    margin = max(blur.margin for blur in kinds.values())
-    side = SIDE + 2 * margin
+    widest = max(blur.margin for blur in kinds.values())
+    side = SIDE + 2 * widest
     if min(sharp.shape[1:]) < side:
         raise images.ImageError(f"{photo} is smaller than {side} x {side} pixels: give a larger photograph.")
-    top, left = 40 if photo is None else 0, 120 if photo is None else 0
-    top, left = min(top, sharp.shape[1] - side), min(left, sharp.shape[2] - side)
-    wide = sharp[None, :, top : top + side, left : left + side]
+    # The cat's eye; of another photograph the corner.
+    top, left = (61, 141) if photo is None else (widest, widest)
     figure, axes = plt.subplots(len(kinds), 9, figsize=(13.5, 1.55 * len(kinds)), layout="constrained")
     for row, (name, blur) in zip(axes, kinds.items(), strict=True):
+        margin = blur.margin
+        wide = sharp[None, :, top - margin : top + SIDE + margin, left - margin : left + SIDE + margin]
         samples = [wide[0], *blur(wide.repeat(8, 1, 1, 1), [generator_of(seed, name, i) for i in range(8)])]
         for axis, sample in zip(row, samples, strict=True):
-            inside = sample[:, margin:-margin, margin:-margin]
+            inside = sample[:, margin : margin + SIDE, margin : margin + SIDE]
             axis.imshow(inside.movedim(0, -1).clamp(0, 1), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(name, fontsize=8)
