@@ -183,8 +183,7 @@ def _evaluate(
     pipeline = load_pipeline(checkpoint, place, precision) if checkpoint else None
 
     def slots(size: tuple[int, int]) -> int:
-        pixels = BATCH_PIXELS["cpu" if place.type == "cpu" else "gpu"]
-        return batch_size or max(1, min(MOST_SLOTS, pixels // (size[0] * size[1])))
+        return batch_size or slots_for(place.type, size)
 
     def refine(cases, slots, progress):
         return pipeline.refine_all(cases, seed, slots, progress)
@@ -269,6 +268,12 @@ def _evaluate(
     return processes
 
 
+def slots_for(device: str, size: tuple[int, int]) -> int:
+    """Pictures of a size (H, W) that the denoiser should see at a time on a kind of device."""
+    pixels = BATCH_PIXELS["cpu" if device == "cpu" else "gpu"]
+    return max(1, min(MOST_SLOTS, pixels // (size[0] * size[1])))
+
+
 def _processes():
     """Lightning Fabric over the processes that torchrun or SLURM started, or this one alone.
 
@@ -338,7 +343,7 @@ def _make_writable(folder: Path) -> None:
 
 
 def _keep_pictures(folder: Path, rows: list, outcome, pictures: list, by_label: dict, restorer) -> list[dict]:
-    """Restore the best, median and worst picture of each front setting again, and write them for the report."""
+    """Restore the best, median and worst picture of each setting on the front again, and write them for the report."""
     from itertools import groupby
 
     from tqdm import tqdm
@@ -350,9 +355,9 @@ def _keep_pictures(folder: Path, rows: list, outcome, pictures: list, by_label: 
     metric = perception_metric(rows)
     entries, wanted = [], {}
     by_name = {picture.name: picture for picture in pictures}
-    for row in pareto_front(rows):
-        if not row.settings or row.label not in by_label:
-            continue
+    # Where blurry or the prediction beats every setting, the settings' own front is shown.
+    front = [row for row in pareto_front(rows) if row.settings] or pareto_front([row for row in rows if row.settings])
+    for row in front:
         own = key(by_label[row.label])
         scored = {
             n: outcome.scores[own, n].metrics for n in by_name if outcome.scores[own, n].metrics[metric] is not None

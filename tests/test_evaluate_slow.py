@@ -1,0 +1,83 @@
+"""Whole runs of evaluate.py that are killed, or spread over processes: minutes, so marked slow."""
+
+import csv
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import evaluate
+from tests.test_evaluate import ROOT, arguments, flags, place  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.slow
+GRID = "product: {sampler: [ddim, ddpm], steps: [2, 5, 9, 40], blend: [0.5, 1.0]}\n"
+LOADED = ("evaluate", "models.checkpoints", "evaluation.report", "evaluation.results", "lightning.fabric", "lpips")
+
+
+def start(given: dict):
+    """evaluate.main in a process forked from a server that has its imports done."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(LOADED))
+    process = context.Process(target=evaluate.main, kwargs=given)
+    process.start()
+    return process
+
+
+def table(output: Path) -> list[list[str]]:
+    lines = list(csv.reader((output / "results.csv").open()))
+    assert lines[0][-1] == "seconds"
+    return [line[:-1] for line in lines]
+
+
+def test_twenty_kills_leave_the_results_as_they_would_have_been(place, tmp_path):  # noqa: F811
+    (tmp_path / "grid.yaml").write_text(GRID)
+    given = {"grid": tmp_path / "grid.yaml", "batch_size": 3}
+    evaluate.main(**arguments(place, tmp_path / "whole", **given))
+    given = arguments(place, tmp_path / "killed", **given)
+    moments, kills = random.Random(0), 0
+    while kills < 20:
+        process = start(given)
+        process.join(moments.uniform(0.5, 4.0))
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        else:
+            assert process.exitcode == 0  # done: the rest of the moments fall on runs that only write the files again
+        process.join()
+    process = start(given)
+    process.join()
+    assert process.exitcode == 0
+    assert table(tmp_path / "killed") == table(tmp_path / "whole")
+
+
+def test_one_two_and_three_processes_agree(place, tmp_path):  # noqa: F811
+    (tmp_path / "grid.yaml").write_text(GRID)
+    found = []
+    for count in (1, 2, 3):
+        given = arguments(place, tmp_path / str(count), grid=tmp_path / "grid.yaml")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+        done = subprocess.run([*launcher, ROOT / "evaluate.py", *flags(given)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("wrote ") == 1
+        assert len(list((tmp_path / str(count) / "journal").glob("scores_*.jsonl"))) == count
+        found.append(pq.read_table(tmp_path / str(count) / "per_image.parquet").drop(["seconds"]).to_pylist())
+    for other in found[1:]:
+        assert len(other) == len(found[0])
+        for one, two in zip(found[0], other, strict=True):
+            assert one == {k: pytest.approx(v, abs=1e-6) if isinstance(v, float) else v for k, v in two.items()}
+
+
+def test_batches_of_settings_change_no_score(place, tmp_path):  # noqa: F811
+    (tmp_path / "grid.yaml").write_text(GRID)
+    given = {"grid": tmp_path / "grid.yaml", "precision": "fp32"}
+    evaluate.main(**arguments(place, tmp_path / "1", **given, batch_size=1))
+    evaluate.main(**arguments(place, tmp_path / "8", **given, batch_size=8))
+    one, eight = (pq.read_table(tmp_path / name / "per_image.parquet").drop(["seconds"]).to_pylist() for name in "18")
+    for a, b in zip(one, eight, strict=True):
+        assert a == {k: pytest.approx(v, abs=1e-3) if isinstance(v, float) else v for k, v in b.items()}
