@@ -89,4 +89,7 @@ def test_several_processes_at_once_end_the_same(tmp_path, count):
         process.join()
         assert process.exitcode == 0
     assert without_seconds(tmp_path / "shared") == without_seconds(tmp_path / "whole")
-    assert len(list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))) == count
+    files = list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))
+    assert len(files) == count
+    lines = sum(file.read_bytes().count(b"\n") for file in files)
+    assert lines == 6 * (3 + len(SETTINGS)), "nothing was done twice"
