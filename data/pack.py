@@ -51,10 +51,12 @@ class Packed:
         except ImportError:
             raise DatasetError(NEEDED) from None
         self.root = root
-        self.stream = StreamingDataset(root, shuffle=False)
+        try:
+            self.stream = StreamingDataset(root, shuffle=False)
+        except AssertionError:  # litdata's, for an index that names no shard
+            raise DatasetError(f"{root} holds no shards: pack the dataset again.") from None
         count = len(self.stream)  # fetches the index into the folder that stands for a remote root from now on
-        index = Path(self.stream.input_dir.path) / "index.json"
-        self.shards = [chunk["chunk_size"] for chunk in json.loads(index.read_text())["chunks"]]
+        self.shards = _shards(Path(self.stream.input_dir.path))
         if sum(self.shards) != count:
             raise DatasetError(f"{root} has an index that does not fit its shards: pack the dataset again.")
         self.stream.cache = None  # opened anew by each process that reads
@@ -72,6 +74,11 @@ class Packed:
 def is_packed(root: str) -> bool:
     """Whether a root is a folder of shards, or the address of one."""
     return root.startswith(REMOTE) or (Path(root) / "index.json").is_file()
+
+
+def _shards(folder: Path) -> list[int]:
+    """How many pairs lie in each shard."""
+    return [chunk["chunk_size"] for chunk in json.loads((folder / "index.json").read_text())["chunks"]]
 
 
 def sample(pair: Pair) -> dict:
@@ -127,16 +134,19 @@ def main(
             start_method="spawn",
             optimize_dns=False,
         )
-        packed = Packed(str(part))
-        if len(packed) != len(pairs):  # a process was killed, for instance for its memory
-            raise DatasetError(f"{len(packed)} of {len(pairs)} pairs of {root} were packed: a process was killed.")
+        shards = _shards(part)
+        if sum(shards) != len(pairs):
+            raise DatasetError(
+                f"Only {sum(shards)} of {len(pairs)} pairs of {root} were packed, since a process was killed: give "
+                "fewer num_workers or free memory."
+            )
         os.replace(part, target)
     except RuntimeError as error:  # litdata's, with the traceback of the process that failed
         raise _first_cause(str(error)) or error from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     kind = f"{split}, layout {listing.layout}, variant {listing.variant}"
-    print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(packed.shards)} shards")
+    print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(shards)} shards")
 
 
 def _first_cause(traceback: str) -> ValueError | None:

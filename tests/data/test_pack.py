@@ -1,8 +1,10 @@
+import json
 import multiprocessing
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -119,6 +121,37 @@ def test_a_damaged_picture_stops_the_packing_with_its_name(packed, tmp_path):
     for process in multiprocessing.active_children():
         process.join(10)
     assert not multiprocessing.active_children()
+
+
+def kill_when(ready):
+    """Kill a process that this one has started, as soon as there is one and `ready()` holds."""
+
+    def wait():
+        while not (multiprocessing.active_children() and ready()):
+            time.sleep(0.001)
+        multiprocessing.active_children()[0].kill()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.parametrize("shards", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_killed_process_leaves_nothing_half_written(tmp_path, shards):
+    count = 300 if shards else 8
+    for i in range(count):
+        for side in ("sharp", "blur"):
+            images.write(tmp_path / "pairs" / side / f"{i:03}.png", torch.rand(3, 40, 50))
+    kill_when(lambda: len(list(tmp_path.glob(".*/*.bin"))) >= shards)
+    with pytest.raises(DatasetError, match=rf"Only \d+ of {count} pairs of .* since a process was killed"):
+        pack.main(str(tmp_path / "pairs"), str(tmp_path / "shards"), num_workers=1, shard_bytes=30_000)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pairs"]
+
+
+def test_an_index_without_shards(packed, tmp_path):
+    shutil.copytree(packed / "shards", tmp_path / "shards")
+    index = tmp_path / "shards" / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"chunks": []}))
+    with pytest.raises(DatasetError, match="shards holds no shards: pack the dataset again"):
+        pack.Packed(str(tmp_path / "shards"))
 
 
 def test_what_heads_and_ends_show_is_named_before_anything_is_packed(packed, tmp_path):
