@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -47,7 +48,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     """Check a dataset with all cores (or `num_workers` processes; 0: this one).
 
     Returns {"root", "variant", "layout", "splits": {split: pairs}, "faults": [Fault as dict]}. Raises DatasetError
-    where no split can be listed.
+    where no split can be listed or a process is killed.
     """
     listings, refused = {}, {}
     for split in SPLITS:
@@ -94,8 +95,13 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
     if workers < 2:
         yield from tqdm(map(examine, *zip(*work, strict=True)) if work else (), **bar)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+            yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+    except BrokenProcessPool:
+        raise DatasetError(
+            "A process that examined pictures was killed, perhaps for its memory: give fewer num_workers."
+        ) from None
 
 
 def _one_thread() -> None:

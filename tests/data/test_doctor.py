@@ -1,5 +1,8 @@
 import json
+import multiprocessing
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from PIL import Image
 
 from data import images
 from data.blur import CameraShake
+from data.datamodule import DeblurDataModule
 from data.doctor import _shared_scenes, check_pairs, check_sharp, diagnose, examine, find_shift, main
 from data.layouts import DatasetError, Listing, Pair, find_pairs
 from data.pairs import generator_of
@@ -194,6 +198,38 @@ def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
     check_pairs(pairs, on_error="skip")
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not a picture"):
         check_sharp([pair.sharp for pair in pairs])
+
+
+@pytest.mark.slow
+def test_the_cheap_part_names_one_damaged_file_among_thousands(tmp_path):
+    images.write(tmp_path / "one.png", scene("one", height=16, width=16))
+    whole = (tmp_path / "one.png").read_bytes()
+    for side in ("blur", "sharp"):
+        (tmp_path / "data" / side).mkdir(parents=True)
+        for i in range(3000):
+            (tmp_path / "data" / side / f"{i:04}.png").write_bytes(whole)
+    ill = tmp_path / "data" / "blur" / "2345.png"
+    ill.write_bytes(whole[:-30])
+    with pytest.raises(images.ImageError) as caught:
+        DeblurDataModule(str(tmp_path / "data"), patch_size=16).setup("fit")
+    assert str(caught.value) == f"{ill} cannot be decoded, it may be damaged: its end is missing."
+
+
+def test_a_killed_process_ends_as_one_sentence(tmp_path):
+    for side in ("blur", "sharp"):
+        for i in range(16):
+            images.write(tmp_path / "data" / side / f"{i}.png", torch.rand(3, 16, 16))
+
+    def kill():
+        while not multiprocessing.active_children():
+            time.sleep(0.001)
+        multiprocessing.active_children()[0].kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    report = tmp_path / "report.json"
+    with pytest.raises(DatasetError, match=r"^A process that examined pictures was killed.*\.$"):
+        main(str(tmp_path / "data"), report=str(report), num_workers=2)
+    assert not list(tmp_path.glob("*report*"))
 
 
 @pytest.mark.skipif(not (SHARED / "realblur").is_dir(), reason="needs ../shared")
