@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from data import images
 from data.augment import Augment
@@ -194,7 +195,7 @@ def test_validation_blur_is_always_the_same(tmp_path, root):
     assert_same(alone.seen["val"], recorder.seen["val"][1:2])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2, 8])
 def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
     whole = (root / "train" / "blur" / "5.png").read_bytes()
     # Damaged in the middle, which only decoding finds: met in training.
@@ -279,15 +280,21 @@ def test_a_mix_of_datasets_by_weight(tmp_path, root):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 8])
-def test_damaged_files_are_passed_over_and_counted(tmp_path, root, workers):
+def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, workers, caplog):
     (root / "train" / "blur" / "5.png").write_text("no picture")
     data = module(root, False, workers, on_error="skip")
     recorder = Recorder()
-    trainer(tmp_path, max_steps=6, limit_val_batches=0).fit(recorder, data)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        logs = CSVLogger(tmp_path)
+        trainer(tmp_path, max_steps=6, limit_val_batches=0, logger=logs, log_every_n_steps=1).fit(recorder, data)
     assert len(recorder.seen["train"]) == 6 and all(len(batch["name"]) == 4 for batch in recorder.seen["train"])
     assert "5" not in {name for batch in recorder.seen["train"] for name in batch["name"]}
     ((sentence, count),) = data.skipped.items()
     assert "5.png is not a picture" in sentence and count >= 1
+    lines = [message for message in caplog.messages if message.startswith("skipped")]
+    assert lines == [f"skipped, {i + 1} so far, 1 different: {sentence}" for i in range(count)]
+    rows = (Path(logs.log_dir) / "metrics.csv").read_text().split()
+    assert rows[0].split(",")[0] == "data/skipped" and [float(row.split(",")[0]) for row in rows[1:]][-1] == count
 
 
 @pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
