@@ -1,16 +1,18 @@
 """Train on blur/clean pairs, or on sharp photographs with synthetic blur.
 
     python train.py fit --config configs/demo.yaml
-    python train.py fit --config configs/gopro.yaml --data.train /data/GoPro --ckpt_path last
+    python train.py fit --config configs/gopro.yaml --data.train /data/GoPro
     python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
     python train.py fit --help
 
-Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, best by
-PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and evaluate.py),
-config.yaml and logs/version_N/metrics.csv.
+Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, the one
+before it, best by PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and
+evaluate.py), config.yaml and logs/version_N/metrics.csv. A run that was stopped goes on by the same command.
 """
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +21,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from data.datamodule import DeblurDataModule
 from evaluation.metrics import Lpips, MetricError, psnr
-from models.checkpoints import has_bf16
+from models.checkpoints import describe, has_bf16, load_pipeline
 from models.lightning_module import Predict
+from models.pipeline import DeblurPipeline
+from models.weights import CheckpointError
+from training.resume import AtomicCheckpointIO, Last, RunLog, differences, newest, read_checkpoint
 
 
 class Scores(Callback):
@@ -80,9 +86,17 @@ class Export(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # By now the averaging callback has copied its averages into the module.
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            folder = Path(trainer.default_root_dir) / "checkpoint"
-            pl_module.pipeline().save_pretrained(folder)
-            rank_zero_info(f"wrote {folder}: the averaged weights, for sample.py and evaluate.py")
+            _export(pl_module.pipeline(), Path(trainer.default_root_dir))
+
+
+def _export(pipeline: DeblurPipeline, root: Path) -> None:
+    folder, temporary = root / "checkpoint", root / ".checkpoint.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    pipeline.save_pretrained(temporary)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    temporary.rename(folder)
+    rank_zero_info(f"wrote {folder}: the averaged weights, for sample.py and evaluate.py")
 
 
 class RecordConfig(SaveConfigCallback):
@@ -104,11 +118,63 @@ class DeblurCLI(LightningCLI):
         parser.add_lightning_class_args(EMAWeightAveraging, "ema")
         parser.add_lightning_class_args(Scores, "scores")
         parser.set_defaults({"ema.decay": 0.999})
+        parser.add_argument(
+            "--auto_resume",
+            type=bool,
+            default=True,
+            help="fit goes on from the newest checkpoint in trainer.default_root_dir, unless --ckpt_path is given;"
+            " false starts anew, over what is there",
+        )
         parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         return {name: names for name, names in LightningCLI.subcommands().items() if name != "predict"}
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning reads hyperparameters from the checkpoint here; ours have none."""
+
+    def before_instantiate_classes(self) -> None:
+        """Find the checkpoint to go on from, and let Weights & Biases go on with its run."""
+        self.checkpoint, self.goes_on = {}, False
+        if self.subcommand != "fit" or self._get(self.config, "trainer").fast_dev_run:
+            return
+        given = self._get(self.config, "ckpt_path")
+        if given is not None:
+            self.checkpoint = read_checkpoint(Path(given)) if Path(given).is_file() else {}
+        elif self._get(self.config, "auto_resume"):
+            path, self.checkpoint = newest(Path(self._get(self.config, "trainer").default_root_dir))
+            self.goes_on = path is not None
+            if self.goes_on:
+                self.config["fit"]["ckpt_path"] = str(path)
+                rank_zero_info(f"going on from {path}, step {self.checkpoint['global_step']}")
+        loggers = self._get(self.config, "trainer").logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            arguments = getattr(logger, "init_args", {})
+            if self.goes_on and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
+                arguments["id"] = self.checkpoint.get("run", {}).get("wandb")
+
+    def fit(self, model: LightningModule, ckpt_path: str | None = None, **kwargs) -> None:
+        """Trainer.fit, unless the run is finished or its checkpoint is of another config."""
+        if "pipeline" in self.checkpoint:
+            differing = differences(self.checkpoint["pipeline"], describe(model.pipeline()))
+            if differing:
+                raise CheckpointError(
+                    f"this config cannot go on with {ckpt_path}: {'; '.join(differing)}. Restore it, or start anew with"
+                    " another trainer.default_root_dir or --auto_resume false"
+                )
+        if self.goes_on and self.checkpoint["global_step"] >= self.trainer.max_steps:
+            root = Path(self.trainer.default_root_dir)
+            exported = root / "checkpoint"
+            if not exported.is_dir() or exported.stat().st_mtime < Path(ckpt_path).stat().st_mtime:
+                _export(load_pipeline(ckpt_path, precision="fp32"), root)
+            rank_zero_info(
+                f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to"
+                " go on, or start anew with another trainer.default_root_dir or --auto_resume false"
+            )
+            return
+        self.checkpoint = {}  # as large as the model and its optimizer; Lightning reads it again
+        self.trainer.fit(model, ckpt_path=ckpt_path, **kwargs)
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
         settings, scores = self._get(self.config_init, "trainer"), self._get(self.config_init, "scores")
@@ -123,13 +189,19 @@ class DeblurCLI(LightningCLI):
         callbacks = [
             Export(),
             LearningRateMonitor("step"),
-            ModelCheckpoint(**keep, filename="latest", every_n_train_steps=interval, save_last=True),
             ModelCheckpoint(**keep, filename="best-psnr", monitor="val/psnr", mode="max"),
         ]
         if scores.lpips.reason is None:
             callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
+        callbacks.append(Last(root, interval))  # after the others, whose best scores it holds
         given = settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]
-        loggers = [CSVLogger(root, name="logs"), *(logger for logger in given if isinstance(logger, Logger))]
+        log = RunLog(root)
+        if self.goes_on:
+            loop = self.checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+            log = RunLog(root, self.checkpoint.get("run", {}).get("log"), loop["_batches_that_stepped"])
+        loggers = [log, *(logger for logger in given if isinstance(logger, Logger))]
+        plugins = settings["plugins"] if isinstance(settings["plugins"], list) else [settings["plugins"]]
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(plugin for plugin in plugins if plugin is not None)]
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if settings["precision"] is None:
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings["accelerator"])) else "32-true"
@@ -188,6 +260,8 @@ def main(args: list[str] | None = None) -> int:
             error = error.__cause__ or error.__context__
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2
+    except SIGTERMException:
+        return 128 + signal.SIGTERM
     return 0
 
 

@@ -109,7 +109,7 @@ def test_six_steps_equal_three_and_three_to_the_bit(workers):
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
     fit("run")
-    assert {file.name for file in Path("run/checkpoints").iterdir()} == {"latest.ckpt", "last.ckpt", "best-psnr.ckpt"}
+    assert {file.name for file in Path("run/checkpoints").iterdir()} == {"previous.ckpt", "last.ckpt", "best-psnr.ckpt"}
     assert Path("run/config.yaml").is_file()
     rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
     for name, count in {"val/psnr": 2, "val/psnr_prediction": 2, "train/loss": 6}.items():

@@ -1,0 +1,209 @@
+"""Runs that are killed, and go on by the same command: real processes, real signals, real files."""
+
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+import train
+from data import images
+from tests.test_train import CONFIG, weights
+from training.resume import read_checkpoint
+
+COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
+
+
+class Signal(Callback):
+    """Sends itself the signal given by the environment, at the moment that it says."""
+
+    def __init__(self):
+        self.signal, self.moment, self.step = os.environ["SIGNAL_AT"].split()
+        self.step = int(self.step)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.moment == "step" and trainer.global_step == self.step:
+            os.kill(os.getpid(), getattr(signal, self.signal))
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if self.moment == "validation" and trainer.global_step == self.step and batch_idx == 1:
+            os.kill(os.getpid(), getattr(signal, self.signal))
+
+
+@pytest.fixture(autouse=True)
+def run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    generator = torch.Generator().manual_seed(0)
+    for name in "abc":
+        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+    (tmp_path / "run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
+    return tmp_path
+
+
+def child(folder, arguments, environment, fatal):
+    """A run in a process of its own; `fatal` = (name in os, n): it is killed instead of its n-th call."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    if fatal is not None:
+        name, left = fatal
+        original = getattr(os, name)
+
+        def counted(*args):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args)
+
+        setattr(os, name, counted)
+    os._exit(train.main(arguments))
+
+
+# Every run is forked from a process that has imported all and computed nothing.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.training.test_resume"])
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # that process does not get this one's sys.path
+
+
+def run(*arguments, fatal=None, seconds=None, **environment):
+    """Exit code of the command in a process; negative: the signal that ended it, by itself or after `seconds`."""
+    keep = {name: os.environ[name] for name in ("TORCH_HOME", "https_proxy")}
+    arguments = (os.getcwd(), [*COMMAND, *map(str, arguments)], keep | environment, fatal)
+    process = CONTEXT.Process(target=child, args=arguments)
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode
+
+
+def rows(root):
+    (file,) = Path(root).glob("logs/version_*/metrics.csv")
+    return file.read_text()
+
+
+def same(one, other):
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    a, b = (read_checkpoint(Path(root) / "checkpoints" / "last.ckpt") for root in (one, other))
+    for key in ("state_dict", "current_model_state"):
+        assert all(torch.equal(a[key][name], b[key][name]) for name in a[key])
+    index = [(Path(root) / "checkpoint" / "model_index.json").read_text() for root in (one, other)]
+    assert index[0] == index[1]
+    assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(workers):
+    flags = ["--data.num_workers", workers]
+    assert run("whole", *flags) == 0
+    # Writes of one validation: best-psnr (archive, folder), last (archive, folder). The kills strike before the
+    # second last.ckpt is on the disk, and after the first has become previous.ckpt, before its successor is there.
+    assert run("parts", *flags, fatal=("fsync", 5 if workers == "0" else 6)) == -signal.SIGKILL
+    assert run("parts", *flags, fatal=("replace", 3)) == -signal.SIGKILL
+    assert run("parts", *flags) == 0
+    same("whole", "parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_at_ten_random_moments(workers):
+    flags = ["--data.num_workers", workers, "--trainer.max_steps", "40"]
+    start = time.monotonic()
+    assert run("whole", *flags) == 0
+    seconds, draw = time.monotonic() - start, random.Random(int(workers))
+    kills = 0
+    for _ in range(100):
+        fatal = (draw.choice(["fsync", "replace"]), draw.randint(1, 20)) if draw.random() < 0.4 else None
+        code = run("parts", *flags, fatal=fatal, seconds=draw.uniform(0.1, 0.4) * seconds)
+        kills += code == -signal.SIGKILL
+        if kills == 10 or code == 0:
+            break
+    assert kills == 10
+    assert run("parts", *flags) == 0
+    same("whole", "parts")
+
+
+@pytest.mark.parametrize("moment", ["step 3", "validation 4"])
+def test_sigterm_saves_and_the_same_command_goes_on(moment):
+    flags = ["--trainer.callbacks+", "tests.training.test_resume.Signal"]
+    assert run("whole") == 0
+    assert run("parts", *flags, SIGNAL_AT=f"SIGTERM {moment}") == 128 + signal.SIGTERM
+    step = int(moment.split()[1])
+    assert read_checkpoint(Path("parts/checkpoints/last.ckpt"))["global_step"] == (4 if step == 3 else step)
+    assert run("parts") == 0
+    same("whole", "parts")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_hostile_finished_changed_and_full(capsys, monkeypatch):
+    def fit(*flags):
+        code = train.main([*COMMAND, "run", *flags])
+        return code, capsys.readouterr().err
+
+    assert fit("--trainer.max_steps", "4")[0] == 0
+    before = weights("run")
+
+    # Finished: it says so, does nothing, and makes up for an export that was lost.
+    code, said = fit("--trainer.max_steps", "4")
+    assert code == 0 and "is finished, at step 4" in said and "--auto_resume false" in said
+
+    # A changed config that does not fit is named.
+    code, said = fit("--model.denoiser.init_args.channels", "8")
+    assert code == 2 and "denoiser.channels is 8 here and 4 there" in said
+
+    # A full disk: the limit on a file's size stands for it.
+    last, previous = Path("run/checkpoints/last.ckpt"), Path("run/checkpoints/previous.ckpt")
+    whole = last.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, limit[1]))
+    code, said = fit()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert code == 2 and "could not be written" in said and "File too large" in said
+    assert last.read_bytes() == whole and not list(last.parent.glob(".*"))
+
+    # Truncated, or with a flipped bit: the one before takes its place, and the end is the same.
+    last.write_bytes(whole[: len(whole) // 2])
+    code, said = fit("--trainer.max_steps", "4")
+    assert code == 0 and f"{last} is damaged" in said and f"going on from {previous}, step 2" in said
+    assert all(torch.equal(before[key], value) for key, value in weights("run").items())
+    assert Path(f"{last}.damaged").is_file()
+    middle = len(whole) // 2
+    last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    previous.unlink()
+    code, said = fit("--trainer.max_steps", "4")
+    assert code == 2 and "there is no other to go on from" in said
+
+    # A pickle that would run code does not.
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, ("executed",)
+
+    for protocol in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
+        protocol({"state_dict": Hostile()}, last)
+        for flags in ([], ["--ckpt_path", str(last)]):
+            code, said = fit(*flags)
+            assert code == 2 and "holds more than tensors and plain values" in said
+    assert not Path("executed").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_goes_on_with_its_run():
+    pytest.importorskip("wandb")
+    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
+    offline = {"WANDB_MODE": "offline", "SIGNAL_AT": "SIGTERM step 3"}
+    assert run("run", "--trainer.callbacks+", "tests.training.test_resume.Signal", **offline) == 128 + signal.SIGTERM
+    assert run("run", **offline) == 0
+    first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
+    assert first.name.rsplit("-", 1)[1] == second.name.rsplit("-", 1)[1]

@@ -1,0 +1,242 @@
+"""Runs that go on: checkpoints that are whole or not there, the newest readable one, a log with each step once."""
+
+import contextlib
+import csv
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+
+from models.weights import CheckpointError
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+def read_checkpoint(path: Path) -> dict:
+    """A checkpoint of train.py, whose checksums are compared; nothing in it is executed.
+
+    Raises:
+        CheckpointError: it is damaged, or holds more than tensors and plain values.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path} does not exist")
+    with contextlib.suppress(Exception):  # no whole archive, or a pickle that would run code
+        with zipfile.ZipFile(path) as archive:
+            whole = archive.testzip() is None
+        if whole:
+            return torch.load(path, map_location="cpu", weights_only=True)
+    raise CheckpointError(
+        f"checkpoint {path} is damaged, or holds more than tensors and plain values, and was not loaded"
+    )
+
+
+def newest(root: Path) -> tuple[Path | None, dict]:
+    """The newest checkpoint of a run's folder that can be read, and what it holds; (None, {}) where there is none.
+
+    What cannot be read is said, and renamed to NAME.damaged once an older checkpoint takes its place.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none can be read.
+    """
+    last = root / "checkpoints" / LAST
+    found = [path for path in (last, last.with_name(PREVIOUS)) if path.is_file()]
+    # What Lightning writes on SLURM when a job is about to be requeued.
+    requeued = max(root.glob("hpc_ckpt_*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
+    if requeued is not None and (not found or requeued.stat().st_mtime > found[0].stat().st_mtime):
+        found.insert(0, requeued)
+    errors = []
+    for path in found:
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError as error:
+            errors.append(error)
+            continue
+        for older, error in zip(found, errors, strict=False):
+            rank_zero_info(f"{error}; it is now {older.name}.damaged, and {path} takes its place")
+            if rank_zero_only.rank == 0:
+                os.replace(older, older.with_name(f"{older.name}.damaged"))
+        return path, checkpoint
+    if errors:
+        raise CheckpointError(
+            f"{errors[0]}, and there is no other to go on from: start anew with --auto_resume false or another"
+            " trainer.default_root_dir"
+        )
+    return None, {}
+
+
+def differences(there: dict, here: dict) -> list[str]:
+    """What two `models.checkpoints.describe` say differently, but for the residual's scale, which training measures."""
+    sentences = []
+    for key in sorted((there.keys() | here.keys()) - {"residual_scale"}):
+        a, b = there.get(key), here.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            sentences += [f"{key}.{sentence}".replace(".config.", ".") for sentence in differences(a, b)]
+        elif key == "betas":
+            sentences += ["schedule differs"] if a != b else []
+        elif a != b:
+            said = [value["class"] if isinstance(value, dict) else value for value in (a, b)]
+            sentences.append(f"{key} is {said[1]} here and {said[0]} there")
+    return sentences
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoints are written under a temporary name, synced and renamed; of last.ckpt the one before is kept, too."""
+
+    def save_checkpoint(self, checkpoint: dict, path, storage_options=None) -> None:
+        """OSError where the disk is full, say; then the checkpoints that were there still are."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, reason = path.with_name(f".{path.name}.tmp"), None
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch's writer has RuntimeErrors of its own for a full disk
+            reason = str(error)
+        if reason is not None:
+            temporary.unlink(missing_ok=True)
+            raise OSError(
+                f"checkpoint {path} could not be written ({reason}); those before it are whole: make room, then run the"
+                " same command again"
+            )
+        if path.name == LAST and path.is_file():
+            os.replace(path, path.with_name(PREVIOUS))
+        os.replace(temporary, path)
+        if os.name == "posix":  # the names, too, must be on the disk
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+
+    def load_checkpoint(self, path, map_location=None, weights_only=None) -> dict:
+        return read_checkpoint(Path(path))
+
+
+class Last(Checkpoint):
+    """Write checkpoints/last.ckpt every `interval` steps, after their validation, and when SIGTERM ends the run.
+
+    The checkpoint also says which log goes on with it and whether its step has yet to be validated.
+
+    Args:
+        root: the run's folder.
+        interval: steps.
+    """
+
+    def __init__(self, root: Path, interval: int):
+        self.path, self.interval = root / "checkpoints" / LAST, interval
+        self.saved = None  # step of the last checkpoint
+        self.validating = False
+        self.must_validate = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
+        if not trainer.enable_validation and trainer.global_step % self.interval == 0:
+            self._save(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validating = True
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args, **kwargs) -> None:
+        if trainer.received_sigterm and trainer.global_step < trainer.max_steps and not trainer.sanity_checking:
+            raise SIGTERMException  # Lightning would only stop after the whole validation
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validating = False
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._save(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not isinstance(exception, SIGTERMException) or trainer.global_step == 0:
+            return
+        if self.validating:  # in which the averages stand in the place of the weights
+            for callback in trainer.callbacks:
+                if isinstance(callback, WeightAveraging):
+                    callback.on_validation_epoch_end(trainer, pl_module)
+        self._save(trainer)
+        rank_zero_info(f"stopped by SIGTERM at step {trainer.global_step}; run the same command again to go on")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
+        run = {"must_validate": self.validating}
+        for logger in trainer.loggers:
+            if isinstance(logger, RunLog):
+                run["log"] = logger.version
+            elif isinstance(logger, WandbLogger):
+                run["wandb"] = logger.version
+        checkpoint["run"] = run
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
+        self.must_validate = checkpoint.get("run", {}).get("must_validate", False)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.must_validate:
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.batch_progress.reset()
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.global_step != self.saved and not trainer.fast_dev_run:
+            trainer.save_checkpoint(self.path)
+            self.saved = trainer.global_step
+
+
+class RunLog(CSVLogger):
+    """logs/version_N/metrics.csv, with which a resumed run goes on.
+
+    Args:
+        root: the run's folder.
+        version: N; None for a new one.
+        last: a resumed run's last step (from 0); later rows, of steps that will be done again, are dropped.
+    """
+
+    def __init__(self, root: Path, version: int | None = None, last: int = sys.maxsize):
+        super().__init__(root, name="logs", version=version)
+        self.last = last
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> ExperimentWriter:
+        if self._experiment is None:
+            self._experiment = _Writer(self.log_dir, self.last)
+        return self._experiment
+
+
+class _Writer(ExperimentWriter):
+    """Goes on with the file that is there, and rewrites it under a temporary name only."""
+
+    def __init__(self, log_dir: str, last: int):
+        self.last = last
+        super().__init__(log_dir)
+
+    def _check_log_dir_exists(self) -> None:
+        if Path(self.metrics_file_path).is_file():
+            header, rows = self._read()
+            self.metrics_keys = header
+            self._write([row for row in rows if int(row["step"]) <= self.last])
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self._write(self._read()[1])
+
+    def _read(self) -> tuple[list[str], list[dict]]:
+        with open(self.metrics_file_path, newline="") as file:
+            reader = csv.DictReader(file)
+            return list(reader.fieldnames), list(reader)
+
+    def _write(self, rows: list[dict]) -> None:
+        temporary = Path(f"{self.metrics_file_path}.tmp")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.metrics_keys)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, self.metrics_file_path)
