@@ -1,5 +1,6 @@
 """DeblurDataModule: pairs from disk, or sharp photographs blurred on the training device."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -218,6 +219,7 @@ class DeblurDataModule(pl.LightningDataModule):
             dataset,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=_outlive_sigterm,
             pin_memory=torch.cuda.is_available(),
             **options,
         )
@@ -246,6 +248,11 @@ class DeblurDataModule(pl.LightningDataModule):
             batch["blurry"], batch["sharp"] = self.augment(batch["blurry"], batch["sharp"], generator)
         sides = ("blurry", "sharp")
         return batch | {side: batch[side].contiguous(memory_format=torch.channels_last) for side in sides}
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """A cluster sends SIGTERM to all processes of a job, but the main one still has a batch to finish."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _source(given: str | Source) -> Source:

@@ -22,7 +22,7 @@ COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
 
 
 class Signal(Callback):
-    """Sends itself the signal given by the environment, at the moment that it says."""
+    """Sends its process group the signal given by the environment, at the moment that it says."""
 
     def __init__(self):
         self.signal, self.moment, self.step = os.environ["SIGNAL_AT"].split()
@@ -30,11 +30,11 @@ class Signal(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.moment == "step" and trainer.global_step == self.step:
-            os.kill(os.getpid(), getattr(signal, self.signal))
+            os.killpg(0, getattr(signal, self.signal))
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if self.moment == "validation" and trainer.global_step == self.step and batch_idx == 1:
-            os.kill(os.getpid(), getattr(signal, self.signal))
+            os.killpg(0, getattr(signal, self.signal))
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def run_folder(tmp_path, monkeypatch):
 
 def child(folder, arguments, environment, fatal):
     """A run in a process of its own; `fatal` = (name in os, n): it is killed instead of its n-th call."""
+    os.setsid()  # a process group of its own, with its loader's workers
     os.chdir(folder)
     os.environ.update(environment)
     if fatal is not None:
@@ -134,9 +135,9 @@ def test_killed_at_ten_random_moments(workers):
     same("whole", "parts")
 
 
-@pytest.mark.parametrize("moment", ["step 3", "validation 4"])
-def test_sigterm_saves_and_the_same_command_goes_on(moment):
-    flags = ["--trainer.callbacks+", "tests.training.test_resume.Signal"]
+@pytest.mark.parametrize(("moment", "workers"), [("step 3", "2"), ("validation 4", "0")])
+def test_sigterm_saves_and_the_same_command_goes_on(moment, workers):
+    flags = ["--data.num_workers", workers, "--trainer.callbacks+", "tests.training.test_resume.Signal"]
     assert run("whole") == 0
     assert run("parts", *flags, SIGNAL_AT=f"SIGTERM {moment}") == 128 + signal.SIGTERM
     step = int(moment.split()[1])
@@ -146,10 +147,11 @@ def test_sigterm_saves_and_the_same_command_goes_on(moment):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_hostile_finished_changed_and_full(capsys, monkeypatch):
+def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
     def fit(*flags):
+        caplog.clear()
         code = train.main([*COMMAND, "run", *flags])
-        return code, capsys.readouterr().err
+        return code, capsys.readouterr().err + caplog.text
 
     assert fit("--trainer.max_steps", "4")[0] == 0
     before = weights("run")
