@@ -27,6 +27,8 @@ from data.pairs import (
     seed_of,
 )
 
+GRACE = 10  # seconds that a worker lives on after SIGTERM
+
 
 class NumberStream(DistributedSampler):
     """The numbers of the training stream, without end, for one rank.
@@ -252,7 +254,7 @@ class DeblurDataModule(pl.LightningDataModule):
 
 def _outlive_sigterm(worker: int) -> None:
     """A cluster sends SIGTERM to all processes of a job, but the main one still has a batch to finish."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 def _source(given: str | Source) -> Source:

@@ -51,6 +51,7 @@ def run_folder(tmp_path, monkeypatch):
 
 def child(folder, arguments, environment, fatal):
     """A run in a process of its own; `fatal` = (name in os, n): it is killed instead of its n-th call."""
+    multiprocessing.set_start_method("fork", force=True)  # as in a run of its own
     os.setsid()  # a process group of its own, with its loader's workers
     os.chdir(folder)
     os.environ.update(environment)
