@@ -3,6 +3,7 @@
     python train.py fit --config configs/demo.yaml
     python train.py fit --config configs/gopro.yaml --data.train /data/GoPro
     python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
+    python train.py replay runs/demo/faults/step_N.safetensors --config configs/demo.yaml
     python train.py fit --help
 
 Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, the one
@@ -31,6 +32,7 @@ from models.checkpoints import describe, has_bf16, load_pipeline
 from models.lightning_module import Predict
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
+from training.guards import Guard, replay
 from training.resume import AtomicCheckpointIO, Last, RunLog, differences, newest, read_checkpoint
 
 
@@ -117,6 +119,7 @@ class DeblurCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMAWeightAveraging, "ema")
         parser.add_lightning_class_args(Scores, "scores")
+        parser.add_lightning_class_args(Guard, "guard")
         parser.set_defaults({"ema.decay": 0.999})
         parser.add_argument(
             "--auto_resume",
@@ -250,9 +253,20 @@ def cli(args: list[str] | None = None, run: bool = True) -> DeblurCLI:
     )
 
 
+def _replay(args: list[str]) -> int:
+    if not args or args[0].startswith("-"):
+        raise ValueError("replay wants a file first: python train.py replay FILE --config ... (the run's own flags)")
+    run = cli(args[1:], run=False)
+    print("\n".join(replay(Path(args[0]), run.model, run.trainer.precision)))
+    return 0
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    args = sys.argv[1:] if args is None else args
     try:
+        if args[:1] == ["replay"]:
+            return _replay(args[1:])
         cli(args)
     except (ValueError, OSError) as error:
         # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.

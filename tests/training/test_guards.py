@@ -1,0 +1,84 @@
+"""Runs that meet batches which are not finite."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+import train
+from tests.test_train import run_folder, weights  # noqa: F401 (a fixture)
+
+FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def state(trainer, pl_module):
+    """Weights, buffers and the optimizer's state, copied."""
+    moments = trainer.optimizers[0].state_dict()["state"]
+    flat = {f"{k}.{name}": value for k, entry in moments.items() for name, value in entry.items()}
+    return {name: value.clone() for name, value in (pl_module.state_dict() | flat).items()}
+
+
+class Plant(Callback):
+    """Changes the batch of a step, and keeps what the step changed."""
+
+    def __init__(self, steps: list[int], factor: float = float("nan")):
+        self.steps, self.factor = steps, factor
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step in self.steps:
+            self.before = state(trainer, pl_module)
+            batch["sharp"].mul_(self.factor)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step - 1 in self.steps and self.factor != self.factor:
+            after = state(trainer, pl_module)
+            assert after.keys() == self.before.keys()
+            assert all(torch.equal(after[name], value) for name, value in self.before.items())
+
+
+def plant(steps, factor=".nan"):
+    given = "--trainer.callbacks"
+    return [f"{given}+", "tests.training.test_guards.Plant", f"{given}.steps={steps}", f"{given}.factor={factor}"]
+
+
+def test_a_batch_that_is_not_finite_changes_nothing(caplog):
+    assert train.main([*FIT, "run", *plant("[1,4]")]) == 0
+    assert all(value.isfinite().all() for value in weights("run").values())
+    assert "step 4 is left out" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
+    rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
+    assert [(row["step"], row["guard/skipped"]) for row in rows if row["guard/skipped"]] == [("1", "1"), ("4", "2")]
+    assert all(
+        -1 < float(row[f"val/drift_{c}"]) < 1 for row in rows if row["val/psnr"] for c in ("red", "green", "blue")
+    )
+
+
+def test_the_guard_changes_no_finite_run():
+    for patience in ("0", "10"):
+        assert train.main([*FIT, patience, "--guard.patience", patience]) == 0
+    off, on = weights("0"), weights("10")
+    assert all(torch.equal(off[name], on[name]) for name in off)
+
+
+def test_many_in_a_row_stop_the_run_and_the_batch_can_be_replayed(capsys):
+    assert train.main([*FIT, "run", "--guard.patience", "2", *plant("[3,4,5]")]) == 2
+    said = capsys.readouterr().err
+    assert "2 steps in a row" in said and "replay run/faults/step_4.safetensors" in said
+    assert not list(Path("run/checkpoint").glob("*"))
+    fault = "run/faults/step_4.safetensors"
+    assert train.main(["replay", fault, "--config", "run.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "batch 4: " in said and "sharp: values from nan to nan" in said and "loss: nan" in said
+    assert train.main(["replay", fault, "--config", "run.yaml", "--model.denoiser.init_args.channels", "8"]) == 2
+    assert "denoiser.channels is 8 here and 4 there" in capsys.readouterr().err
+    assert train.main(["replay", "nowhere.safetensors", "--config", "run.yaml"]) == 2
+
+
+def test_a_spike_is_logged_with_its_files(caplog):
+    flags = ["--trainer.max_steps", "24", "--trainer.val_check_interval", "24", "--trainer.limit_val_batches", "0"]
+    assert train.main([*FIT, "run", *flags, *plant("[22]", "400.0")]) == 0
+    (said,) = [record.message for record in caplog.records if "usually" in record.message]
+    assert re.match(r"step 22: loss .*; batch: \w", said)
