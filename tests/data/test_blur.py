@@ -219,6 +219,27 @@ def test_roll_blur_is_zero_at_its_centre_and_grows_with_the_radius():
     assert change[64, 64] < 0.01 and means[0] < means[1] < means[2]
 
 
+def test_homographies_are_those_of_a_turned_and_moved_camera():
+    # Where the place 10 right of the centre goes under a turn or shift of 0.1 each, by hand.
+    cos, sin, focal = np.cos(0.1), np.sin(0.1), 80.0
+    expected = [
+        (10 / cos, -focal * np.tan(0.1)),
+        (focal * (10 * cos + focal * sin) / (focal * cos - 10 * sin), 0),
+        (10 * cos, 10 * sin),
+        (10 - focal * 0.1, 0),
+        (10, -focal * 0.1),
+        (10 / 0.9, 0),
+    ]
+    centre = torch.tensor([30.0, 20])
+    moved = homographies(0.1 * torch.eye(6), focal, centre) @ torch.tensor([40.0, 20, 1])
+    torch.testing.assert_close(moved[:, :2] / moved[:, 2:] - centre, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_a_camera_moves_about_its_mean_pose():
+    path = SixDegrees(length=(6, 6))._path(generator_of(0), 64, 64, middle(64, 64))
+    assert path.mean(0).abs().max() < 1e-6 < 1e-3 < path.abs().max()
+
+
 def shifts(views, points):
     """How far (T, 3, 3) views move (x, y) points, (T, points)."""
     places = torch.cat([torch.tensor(points), torch.ones(len(points), 1)], 1).T
@@ -281,7 +302,9 @@ def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, pictures):
     kernel = np.random.default_rng(0).random((5, 5)).astype("float32")
     np.savez(tmp_path / "kernels.npz", one=kernel, large=np.ones((99, 99)))
     part = MeasuredKernels(str(tmp_path / "kernels.npz"))
-    assert part.margin == 2
+    assert part.margin == 2 and len(MeasuredKernels(str(tmp_path / "kernels.npz"), largest=5).bank) == 1
+    with pytest.raises(ValueError, match="no kernel of at most 3 x 3 pixels: raise largest"):
+        MeasuredKernels(str(tmp_path / "kernels.npz"), largest=3)
     blurry = part(pictures, generators(4))
     direct = scipy.ndimage.convolve(pictures[1, 2].numpy(), kernel / kernel.sum(), mode="nearest")
     assert abs(blurry[1, 2].numpy() - direct).max() < 1e-5
@@ -367,6 +390,23 @@ def test_saturated_light_spreads():
     torch.testing.assert_close(light[1], 5 * light[0], rtol=1e-3, atol=0)  # five times the light, none of it clipped
 
 
+def test_only_light_near_the_clip_is_brighter_than_it_says():
+    grey = torch.full((1, 3, 20, 20), 0.9)
+    assert torch.equal(SyntheticBlur(saturation=(4, 4), response="linear")(grey, generators(1)), grey)
+
+
+def test_kinds_of_blur_are_drawn_by_weight(pictures):
+    parts = [Defocus((3, 3)), Defocus((0, 0))]
+    assert torch.equal(SyntheticBlur(parts, weights=[0.0, 1.0])(pictures, generators(4)), pictures)
+    assert not (SyntheticBlur(parts, weights=[1.0, 0.0])(pictures, generators(4)) == pictures).flatten(1).all(1).any()
+
+
+def test_read_noise_alone_is_added():
+    grey = torch.full((1, 3, 128, 128), 0.5)
+    noisy = SyntheticBlur(read_noise=(0.02, 0.02), response="linear")(grey, generators(1))
+    torch.testing.assert_close(noisy.std(), torch.tensor(0.02), rtol=0.05, atol=0)
+
+
 def test_noise_has_the_variance_of_light():
     for level in (0.2, 0.6):
         grey = torch.full((1, 3, 256, 256), level)
@@ -386,6 +426,7 @@ def test_jpeg_is_like_a_real_one():
         Image.fromarray(picture[0].mul(255).round().byte().movedim(0, -1).numpy()).save(file, "JPEG", quality=quality)
         theirs = torch.from_numpy(np.array(Image.open(file))).movedim(-1, 0)[None] / 255
         assert (ours - theirs).abs().mean() < 0.006 and ours.shape == picture.shape
+        assert (ours - theirs)[..., -2:, -2:].abs().mean() < 0.02  # nothing from beyond the border
 
 
 @pytest.mark.parametrize(
@@ -393,6 +434,10 @@ def test_jpeg_is_like_a_real_one():
     [
         (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
         (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
+        (lambda: SyntheticBlur(jpeg=(90, 50)), "jpeg"),
+        (lambda: SyntheticBlur(gamma=0.0), "gamma must be above 0"),
+        (lambda: ObjectMotion(probability=2.0), "probability must be from 0 to 1"),
+        (lambda: SixDegrees(rotation=0, roll=0, translation=0, zoom=0), "and one above"),
         (lambda: SixDegrees(instants=8), "16 to 64"),
         (lambda: SixDegrees(frame=0), "at least 1 pixel"),
         (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),

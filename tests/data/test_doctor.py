@@ -126,6 +126,23 @@ def test_every_kind_is_found(clean, tmp_path, kind):
     assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
 
 
+def test_a_dataset_without_splits_is_one_split(clean, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(clean / "train", root)
+    for side in ("blur", "sharp"):  # a picture twice in a split leaks nowhere
+        shutil.copyfile(root / side / "train0.png", root / side / "again.png")
+    found = diagnose(str(root), num_workers=0)
+    assert found["splits"] == {"test": 5} and found["faults"] == []
+
+
+def test_the_direction_of_a_shift_is_told(clean, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(clean / "train", root)
+    images.write(root / "blur" / "train0.png", images.read(root / "sharp" / "train0.png").roll((5, -7), (1, 2)))
+    (fault,) = diagnose(str(root), num_workers=0)["faults"]
+    assert fault["sentence"].endswith("train0.png by -7 right and 5 down.")
+
+
 def test_the_shift_is_measured():
     wide = scene("shift", height=160, width=160)
     blurry = CameraShake(length=(8, 8))(wide[None], [generator_of(1)])[0].mean(0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data import images
-from data.layouts import DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
+from data.layouts import COUNTS, SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -229,6 +229,39 @@ def test_csv_manifest(tmp_path):
     manifest.write_text("b/1.png,a/1.png\n")
     with pytest.raises(DatasetError, match="blurry and sharp among them"):
         find_pairs(manifest)
+    manifest.write_text("sharp,blurry\nb/1.png,\n")
+    with pytest.raises(DatasetError, match=r"pairs\.csv has a line without the two paths"):
+        find_pairs(manifest)
+    manifest.write_text("sharp,blurry\nb/1.png,a/1.png\nb/other.png,a/1.png\n")
+    with pytest.raises(DatasetError, match=r"a/1\.png and .*a/1\.png have the same name"):
+        find_pairs(manifest)
+
+
+def test_a_csv_manifest_in_any_order(tmp_path):
+    make(tmp_path, "a/1.png", "b/1.png", "a/2.png", "b/2.png", "a/3.png")
+    manifest = tmp_path / "PAIRS.CSV"
+    lines = ["b/gone.png,a/gone.png", "b/2.png,a/2.png", "b/3.png,a/3.png", "b/1.png,a/1.png"]
+    manifest.write_text("\n".join(["sharp,blurry", *lines]))
+    listing = list_pairs(manifest, "train")
+    assert names(listing.pairs) == ["a/1", "a/2"]
+    assert listing.alone == [tmp_path / "a/3.png", tmp_path / "a/gone.png"]  # of a missing pair the blurry side
+
+
+def test_a_list_with_a_damaged_line(tmp_path):
+    root = published(tmp_path) / "RealBlur"
+    (root / "RealBlur_J_train_list.txt").write_text("gt/gt_1.png\n")
+    with pytest.raises(DatasetError, match=r"train_list\.txt has a line that is not SHARP BLURRY: gt/gt_1\.png\."):
+        list_pairs(root, "train")
+
+
+def test_a_layout_that_nobody_knows(tmp_path):
+    with pytest.raises(DatasetError, match="kitti is no layout: give one of csv, flat, gopro"):
+        list_pairs(make(tmp_path, "blur/a.png", "sharp/a.png"), layout="kitti")
+
+
+def test_hidden_folders_are_no_scenes(tmp_path):
+    make(tmp_path, "A/blur/1.png", "A/sharp/1.png", ".trash/blur/2.png", ".trash/sharp/2.png")
+    assert names(find_pairs(tmp_path)) == ["A/1"]
 
 
 def test_two_folders_of_any_name(tmp_path):
@@ -240,6 +273,47 @@ def test_two_folders_of_any_name(tmp_path):
             Source(**wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"weight": 0.0}, {"repeat": 0}, {"scale": 0.0}, {"scale": 1.5}])
+def test_impossible_sources(wrong):
+    with pytest.raises(ValueError, match=f"A dataset's {next(iter(wrong))} must be"):
+        Source("photos", **wrong)
+
+
+def test_a_source_has_a_variant_of_its_own_or_that_of_the_run(tmp_path):
+    root = str(published(tmp_path) / "GOPRO_Large")
+    assert Source(root).list_pairs("test", "blur_gamma").variant == "blur_gamma"
+    assert Source(root, variant="blur_gamma").list_pairs("test", "blur").variant == "blur_gamma"
+
+
+def test_what_is_taken_for_pairs_and_what_for_sharp_photographs(tmp_path):
+    make(tmp_path / "photos", "train/a.png", "train/b.png")
+    assert not holds_pairs(tmp_path / "photos", "train")
+    make(tmp_path / "scenes", "train/A/blur/1.png", "train/A/sharp/1.png", "train/B/sharp/1.png")
+    assert holds_pairs(tmp_path / "scenes", "train")  # one scene with blurry frames is enough
+    make(tmp_path / "flat", "blur/1.png", "sharp/1.png")
+    assert holds_pairs(tmp_path / "flat", "train")
+    (tmp_path / "flat" / "train.txt").write_text("sharp/1.png\n")
+    assert not holds_pairs(tmp_path / "flat", "train")  # a list of photographs decides
+
+
+def test_a_pair_of_two_sizes(tmp_path):
+    images.write(tmp_path / "blur" / "a.png", torch.zeros(3, 2, 3))
+    images.write(tmp_path / "sharp" / "a.png", torch.zeros(3, 2, 2))
+    (pair,) = find_pairs(tmp_path)
+    with pytest.raises(DatasetError, match=r"^A pair differs in size: .*blur/a\.png has 3x2, .*sharp/a\.png has 2x2"):
+        pair.read()
+
+
+def test_the_documented_counts_are_those_compared_with():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    for name, layout in {"GoPro": "gopro", "HIDE": "hide", "RealBlur, a variant": "realblur", "REDS": "reds",
+                         "RSBlur": "rsblur"}.items():  # fmt: skip
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} | ")]
+        cells = [cell.strip() for cell in row.split("|")[2:5]]
+        found = {split: int(cell) for split, cell in zip(SPLITS, cells, strict=True) if cell.isdigit()}
+        assert found == COUNTS[layout]
+
+
 def test_lists_of_sharp_photographs(tmp_path):
     make(tmp_path, "a.png", "b.png", "c.png")
     (tmp_path / "train.txt").write_text("c.png\na.png\n")
@@ -247,6 +321,9 @@ def test_lists_of_sharp_photographs(tmp_path):
     assert not holds_pairs(tmp_path, "train")
     (tmp_path / "train.txt").write_text("gone.png\n")
     with pytest.raises(DatasetError, match=r"lists gone\.png"):
+        find_sharp(tmp_path, "train")
+    (tmp_path / "train.txt").write_text("\n")
+    with pytest.raises(DatasetError, match=r"train\.txt lists no file"):
         find_sharp(tmp_path, "train")
 
 

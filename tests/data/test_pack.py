@@ -107,6 +107,21 @@ def test_what_cannot_be_packed(packed, tmp_path):
         pack.main(str(packed / "pairs"), str(packed / "shards"))
     with pytest.raises(DatasetError, match="not a folder"):
         pack.main(str(tmp_path / "gone"), str(tmp_path / "out"))
+    shutil.copytree(packed / "pairs", tmp_path / "pairs")
+    (tmp_path / "pairs" / "sharp" / "04.png").unlink()
+    with pytest.raises(DatasetError, match=r"1 pictures without a partner .*04\.png"):
+        pack.main(str(tmp_path / "pairs"), str(tmp_path / "out"))
+
+
+def test_the_split_and_variant_asked_for_are_packed(tmp_path, capfd):
+    for i, (split, kind) in enumerate([(s, k) for s in ("train", "test") for k in ("blur", "blur_gamma", "sharp")]):
+        images.write(tmp_path / "data" / split / "A" / kind / f"{split}.png", torch.full((3, 8, 8), i / 10))
+    (tmp_path / "shards").mkdir()  # empty: welcome
+    pack.main(str(tmp_path / "data"), str(tmp_path / "shards"), split="test", variant="blur_gamma")
+    shards = pack.Packed(str(tmp_path / "shards"))
+    pair = shards[0]
+    assert len(shards) == 1 and pair.name == "A/test" and (pair.blurry == 102).all() and (pair.sharp == 128).all()
+    assert "1 pairs of" in (told := capfd.readouterr().out) and "(test, layout gopro, variant blur_gamma)" in told
 
 
 def test_a_damaged_picture_stops_the_packing_with_its_name(packed, tmp_path):
