@@ -174,6 +174,8 @@ def test_every_scene_in_two_splits_is_found_and_no_other(train, test):
 
     faults = _shared_scenes({"train": listing(train), "test": listing(test)})
     assert sorted(fault.name for fault in faults) == sorted(f"GOPR{i}" for i in train & test)
+    flat = {split: Listing("flat", "blur", [Pair("a/1", Path("b"), Path("s"))]) for split in ("train", "test")}
+    assert _shared_scenes(flat) == []  # folders of equal names are no scenes where a layout has none
 
 
 def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(clean, tmp_path):
@@ -213,6 +215,7 @@ def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
     assert all(f"train{number}.png" in sentence for number in range(3)) and "train3" not in sentence
     assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
     check_pairs(pairs, on_error="skip")
+    check_sharp([pair.sharp for pair in pairs], on_error="skip")
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not a picture"):
         check_sharp([pair.sharp for pair in pairs])
 
