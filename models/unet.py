@@ -160,7 +160,7 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         blocks: residual blocks a level.
         dropout: probability inside the blocks (the paper does not give one).
         unshuffle: side k of the blocks of pixels that the network takes as one place; the paper's is 1. With 2
-            and twice the width a network costs the same, and is faster where memory is the limit, as on a CPU.
+            and twice the width a network takes the same arithmetic and has four times the parameters.
         norm: "none", or "pixel": over the channels of each pixel at the start of every block's branch, which leaves the
             network as local as it is without.
     """
