@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -97,7 +97,13 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
         return
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-            yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+            try:
+                yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+            except BrokenProcessPool:
+                # The pool would wait for ever for a process that was only just starting when another was killed.
+                for process in active_children():
+                    process.kill()
+                raise
     except BrokenProcessPool:
         raise DatasetError(
             "A process that examined pictures was killed, perhaps for its memory: give fewer num_workers."
