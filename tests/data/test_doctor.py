@@ -241,8 +241,9 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
             images.write(tmp_path / "data" / side / f"{i}.png", torch.rand(3, 16, 16))
 
     def kill():
-        while not multiprocessing.active_children():
+        while len(multiprocessing.active_children()) < 2:
             time.sleep(0.001)
+        time.sleep(0.3)  # both are launched by then, and still importing
         multiprocessing.active_children()[0].kill()
 
     threading.Thread(target=kill, daemon=True).start()
