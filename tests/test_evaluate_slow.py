@@ -23,7 +23,7 @@ LOADED = ("evaluate", "models.checkpoints", "evaluation.report", "evaluation.res
 def start(given: dict):
     """evaluate.main in a process forked from a server that has its imports done."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(LOADED))
+    context.set_forkserver_preload(["tests.one_thread", *LOADED])
     process = context.Process(target=evaluate.main, kwargs=given)
     process.start()
     return process

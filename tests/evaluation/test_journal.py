@@ -40,7 +40,7 @@ def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None
 def start(*arguments):
     """A process forked from a server that has imported all this and done nothing yet."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["tests.one_thread", __name__])
     process = context.Process(target=work, args=arguments)
     process.start()
     return process

@@ -74,7 +74,7 @@ def child(folder, arguments, environment, fatal):
 
 # Every run is forked from a process that has imported all and computed nothing.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.training.test_resume"])
+CONTEXT.set_forkserver_preload(["tests.one_thread", "tests.training.test_resume"])
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # that process does not get this one's sys.path
 
 

@@ -1,0 +1,5 @@
+"""Loaded first by a server that processes are forked from: threads of torch do not survive a fork, so it starts none."""
+
+import torch
+
+torch.set_num_threads(1)
