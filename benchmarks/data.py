@@ -4,9 +4,6 @@ All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b)
 shards, (d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
 """
 
-import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ import torch
 from jsonargparse import auto_cli
 from torch.utils.data import DataLoader
 
+from benchmarks.record import machine, write_json
 from data import images, pack
 from data.blur import CameraShake, SixDegrees, SyntheticBlur, UniformShake
 from data.layouts import find_pairs
@@ -118,21 +116,12 @@ def main(
     result = {
         "crops_per_second": {name: round(value, 1) for name, value in rows.items()},
         "ratio_to_a": {name: round(value / first, 2) for name, value in rows.items()},
-        "cores": len(os.sched_getaffinity(0)),
-        "blur_threads": 1,
         "workers": workers,
-        "load_average": os.getloadavg()[0],  # above the cores: other work took part of them
         "patch": PATCH,
         "frames": "1280x720 PNG pairs" + (f" of {Path(source).name}" if source else ", made"),
-        "device": device if device == "cpu" else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(output).with_suffix(".part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(temporary, output)
-    print(f"{result['cores']} cores, {workers} workers; wrote {output}")
+    write_json(output, result | machine(device))
+    print(f"wrote {output}")
 
 
 if __name__ == "__main__":

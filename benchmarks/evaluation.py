@@ -5,17 +5,14 @@ pass, then `DeblurPipeline.refine`), then the grid as evaluate.py runs it. Metri
 both sides. Prints the ratio and writes benchmarks/results/evaluation.json.
 """
 
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
 import torch
 from jsonargparse import auto_cli
 
+from benchmarks.record import machine, write_json
 from evaluate import slots_for
 from evaluation.grid import read_grid
 from models.checkpoints import choose_device, load_pipeline
@@ -107,17 +104,8 @@ def main(
         "images": images,
         "slots": slots,
         "rounds": rounds,
-        "device": place.type if place.type == "cpu" else torch.cuda.get_device_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],  # above the cores: other work took part of them
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(output).with_suffix(".part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(temporary, output)
+    write_json(output, result | machine(str(place)))
     print(f"wrote {output}")
 
 

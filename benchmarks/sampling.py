@@ -11,7 +11,6 @@ that the cases can be run in parts; every case has its own device, versions, com
 
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from statistics import mean, median
 import torch
 from jsonargparse import auto_cli
 from tqdm import tqdm
+
+from benchmarks.record import machine, write_json
 
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
@@ -252,20 +253,8 @@ def main(
         if name in chosen and needed is None:
             raise ValueError(f"the case {name} needs --{'photo' if name == 'photo' else 'photos'}")
     width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    facts = {
-        "device": torch.cuda.get_device_name() if device != "cpu" else processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": threads or torch.get_num_threads(),
-        "size": [width, height],
-        "networks": checkpoint or f"untrained, {config}",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": "python -m benchmarks.sampling " + shlex.join(sys.argv[1:]),
-    }
+    subject = {"size": [width, height], "networks": checkpoint or f"untrained, {config}"}
     found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         source = checkpoint or untrained(config, Path(folder) / "pipeline")
         for case in tqdm(chosen, "cases"):
@@ -278,25 +267,16 @@ def main(
                 job = measure_stem, source, device, width, height, repeats, LAYOUTS[-1]
             else:
                 job = measure, case, source, device, width, height, repeats, side
-            load = os.getloadavg()[0]  # above the cores: other work took part of them
+            facts = machine(device, threads)
             with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (facts["threads"],)) as process:
                 record = process.submit(*job).result()
-            found["cases"][case] = record | {"load_average": round(load, 2)} | facts
+            found["cases"][case] = record | subject | facts
             found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
-            temporary = Path(output).with_suffix(".part")
-            temporary.write_text(json.dumps(found, indent=1) + "\n")
-            os.replace(temporary, output)
+            write_json(output, found)
             tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'pictures'})}")
     for case, ratio in found["times_as_fast_as_plain_fp32"].items():
         print(f"{case:<40} {ratio:6.2f} x")
     print(f"wrote {output}")
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

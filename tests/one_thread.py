@@ -1,4 +1,4 @@
-"""Loaded first by a server that processes are forked from: threads of torch do not survive a fork, so it starts none."""
+"""Loaded first by a server that processes are forked from: torch's threads do not survive a fork, so it starts none."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The sampling benchmark on tiny pictures: that it measures, merges and says what it ran on, not what comes out."""
+"""The benchmarks on tiny pictures: that they measure, merge and say what they ran on, not what comes out."""
 
 import json
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks.record import machine, write_json
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,3 +24,14 @@ def test_sampling_measures_and_merges(tmp_path):
     assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager"}
     assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
     assert found["times_as_fast_as_plain_fp32"]["1/bf16-channels_last/eager"] > 1
+
+
+def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
+    file = tmp_path / "new" / "result.json"
+    facts = machine("cpu", 3)
+    write_json(file, facts)
+    assert json.loads(file.read_text()) == facts
+    assert facts["device"] and facts["cores"] >= 1 and facts["threads"] == 3 and facts["torch"] == torch.__version__
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write_json(file, {"first": 1, "second": object()})
+    assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]

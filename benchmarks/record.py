@@ -1,0 +1,49 @@
+"""What a benchmark leaves behind: what it ran on, and a JSON file that is whole or not there."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evaluation.journal import whole_file
+
+
+def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
+    """What a measurement depends on beside its subject, as it is now.
+
+    Args:
+        device: as torch names it; written is the name of the GPU or of the processor.
+        threads: of torch in the measuring process; none: those of this one.
+    """
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads or torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),  # above the cores: other work took part of them
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip(),
+        "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
+    }
+
+
+def write_json(path: str | Path, result: Any) -> None:
+    """Write `result` to `path`, through a temporary file beside it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
+        part.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
