@@ -169,7 +169,8 @@ class DeblurCLI(LightningCLI):
         if self.goes_on and self.checkpoint["global_step"] >= self.trainer.max_steps:
             root = Path(self.trainer.default_root_dir)
             exported = root / "checkpoint"
-            if not exported.is_dir() or exported.stat().st_mtime < Path(ckpt_path).stat().st_mtime:
+            old = not exported.is_dir() or exported.stat().st_mtime < Path(ckpt_path).stat().st_mtime
+            if old and self.trainer.is_global_zero:
                 _export(load_pipeline(ckpt_path, precision="fp32"), root)
             rank_zero_info(
                 f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to"
@@ -182,6 +183,8 @@ class DeblurCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs) -> Trainer:
         settings, scores = self._get(self.config_init, "trainer"), self._get(self.config_init, "scores")
         interval, max_steps = settings["val_check_interval"], settings["max_steps"]
+        # Lightning counts this one interval in batches, of which a step accumulates several.
+        kwargs["val_check_interval"] = interval * settings["accumulate_grad_batches"]
         if max_steps < 1 or max_steps % interval:
             raise ValueError(
                 f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last"

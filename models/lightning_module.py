@@ -1,7 +1,9 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
-Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. Every random number of a step follows
-from the run's seed, the rank and the number of the batch, so a resumed run draws what an uninterrupted one would.
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. The noise of a crop follows from the
+run's seed and the crop's number in the training stream: a resumed run draws what an uninterrupted one would, and several
+processes, or several batches accumulated, draw what one process would for one large batch. Dropout follows from the seed,
+the rank and the number of the batch.
 """
 
 import math
@@ -11,6 +13,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from diffusers import DDPMScheduler
+from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
 from models import checkpoints
@@ -80,6 +83,13 @@ class Predict(L.LightningModule):
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
         torch.manual_seed(seed_of(f"{self._seed}/{self.global_rank}/{number}"))
+
+    def crop_generators(self, crops: int) -> list[torch.Generator]:
+        """Random numbers for each of this process's crops of the step, from the seed and the crop's number."""
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        first = (number * self.trainer.world_size + self.global_rank) * crops
+        seeds = [seed_of(f"{self._seed}/{crop}") for crop in range(first, first + crops)]
+        return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
     def configure_optimizers(self) -> dict:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -168,8 +178,9 @@ class PredictAndRefine(Predict):
             self._measure_residual(sharp - x_init.detach())
 
         missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), self.scale())
-        alpha_bar = sample_alpha_bar(self.alphas_cumprod, len(missed))
-        eps = torch.randn_like(missed)
+        generators = self.crop_generators(len(missed))
+        alpha_bar = torch.cat([sample_alpha_bar(self.alphas_cumprod, 1, generator) for generator in generators])
+        eps = randn_tensor(missed.shape, generators, self.device)
         output = self.denoiser(add_noise(missed, eps, alpha_bar), blurry, alpha_bar, x_init.detach())
         denoiser_loss = F.l1_loss(output, target(missed, eps, alpha_bar, self.denoiser.prediction_type))
 

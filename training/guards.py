@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class TrainingFault(ValueError):
 class Guard(Callback):
     """Leave out steps whose loss or gradient is not finite, stop after many in a row, and log what looks wrong.
 
-    A step left out changes neither weights nor buffers nor the optimizer's state. Their number is logged as
+    A step left out changes neither weights nor averages nor buffers nor the optimizer's state. Their number is logged as
     guard/skipped. Every step costs one look at the gradients' norm, for which the host waits.
 
     Args:
@@ -70,6 +71,9 @@ class Guard(Callback):
         optimizer.zero_grad(set_to_none=True)  # an optimizer passes over parameters without a gradient
         for buffer, before in zip(pl_module.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
+        for callback in trainer.callbacks:
+            if isinstance(callback, WeightAveraging):  # the averages take no step either
+                callback._latest_update_step = trainer.global_step + 1
         self.skipped += 1
         self.in_a_row += 1
         rank_zero_info(

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -137,8 +138,29 @@ class Last(Checkpoint):
         self.saved = None  # step of the last checkpoint
         self.validating = False
         self.must_validate = False
+        self.terminated = False
+
+    def _listen(self) -> None:
+        """Lightning's own handler speaks to the other processes in the middle of whatever they do, and can hang."""
+
+        def terminate(*_) -> None:
+            self.terminated = True
+
+        signal.signal(signal.SIGTERM, terminate)  # Lightning puts back what was there before the run
+
+    def _agree_to_stop(self, trainer: Trainer) -> bool:
+        """Whether any process got SIGTERM, at a point of the run that is the same for all."""
+        stop = trainer.strategy.reduce_boolean_decision(self.terminated, all=False)
+        if stop:
+            trainer._signal_connector.received_sigterm = True
+        return stop
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are in no checkpoint
+            self._agree_to_stop(trainer)
         if not trainer.enable_validation and trainer.global_step % self.interval == 0:
             self._save(trainer)
 
@@ -146,7 +168,9 @@ class Last(Checkpoint):
         self.validating = True
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args, **kwargs) -> None:
-        if trainer.received_sigterm and trainer.global_step < trainer.max_steps and not trainer.sanity_checking:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if self._agree_to_stop(trainer) and trainer.global_step < trainer.max_steps:
             raise SIGTERMException  # Lightning would only stop after the whole validation
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -177,6 +201,7 @@ class Last(Checkpoint):
         self.must_validate = checkpoint.get("run", {}).get("must_validate", False)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
         if self.must_validate:
             loop = trainer.fit_loop.epoch_loop.val_loop
             loop.batch_progress.reset()

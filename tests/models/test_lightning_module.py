@@ -69,9 +69,6 @@ class TestTraining:
         seen = {}
 
         class Record(L.Callback):
-            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                seen["state"] = torch.get_rng_state()
-
             def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
                 seen["loss"], seen["batch"] = outputs["loss"].item(), batch
 
@@ -80,12 +77,16 @@ class TestTraining:
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         x_init = fresh.predictor(y)
         r_0 = (x - x_init) / 0.2
-        # The module seeds the step after the callback's hook, from the run's seed, the rank and the batch number.
-        torch.manual_seed(int.from_bytes(hashlib.sha256(b"7/0/0").digest()[:8], "little", signed=True))
+        # The random numbers of a crop follow from the run's seed and the crop's number.
         levels = torch.cat([torch.ones(1, dtype=torch.float64), fresh.alphas_cumprod])
-        t = torch.randint(1, len(levels), (2,))
-        a = torch.lerp(levels[t], levels[t - 1], torch.rand(2, dtype=torch.float64)).float()
-        eps = torch.randn_like(r_0)
+        a, eps = torch.empty(2), torch.empty_like(r_0)
+        for crop, key in enumerate([b"7/0", b"7/1"]):
+            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
+            generator = torch.Generator().manual_seed(seed)
+            t = torch.randint(1, len(levels), (1,), generator=generator)
+            u = torch.rand(1, generator=generator, dtype=torch.float64)
+            a[crop] = torch.lerp(levels[t], levels[t - 1], u).float()
+            eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
         aa = a.view(-1, 1, 1, 1)
         r_t = aa.sqrt() * r_0 + (1 - aa).sqrt() * eps
         v = aa.sqrt() * eps - (1 - aa).sqrt() * r_0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EMAWeightAveraging
 
 import train
 from tests.test_train import run_folder, weights  # noqa: F401 (a fixture)
@@ -16,28 +17,27 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def state(trainer, pl_module):
-    """Weights, buffers and the optimizer's state, copied."""
+    """Weights, buffers, averages and the optimizer's state, copied."""
     moments = trainer.optimizers[0].state_dict()["state"]
     flat = {f"{k}.{name}": value for k, entry in moments.items() for name, value in entry.items()}
-    return {name: value.clone() for name, value in (pl_module.state_dict() | flat).items()}
+    (averages,) = (c._average_model for c in trainer.callbacks if isinstance(c, EMAWeightAveraging))
+    return {name: value.clone() for name, value in (pl_module.state_dict() | averages.state_dict() | flat).items()}
 
 
 class Plant(Callback):
-    """Changes the batch of a step, and keeps what the step changed."""
+    """Changes the batch of a step, and compares what there is before the next one with what there was."""
 
     def __init__(self, steps: list[int], factor: float = float("nan")):
         self.steps, self.factor = steps, factor
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step in self.steps:
-            self.before = state(trainer, pl_module)
-            batch["sharp"].mul_(self.factor)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step - 1 in self.steps and self.factor != self.factor:
             after = state(trainer, pl_module)
             assert after.keys() == self.before.keys()
             assert all(torch.equal(after[name], value) for name, value in self.before.items())
+        if trainer.global_step in self.steps:
+            self.before = state(trainer, pl_module)
+            batch["sharp"].mul_(self.factor)
 
 
 def plant(steps, factor=".nan"):
