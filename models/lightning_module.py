@@ -1,9 +1,9 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
 Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. The noise of a crop follows from the
-run's seed and the crop's number in the training stream: a resumed run draws what an uninterrupted one would, and several
-processes, or several batches accumulated, draw what one process would for one large batch. Dropout follows from the seed,
-the rank and the number of the batch.
+run's seed and the crop's number in the training stream: a resumed run draws what an uninterrupted one would, and
+several processes, or several batches accumulated, draw what one process would for one large batch. Dropout follows from
+the seed, the rank and the number of the batch.
 """
 
 import math

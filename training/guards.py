@@ -27,8 +27,9 @@ class TrainingFault(ValueError):
 class Guard(Callback):
     """Leave out steps whose loss or gradient is not finite, stop after many in a row, and log what looks wrong.
 
-    A step left out changes neither weights nor averages nor buffers nor the optimizer's state. Their number is logged as
-    guard/skipped. Every step costs one look at the gradients' norm, for which the host waits.
+    A step left out changes neither weights nor averages nor buffers nor the optimizer's state; where several processes
+    train, it is left out by all. Their number is logged as guard/skipped. Every step costs one look at the gradients'
+    norm, for which the host waits.
 
     Args:
         patience: stop when so many steps in a row were left out, and save the last one's batch into

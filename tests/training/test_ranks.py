@@ -1,0 +1,79 @@
+"""Several processes train as one would with the batches put together: real processes, gloo, real signals."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+
+from tests.test_train import weights
+from tests.training.test_resume import COMMAND, CONTEXT, child, rows, run, run_folder  # noqa: F401 (a fixture)
+from training.resume import read_checkpoint
+
+# Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.
+EXACT = ["--model.predictor.init_args.dropout", "0", "--model.lr", "1e-3", "--model.warmup_steps", "0"]
+RANKS = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+
+
+class Fate(Callback):
+    """What meets one process at a step, by the environment: RANK_MEETS="rank event step, rank event step"."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for meets in os.environ["RANK_MEETS"].split(","):
+            rank, event, step = meets.split()
+            if (trainer.global_rank, trainer.global_step) == (int(rank), int(step)):
+                if event == "nan":
+                    batch["sharp"].fill_(float("nan"))
+                else:
+                    os.kill(os.getpid(), getattr(signal, event))
+
+    def on_train_end(self, trainer, pl_module):
+        """By now the averages stand in the place of the weights."""
+        torch.save(pl_module.state_dict(), f"averages_{trainer.global_rank}.pt")
+
+
+def ranks(*arguments, **environment):
+    """Exit codes of two processes that train together, started as torchrun starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {name: os.environ[name] for name in ("TORCH_HOME", "https_proxy")} | environment
+    command = [*COMMAND, *map(str, arguments), *RANKS]
+    processes = []
+    for rank in "01":
+        own = shared | {"RANK": rank, "LOCAL_RANK": rank}
+        processes.append(CONTEXT.Process(target=child, args=(os.getcwd(), command, own, None)))
+        processes[-1].start()
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def distance(one, other):
+    """The largest difference of two runs' averaged weights, raw weights and averages; their logs' steps agree."""
+    parts = [(weights(one), weights(other))]
+    a, b = (read_checkpoint(Path(root) / "checkpoints" / "last.ckpt") for root in (one, other))
+    parts += [(a[key], b[key]) for key in ("state_dict", "current_model_state")]
+    steps = [[line.split(",")[0] for line in rows(root).splitlines()] for root in (one, other)]
+    assert len(steps[0]) == len(steps[1])
+    return max((x[name] - y[name]).abs().max().item() for x, y in parts for name in x)
+
+
+def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_faults_and_stops():
+    fate = ["--trainer.callbacks+", "tests.training.test_ranks.Fate"]
+    # A batch that is not finite in one process is left out by both, as by one process.
+    assert run("one", *EXACT, *fate, "--data.batch_size", "4", RANK_MEETS="0 nan 1") == 0
+    # Killed in the fifth step, they go on from the fourth; then one of them is told to stop in the fifth.
+    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 nan 1, 1 SIGKILL 4")[1] == -signal.SIGKILL
+    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGTERM 4") == [128 + signal.SIGTERM] * 2
+    assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 5
+    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGKILL 99") == [0, 0]
+    assert distance("one", "two") < 1e-5
+    averages = [torch.load(f"averages_{rank}.pt") for rank in "01"]
+    assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
