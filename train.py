@@ -28,12 +28,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from data.datamodule import DeblurDataModule
 from evaluation.metrics import Lpips, MetricError, psnr
-from models.checkpoints import describe, has_bf16, load_pipeline
+from models.checkpoints import has_bf16, load_pipeline
 from models.lightning_module import Predict
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 from training.guards import Guard, replay
-from training.resume import AtomicCheckpointIO, Last, RunLog, differences, newest, read_checkpoint
+from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
 
 
 class Scores(Callback):
@@ -160,7 +160,7 @@ class DeblurCLI(LightningCLI):
     def fit(self, model: LightningModule, ckpt_path: str | None = None, **kwargs) -> None:
         """Trainer.fit, unless the run is finished or its checkpoint is of another config."""
         if "pipeline" in self.checkpoint:
-            differing = differences(self.checkpoint["pipeline"], describe(model.pipeline()))
+            differing = changes(self.checkpoint, model)
             if differing:
                 raise CheckpointError(
                     f"this config cannot go on with {ckpt_path}: {'; '.join(differing)}. Restore it, or start anew with"

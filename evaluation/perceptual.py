@@ -1,4 +1,4 @@
-"""LPIPS and DISTS: distances between the features of a network that is trained on ImageNet.
+"""LPIPS and DISTS: distances between the features of a network that is trained on ImageNet; LPIPS as a loss, too.
 
 The backbone's weights come from torchvision's cache or download, or from a file; without them the metric is missing.
 """
@@ -99,6 +99,32 @@ class Lpips:
         require_side(sharp, self._backbone.least_side, "LPIPS")
         with full_precision():
             return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
+
+
+class PerceptualLoss:
+    """LPIPS as a term of the predictor's loss, for `perceptual` in a config of train.py. Not learnt, nor ever random.
+
+    Args:
+        backbone: the network's feature layers on disk, as for `Lpips`; nothing is downloaded.
+        weight: of the term.
+        net: as for `Lpips`.
+
+    Raises:
+        MetricError: `backbone` cannot be read, or does not hold the network's feature layers.
+    """
+
+    def __init__(self, backbone: str | Path, weight: float = 0.1, net: Literal["alex", "vgg"] = "alex"):
+        self._lpips, self.weight, self.net = Lpips(backbone, net), weight, net
+
+    def __repr__(self) -> str:
+        """What a checkpoint says of it, and a resumed run compares."""
+        return f"{self.weight:g} LPIPS ({self.net})"
+
+    def __call__(self, x_init: Tensor, sharp: Tensor) -> Tensor:
+        """weight * LPIPS, the mean over the batch; differentiable, in float32. (N, 3, H, W) in [-1, 1] -> ()."""
+        network = self._lpips.network.to(sharp.device)
+        with torch.autocast(sharp.device.type, enabled=False):
+            return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
 class Dists:

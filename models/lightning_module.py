@@ -7,6 +7,8 @@ the seed, the rank and the number of the batch.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Literal
 
 import lightning as L
@@ -17,7 +19,8 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
 from models import checkpoints
-from models.diffusion import add_noise, residual, sample_alpha_bar, target
+from models.diffusion import add_noise, residual
+from models.objective import Objective
 from models.pipeline import DeblurOutput, DeblurPipeline
 from models.sampling import seed_of
 from models.schedules import NoiseSchedule
@@ -29,6 +32,8 @@ class Predict(L.LightningModule):
 
     Args:
         predictor: g.
+        perceptual: a term added to the predictor's loss: (x_init, sharp), both (N, 3, H, W) in [-1, 1], -> (). Such as
+            evaluation.perceptual.PerceptualLoss; none: no such term.
         init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None to start anew.
         lr: peak learning rate of AdamW.
         weight_decay: of AdamW.
@@ -39,6 +44,7 @@ class Predict(L.LightningModule):
     def __init__(
         self,
         predictor: nn.Module,
+        perceptual: Callable | None = None,
         init_from: str | None = None,
         lr: float = 2e-4,
         weight_decay: float = 0.0,
@@ -47,6 +53,7 @@ class Predict(L.LightningModule):
     ):
         super().__init__()
         self.predictor = predictor.to(memory_format=torch.channels_last)
+        self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         if init_from is not None:
             checkpoints.copy_weights(init_from, predictor=predictor)
@@ -56,10 +63,19 @@ class Predict(L.LightningModule):
         scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
         return DeblurPipeline(self.predictor, None, scheduler)
 
+    def objective_values(self) -> dict:
+        """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
+        return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
+
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """x_init and the L1 loss of all supervised outputs. All in [-1, 1]."""
+        """x_init and the predictor's loss: L1 of all supervised outputs, and the perceptual term. All in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
-        return estimates[0], torch.stack([F.l1_loss(estimate, sharp) for estimate in estimates]).mean()
+        loss = torch.stack([F.l1_loss(estimate, sharp) for estimate in estimates]).mean()
+        if self.perceptual is not None:
+            perceptual = self.perceptual(estimates[0], sharp)
+            self.log("train/perceptual_loss", perceptual)
+            loss = loss + perceptual
+        return estimates[0], loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
         blurry, sharp = _to_network(batch)
@@ -107,17 +123,20 @@ class Predict(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # With this a .ckpt says what it holds in plain values, and loads without its config and without pickle.
         checkpoint["pipeline"] = checkpoints.describe(self.pipeline())
+        checkpoint["objective"] = self.objective_values()
 
 
 class PredictAndRefine(Predict):
     """Train the predictor g and the denoiser f of its residual (Whang et al. 2022, section 3).
 
-    loss = L1(output of f, its target) + predictor_weight * L1(g(y), x)
+    loss = objective(output of f, its target) + predictor_weight * predictor_loss
 
     Args:
         predictor: g.
         denoiser: f; its prediction_type decides the target.
         schedule: noise levels of training.
+        objective: the denoiser's loss, and how its noise levels are drawn; L1 and uniform in alpha_bar are the paper's.
+        perceptual: as in `Predict`; a part of the predictor's loss.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
         predictor_training: joint: the denoiser's loss reaches g through the residual (the paper); detached: g learns
             from its own loss alone; frozen: g keeps the weights of init_from.
@@ -133,6 +152,8 @@ class PredictAndRefine(Predict):
         predictor: nn.Module,
         denoiser: nn.Module,
         schedule: NoiseSchedule = NoiseSchedule(),  # noqa: B008 (frozen)
+        objective: Objective = Objective(),  # noqa: B008 (frozen)
+        perceptual: Callable | None = None,
         predictor_weight: float = 1.0,
         predictor_training: Literal["joint", "detached", "frozen"] = "joint",
         residual_scale: float | None = None,
@@ -143,7 +164,10 @@ class PredictAndRefine(Predict):
         betas: tuple[float, float] = (0.9, 0.999),
         warmup_steps: int = 1000,
     ):
-        super().__init__(predictor, None, lr, weight_decay, betas, warmup_steps)
+        if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
+            raise ValueError("perceptual is a term of the predictor's loss: leave it away where that has no weight")
+        super().__init__(predictor, perceptual, None, lr, weight_decay, betas, warmup_steps)
+        self.objective = objective
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
         self.predictor_weight, self.predictor_training = predictor_weight, predictor_training
         self.validation, self.residual_scale = validation, residual_scale
@@ -166,6 +190,14 @@ class PredictAndRefine(Predict):
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
         return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()))
 
+    def objective_values(self) -> dict:
+        return super().objective_values() | {
+            "objective": asdict(self.objective),
+            "predictor_weight": self.predictor_weight,
+            "predictor_training": self.predictor_training,
+            "scale": "measured" if self.residual_scale is None else self.residual_scale,
+        }
+
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
         blurry, sharp = _to_network(batch)
         if self.predictor_training == "frozen":
@@ -179,10 +211,11 @@ class PredictAndRefine(Predict):
 
         missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), self.scale())
         generators = self.crop_generators(len(missed))
-        alpha_bar = torch.cat([sample_alpha_bar(self.alphas_cumprod, 1, generator) for generator in generators])
+        alpha_bar = torch.cat([self.objective.draw(self.alphas_cumprod, 1, generator) for generator in generators])
         eps = randn_tensor(missed.shape, generators, self.device)
         output = self.denoiser(add_noise(missed, eps, alpha_bar), blurry, alpha_bar, x_init.detach())
-        denoiser_loss = F.l1_loss(output, target(missed, eps, alpha_bar, self.denoiser.prediction_type))
+        losses = self.objective.losses(output, missed, eps, alpha_bar, self.denoiser.prediction_type)
+        denoiser_loss = losses.mean()
 
         loss = denoiser_loss + self.predictor_weight * predictor_loss
         self.log("train/denoiser_loss", denoiser_loss)

@@ -9,7 +9,7 @@ ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"},
 MODELS_ORDER = [
     {"settings", "schedules", "diffusion", "tiling", "weights"},
     {"unet", "u2net", "untrained", "spandrel_predictor"},
-    {"sampling"},
+    {"sampling", "objective"},
     {"pipeline"},
     {"checkpoints"},
     {"lightning_module"},

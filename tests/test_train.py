@@ -154,6 +154,51 @@ def test_best_by_lpips_is_kept_where_lpips_can_be_had():
     assert Path("run/checkpoints/best-lpips.ckpt").is_file()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_goes_on_with_its_own_objective_alone(capsys):
+    flags = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
+    own = ["--model.objective.loss", "l2", "--model.objective.min_snr", "5"]
+    stop = ["--trainer.callbacks+", "tests.test_train.StopAfterThree"]
+    assert train.main([*flags, *own, *stop]) == 0
+    before = Path("run/checkpoints/last.ckpt").read_bytes()
+    for other, sentence in (
+        (["--model.objective.loss", "l2"], "objective.min_snr is None here and 5.0 there"),
+        ([*own, "--model.predictor_weight", "0.5"], "predictor_weight is 0.5 here and 1.0 there"),
+        ([*own, "--model.residual_scale", "1.0"], "scale is 1.0 here and measured there"),
+        ([*own, "--model.denoiser.init_args.prediction_type", "sample"], "prediction_type is sample here"),
+    ):
+        assert train.main([*flags, *other]) == 2
+        said = capsys.readouterr().err
+        assert "cannot go on" in said and sentence in said
+    assert Path("run/checkpoints/last.ckpt").read_bytes() == before
+    assert train.main([*flags, *own]) == 0
+    assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_perceptual_term_by_the_config():
+    backbone = ROOT.parent / "shared" / "weights" / "alexnet_features.safetensors"
+    if not backbone.is_file():
+        pytest.skip("LPIPS' backbone is not here")
+    term = f"{{class_path: evaluation.perceptual.PerceptualLoss, init_args: {{backbone: {backbone}}}}}"
+    flags = [
+        "--data.patch_size",
+        "32",
+        "--data.blur.init_args.length",
+        "[1.0, 2.0]",
+        "--trainer.val_check_interval",
+        "2",
+    ]
+    fit("run", *flags, "--model.perceptual", term, "--trainer.max_steps", "2")
+    rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
+    assert [float(row["train/perceptual_loss"]) > 0 for row in rows if row["train/loss"]] == [True, True]
+    checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["objective"]["perceptual"] == "0.1 LPIPS (alex)"
+    assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
+    # The file that a run leaves is the run again.
+    assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
+
+
 def process(*arguments, **environment):
     command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
@@ -183,6 +228,11 @@ def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder
         (["--trainer.max_steps", "7"], "multiple of trainer.val_check_interval"),
         (["--model.init_from", "nowhere"], "checkpoint nowhere"),
         (["--model.schedule.steps", "0"], "steps"),
+        (["--model.objective.min_snr", "0"], "objective.min_snr"),
+        (
+            ["--model.perceptual", "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {backbone: no.pth}}"],
+            "no",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from models.checkpoints import describe
 from models.weights import CheckpointError, read_safetensors
-from training.resume import differences, read_checkpoint
+from training.resume import changes, read_checkpoint
 
 SETTLED = 20  # losses that must be known before one can be called a spike
 
@@ -165,7 +164,7 @@ def replay(path: Path, model: LightningModule, precision: str) -> list[str]:
         )
     batch, about = read_safetensors(path), json.loads(about.read_text())
     checkpoint = read_checkpoint(path.with_suffix(".ckpt"))
-    differing = differences(checkpoint["pipeline"], describe(model.pipeline()))
+    differing = changes(checkpoint, model)
     if differing:
         raise CheckpointError(f"this config is not that of {path}: {'; '.join(differing)}")
     model.load_state_dict(checkpoint.get("current_model_state", checkpoint["state_dict"]))

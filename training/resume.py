@@ -18,6 +18,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
+from models.checkpoints import describe
+from models.lightning_module import Predict
 from models.weights import CheckpointError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -88,6 +90,13 @@ def differences(there: dict, here: dict) -> list[str]:
             said = [value["class"] if isinstance(value, dict) else value for value in (a, b)]
             sentences.append(f"{key} is {said[1]} here and {said[0]} there")
     return sentences
+
+
+def changes(checkpoint: dict, model: Predict) -> list[str]:
+    """Why a model cannot go on with a checkpoint: sentences on its networks, schedule and objective; none if it can."""
+    here = model.objective_values()
+    there = checkpoint.get("objective", here)  # one of before objectives were stored
+    return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

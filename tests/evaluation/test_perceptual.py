@@ -12,7 +12,7 @@ from skimage import io
 from torchvision.models import vgg16
 
 from evaluation.fidelity import MetricError
-from evaluation.perceptual import Dists, Lpips
+from evaluation.perceptual import Dists, Lpips, PerceptualLoss
 from tests.evaluation.pictures import RESTORED, SHARP, tensor
 
 WEIGHTS = Path(__file__).parents[2] / ".." / "shared" / "weights"
@@ -167,3 +167,22 @@ def test_a_wrong_backbone_names_the_first_key(tmp_path):
 def test_another_network_with_more_layers_is_refused():
     with pytest.raises(MetricError, match=r"squeezenet1_1_features.safetensors holds features.0.weight of shape"):
         Lpips(WEIGHTS / "squeezenet1_1_features.safetensors")
+
+
+@needs_weights
+def test_the_loss_is_lpips_with_a_gradient_in_float32():
+    weights = WEIGHTS / "alexnet_features.safetensors"
+    sharp, x_init = tensor(SHARP), tensor(next(iter(RESTORED.values())))
+    leaf = (x_init * 2 - 1).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = PerceptualLoss(weights, 0.5)(leaf, sharp * 2 - 1)
+    assert loss.item() == pytest.approx(0.5 * Lpips(weights)(x_init, sharp).item(), rel=1e-4)
+    loss.backward()
+    step = leaf.detach() - 0.1 * leaf.grad / leaf.grad.abs().max()
+    assert PerceptualLoss(weights, 0.5)(step, sharp * 2 - 1) < loss
+    assert repr(PerceptualLoss(weights, 0.5)) == "0.5 LPIPS (alex)"
+
+
+def test_no_weights_no_loss(tmp_path):
+    with pytest.raises(MetricError, match="cannot be read"):
+        PerceptualLoss(tmp_path / "nowhere.safetensors")

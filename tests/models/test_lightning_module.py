@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from models.checkpoints import load_pipeline
 from models.lightning_module import Predict, PredictAndRefine
+from models.objective import Objective
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
@@ -29,13 +30,13 @@ class Pairs(Dataset):
         return {"blurry": 0.8 * sharp + 0.1, "sharp": sharp, "name": str(index)}
 
 
-def module(kind=PredictAndRefine, predictor=None, **options):
+def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction", **options):
     torch.manual_seed(0)
     predictor = predictor or UNetPredictor(4, (1, 2), 1)
     options = {"lr": 1e-2, "warmup_steps": 2} | options
     if kind is Predict:
         return Predict(predictor, **options)
-    denoiser = Denoiser(4, (1, 2), 1, embedding_channels=8)
+    denoiser = Denoiser(4, (1, 2), 1, prediction_type=prediction_type, embedding_channels=8)
     return PredictAndRefine(predictor, denoiser, validation=SamplingSettings(steps=2), **options)
 
 
@@ -92,6 +93,52 @@ class TestTraining:
         v = aa.sqrt() * eps - (1 - aa).sqrt() * r_0
         expected = F.l1_loss(fresh.denoiser(r_t, y, a, x_init), v) + 0.5 * F.l1_loss(x_init, x)
         assert seen["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+    def test_the_config_s_objective_is_what_is_trained(self, tmp_path):
+        """The paper's kin: L2 on eps, weighted, at log-normal levels; from the step's own random numbers."""
+        objective = Objective(loss="l2", levels="log_normal", min_snr=5.0)
+        model = module(residual_scale=0.2, predictor_weight=0.0, objective=objective, prediction_type="epsilon")
+        seen = {}
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
+
+        fit(model, tmp_path, 1, [Record()])
+        fresh = module(residual_scale=0.2, prediction_type="epsilon")
+        y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
+        r_0 = (x - fresh.predictor(y)) / 0.2
+        sigma, eps = torch.empty(2), torch.empty_like(r_0)
+        for crop, key in enumerate([b"7/0", b"7/1"]):
+            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
+            generator = torch.Generator().manual_seed(seed)
+            sigma[crop] = (-1.2 + 1.2 * torch.randn(1, generator=generator)).exp()
+            eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
+        a, snr = 1 / (1 + sigma**2), sigma**-2
+        aa = a.view(-1, 1, 1, 1)
+        output = fresh.denoiser(aa.sqrt() * r_0 + (1 - aa).sqrt() * eps, y, a, None)
+        weight = torch.minimum(snr, torch.tensor(5.0)) / snr
+        expected = (weight * (output - eps).square().mean((1, 2, 3))).mean()
+        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+    def test_the_perceptual_term_is_added_to_the_predictor_s_loss(self, tmp_path):
+        seen = {}
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
+
+        def squares(x_init, sharp):
+            return 3 * (x_init - sharp).square().mean()
+
+        fit(module(kind=Predict, perceptual=squares), tmp_path, 1, [Record()])
+        y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
+        x_init = module(kind=Predict).predictor(y)
+        expected = F.l1_loss(x_init, x) + 3 * (x_init - x).square().mean()
+        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        for unused in ({"predictor_weight": 0.0}, {"predictor_training": "frozen"}):
+            with pytest.raises(ValueError, match="perceptual is a term of the predictor's loss"):
+                module(perceptual=squares, **unused)
 
     def test_what_each_kind_of_training_trains(self, tmp_path):
         def moved(**options):

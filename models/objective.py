@@ -1,0 +1,95 @@
+"""What the denoiser is trained for: at which noise levels, by which distance, and how much each level counts.
+
+What its last layer puts out belongs to the denoiser (`prediction_type`), since sampling must know it too. SNR is
+alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.diffusion import PredictionType, sample_alpha_bar, target
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The denoiser's loss. The defaults are the paper's (Whang et al. 2022, section 3).
+
+    Args:
+        loss: distance of the denoiser's output to its target: l1 or l2 (the square).
+        levels: how noise levels are drawn: alpha_bar, uniform between neighbouring levels of the training schedule;
+            log_snr, uniform in log-SNR over the range of that schedule; log_normal, by `log_normal`.
+        log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
+            r_0 (log_normal only).
+        min_snr: gamma of min-SNR weighting; null: no weighting.
+
+    Raises:
+        ValueError: the standard deviation, or gamma, is not above 0.
+    """
+
+    loss: Literal["l1", "l2"] = "l1"
+    levels: Literal["alpha_bar", "log_snr", "log_normal"] = "alpha_bar"
+    log_normal: tuple[float, float] = (-1.2, 1.2)
+    min_snr: float | None = None
+
+    def __post_init__(self):
+        if self.log_normal[1] <= 0 or (self.min_snr is not None and self.min_snr <= 0):
+            raise ValueError(
+                "objective.min_snr and the standard deviation in objective.log_normal must be above 0, got"
+                f" {self.min_snr} and {self.log_normal[1]}"
+            )
+
+    def draw(self, alphas_cumprod: Tensor, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """`batch` noise levels alpha_bar (N,), float32 in (0, 1], on the device of the schedule's alpha_bar_1 .. T."""
+        if self.levels == "log_snr":
+            return sample_log_snr(alphas_cumprod, batch, generator)
+        if self.levels == "log_normal":
+            return sample_log_normal(*self.log_normal, batch, alphas_cumprod.device, generator)
+        return sample_alpha_bar(alphas_cumprod, batch, generator)
+
+    def losses(
+        self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
+    ) -> Tensor:
+        """Each picture's loss (N,), from what the denoiser put out (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
+        error = output - target(r_0, eps, alpha_bar, prediction_type)
+        losses = (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        if self.min_snr is None:
+            return losses
+        weight = min_snr_weight(alpha_bar, prediction_type, self.min_snr)
+        # The weight is of squares. Its root for sizes: with it, too, all three prediction types have the same loss.
+        return losses * (weight.sqrt() if self.loss == "l1" else weight)
+
+
+def sample_log_snr(alphas_cumprod: Tensor, batch: int, generator: torch.Generator | None = None) -> Tensor:
+    """alpha_bar (N,) with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T."""
+    device = alphas_cumprod.device
+    most, least = alphas_cumprod[0].logit(), alphas_cumprod[-1].logit()
+    u = torch.rand(batch, generator=generator, device=device, dtype=alphas_cumprod.dtype)
+    return torch.lerp(least, most, u).sigmoid().float()
+
+
+def sample_log_normal(
+    mean: float, std: float, batch: int, device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
+    """alpha_bar (N,) with ln sigma normal, sigma^2 = (1 - alpha_bar) / alpha_bar, so log-SNR = -2 ln sigma.
+
+    Source: EDM (Karras et al. 2022, table 1: P_mean -1.2, P_std 1.2, for data of standard deviation 0.5).
+    """
+    log_sigma = mean + std * torch.randn(batch, generator=generator, device=device)
+    return (-2 * log_sigma).sigmoid()
+
+
+def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: float) -> Tensor:
+    """Weight (N,) of the squared error of what is predicted: that of r_0 counts min(SNR, gamma), whoever predicts it.
+
+    Source: Hang et al. 2023 (section 3.4): sample min(SNR, gamma), epsilon min(SNR, gamma) / SNR, v_prediction
+    min(SNR, gamma) / (SNR + 1); written so that alpha_bar = 1, where SNR is infinite, divides nothing by zero.
+    """
+    snr, noise = alpha_bar / (1 - alpha_bar), 1 - alpha_bar
+    if prediction_type == "sample":
+        return snr.clamp(max=gamma)
+    if prediction_type == "epsilon":
+        return (gamma * noise / alpha_bar).clamp(max=1)
+    return torch.minimum(alpha_bar, gamma * noise)
