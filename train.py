@@ -34,6 +34,7 @@ from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 from training.guards import Guard, replay
 from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
+from training.scale import Scale
 
 
 class Scores(Callback):
@@ -120,6 +121,7 @@ class DeblurCLI(LightningCLI):
         parser.add_lightning_class_args(EMAWeightAveraging, "ema")
         parser.add_lightning_class_args(Scores, "scores")
         parser.add_lightning_class_args(Guard, "guard")
+        parser.add_lightning_class_args(Scale, "scale")
         parser.set_defaults({"ema.decay": 0.999})
         parser.add_argument(
             "--auto_resume",

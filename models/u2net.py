@@ -94,6 +94,7 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
 
     receptive_field = None  # most of a picture: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
     stride = 32
+    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(self, variant: Literal["full", "lite"] = "full", norm: Norm = "batch", out_channels: int = 3):
@@ -102,6 +103,7 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
             raise ValueError(f"variant must be 'full' or 'lite', got {variant!r}")
         if norm not in ("batch", "none"):
             raise ValueError(f"norm must be 'batch' or 'none', got {norm!r}")
+        self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         table = FULL if variant == "full" else LITE
         for stage, height, i, mid, o in table:
             self.add_module(stage, RSU(height, i, mid, o, norm))
@@ -122,16 +124,19 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
     def estimates(self, blurry: Tensor) -> list[Tensor]:
         """x_init from the fused head, then the six side outputs at full size: seven pictures to supervise."""
         h = blurry.to(self.outconv.weight.dtype)
+        recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
+        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
         skips: list[Tensor] = []
         for i in range(1, 7):
             if i > 1:
                 h = F.max_pool2d(h, 2, stride=2, ceil_mode=True)
-            h = self.get_submodule(f"stage{i}")(h)
+            h = run(self.get_submodule(f"stage{i}"), h)
             skips.append(h)
         decoded = [skips.pop()]  # from the bottom up: stage6, stage5d .. stage1d
         for i in range(5, 0, -1):
             skip = skips.pop()
-            decoded.append(self.get_submodule(f"stage{i}d")(torch.cat([_resize(decoded[-1], skip), skip], dim=1)))
+            joined = torch.cat([_resize(decoded[-1], skip), skip], dim=1)
+            decoded.append(run(self.get_submodule(f"stage{i}d"), joined))
         sides = [_resize(self.get_submodule(f"side{k}")(d), blurry) for k, d in enumerate(reversed(decoded), start=1)]
         fused = self.outconv(torch.cat(sides, dim=1))
         return [blurry.float() + head.float() for head in (fused, *sides)]

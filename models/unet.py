@@ -93,6 +93,7 @@ class UNet(nn.Module):
         def block(i, o, resample=None):
             return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
 
+        self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
@@ -139,15 +140,17 @@ class UNet(nn.Module):
         x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H, W)
         skips = [h]
+        recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
+        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
         for block in self.down:
-            h = block(h, embedding)
+            h = run(block, h, embedding)
             skips.append(h)
         for block in self.middle:
-            h = block(h, embedding)  # (N, 4c, H/8, W/8)
+            h = run(block, h, embedding)  # (N, 4c, H/8, W/8)
         for block in self.up:
             if not isinstance(block.resample, nn.Upsample):
                 h = torch.cat([h, skips.pop()], dim=1)
-            h = block(h, embedding)
+            h = run(block, h, embedding)
         return F.pixel_shuffle(self.head(h), self.unshuffle)[..., :height, :width]
 
 
@@ -164,6 +167,8 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         norm: "none", or "pixel": over the channels of each pixel at the start of every block's branch, which leaves the
             network as local as it is without.
     """
+
+    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(
@@ -198,6 +203,8 @@ class Denoiser(ModelMixin, ConfigMixin):
         prediction_type: what the last layer puts out: "v_prediction", "epsilon" (the paper) or "sample".
         embedding_channels: width of the noise-level embedding.
     """
+
+    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "data", "evaluation", "training")
 ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}, "training": {"training", "models"}}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion", "tiling", "weights"},
+    {"settings", "schedules", "diffusion", "tiling", "weights", "recompute"},
     {"unet", "u2net", "untrained", "spandrel_predictor"},
     {"sampling", "objective"},
     {"pipeline"},

@@ -1,5 +1,6 @@
 """Several processes train as one would with the batches put together: real processes, gloo, real signals."""
 
+import csv
 import os
 import signal
 import socket
@@ -56,12 +57,13 @@ def ranks(*arguments, **environment):
 
 
 def distance(one, other):
-    """The largest difference of two runs' averaged weights, raw weights and averages; their logs' steps agree."""
+    """The largest difference of two runs' averaged weights, raw weights and averages; both logs have each step once."""
     parts = [(weights(one), weights(other))]
     a, b = (read_checkpoint(Path(root) / "checkpoints" / "last.ckpt") for root in (one, other))
     parts += [(a[key], b[key]) for key in ("state_dict", "current_model_state")]
-    steps = [[line.split(",")[0] for line in rows(root).splitlines()] for root in (one, other)]
-    assert len(steps[0]) == len(steps[1])
+    for root in (one, other):
+        logged = [row["step"] for row in csv.DictReader(rows(root).splitlines()) if row["train/loss"]]
+        assert logged == list("012345")
     return max((x[name] - y[name]).abs().max().item() for x, y in parts for name in x)
 
 
@@ -77,3 +79,18 @@ def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_fa
     assert distance("one", "two") < 1e-5
     averages = [torch.load(f"averages_{rank}.pt") for rank in "01"]
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
+
+
+def test_accumulated_batches_are_one_large_batch_through_a_stop(capfd):
+    # The residual's scale, where it is measured, counts every batch by itself.
+    flags = [*EXACT, "--model.residual_scale", "0.1", "--scale.activation_checkpointing", "true"]
+    assert run("one", *flags, "--data.batch_size", "4", "--scale.lr_batch", "16") == 0
+    assert "1 processes x 4 crops x 1 accumulated batches = 4 crops; learning rate 0.0005" in capfd.readouterr().err
+    flags += ["--trainer.accumulate_grad_batches", "2", "--scale.lr_batch", "16"]
+    stop = ["--trainer.callbacks+", "tests.training.test_ranks.Fate"]
+    # Told to stop in the first of a step's two batches, it stops after the second.
+    assert run("two", *flags, *stop, RANK_MEETS="0 SIGTERM 2") == 128 + signal.SIGTERM
+    assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 3
+    assert run("two", *flags) == 0
+    assert "1 processes x 2 crops x 2 accumulated batches = 4 crops" in capfd.readouterr().err
+    assert distance("one", "two") < 1e-5
