@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -35,6 +35,7 @@ from models.weights import CheckpointError
 from training.guards import Guard, replay
 from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
 from training.scale import Scale
+from training.speed import Averages, Speed
 
 
 class Scores(Callback):
@@ -118,11 +119,10 @@ class DeblurCLI(LightningCLI):
     """LightningCLI with the averaging, scoring and checkpoints that every run has."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(EMAWeightAveraging, "ema")
+        parser.add_lightning_class_args(Averages, "ema")
         parser.add_lightning_class_args(Scores, "scores")
         parser.add_lightning_class_args(Guard, "guard")
         parser.add_lightning_class_args(Scale, "scale")
-        parser.set_defaults({"ema.decay": 0.999})
         parser.add_argument(
             "--auto_resume",
             type=bool,
@@ -194,9 +194,13 @@ class DeblurCLI(LightningCLI):
             )
         root = Path(settings["default_root_dir"])
         keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
+        speed = Speed()
+        if settings["profiler"] is None:
+            kwargs["profiler"] = speed.clock
         callbacks = [
             Export(),
             LearningRateMonitor("step"),
+            speed,
             ModelCheckpoint(**keep, filename="best-psnr", monitor="val/psnr", mode="max"),
         ]
         if scores.lpips.reason is None:

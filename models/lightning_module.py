@@ -39,6 +39,8 @@ class Predict(L.LightningModule):
         weight_decay: of AdamW.
         betas: of AdamW.
         warmup_steps: steps of linear warm-up; a cosine to zero at trainer.max_steps follows.
+        compiled: compile the networks for the training steps (torch.compile), whose first then take minutes;
+            validation runs without.
     """
 
     def __init__(
@@ -50,11 +52,15 @@ class Predict(L.LightningModule):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         warmup_steps: int = 1000,
+        compiled: bool = False,
     ):
         super().__init__()
         self.predictor = predictor.to(memory_format=torch.channels_last)
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
+        self.compiled = compiled
+        if compiled:  # both in place, so that the names of the weights stay
+            predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
             checkpoints.copy_weights(init_from, predictor=predictor)
 
@@ -87,9 +93,12 @@ class Predict(L.LightningModule):
         """What validation and test score."""
         return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
 
+    # Pictures have many sizes, and each would be compiled anew.
+    @torch.compiler.set_stance("force_eager")
     def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
         return self.restore(batch)
 
+    @torch.compiler.set_stance("force_eager")
     def test_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
         return self.restore(batch)
 
@@ -109,7 +118,10 @@ class Predict(L.LightningModule):
 
     def configure_optimizers(self) -> dict:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay)
+        fused = self.device.type in ("cuda", "cpu") or None
+        optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+        # It could unscale fp16's gradients itself, but they are looked at and clipped before.
+        optimizer._step_supports_amp_scaling = False
         warmup, total = self.warmup_steps, self.trainer.max_steps
 
         def factor(step: int) -> float:
@@ -144,7 +156,7 @@ class PredictAndRefine(Predict):
             its square over about the last 1000 steps. 1 for the paper's unscaled residual.
         validation: how validation and test sample.
         init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
-        lr, weight_decay, betas, warmup_steps: as in `Predict`.
+        lr, weight_decay, betas, warmup_steps, compiled: as in `Predict`.
     """
 
     def __init__(
@@ -163,12 +175,15 @@ class PredictAndRefine(Predict):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         warmup_steps: int = 1000,
+        compiled: bool = False,
     ):
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: leave it away where that has no weight")
-        super().__init__(predictor, perceptual, None, lr, weight_decay, betas, warmup_steps)
+        super().__init__(predictor, perceptual, None, lr, weight_decay, betas, warmup_steps, compiled)
         self.objective = objective
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
+        if compiled:
+            denoiser.compile()
         self.predictor_weight, self.predictor_training = predictor_weight, predictor_training
         self.validation, self.residual_scale = validation, residual_scale
         self.schedule_betas = schedule.betas()
@@ -202,7 +217,7 @@ class PredictAndRefine(Predict):
         blurry, sharp = _to_network(batch)
         if self.predictor_training == "frozen":
             with torch.no_grad():
-                x_init, predictor_loss = self.predictor(blurry), 0.0
+                x_init, predictor_loss = self.predictor.estimates(blurry)[0], 0.0
         else:
             x_init, predictor_loss = self.predictor_loss(blurry, sharp)
             self.log("train/predictor_loss", predictor_loss)

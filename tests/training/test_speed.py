@@ -1,0 +1,108 @@
+"""What training says of its speed, and what makes it fast, on small real runs."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.lightning_module import Predict, PredictAndRefine
+from models.recompute import recompute
+from models.u2net import U2NetPredictor
+from models.unet import Denoiser, UNetPredictor
+from tests.models.test_lightning_module import fit as fit_module
+from tests.models.test_lightning_module import module
+from tests.test_train import fit, run_folder  # noqa: F401 (a fixture)
+from training.resume import read_checkpoint
+from training.speed import Averages, Clock, step_flops
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_run_says_how_fast_it_is():
+    fit("run", "--trainer.log_every_n_steps", "2", "--trainer.enable_progress_bar", "true")
+    rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
+    rows = [row for row in rows if row["train/loss"]]
+    assert len(rows) == 3
+    for row in rows:
+        assert float(row["speed/crops_per_s"]) > 0 and 0 <= float(row["speed/data_wait"]) <= 1
+        assert 0 < float(row["speed/mfu"]) < 1 and float(row["speed/peak_gib"]) > 0.1
+
+
+def test_the_clock_counts_batches_and_nothing_between():
+    time = iter([0, 3, 10, 100, 101, 105])  # asked, there, done; the same again after a validation
+    clock = Clock(lambda: next(time))
+    for _ in range(2):
+        clock.start("[_TrainingEpochLoop].train_dataloader_next")
+        clock.start("run_training_batch")
+        clock.stop("[_TrainingEpochLoop].train_dataloader_next")
+        clock.lap()
+    assert (clock.seconds, clock.waited) == (15, 4)
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class TestFlops:
+    def test_of_a_convolution_are_those_by_hand(self):
+        once = 2 * (2 * 3 * 8 * 10) * (3 * 3 * 3)  # an addition and a product for each output and weight of its kernel
+        model = Predict(Convolution())
+        assert step_flops(model, (2, 3, 8, 10)) == 2 * once  # forward, and the weights' gradient
+        model.predictor.requires_grad_(False)
+        assert step_flops(model, (2, 3, 8, 10)) == once
+
+    @pytest.mark.parametrize("predictor", [UNetPredictor(4, (1, 2), 1), U2NetPredictor("lite")], ids=["unet", "u2net"])
+    def test_are_those_of_a_step_that_is_done_and_touch_nothing(self, predictor):
+        model = PredictAndRefine(predictor, Denoiser(4, (1, 2), 1))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        state = torch.get_rng_state()
+        counted = step_flops(model, (2, 3, 32, 32))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert all(parameter.grad is None for parameter in model.parameters())
+        picture = torch.rand(2, 3, 32, 32)
+        with FlopCounterMode(display=False) as counter:
+            model.predictor(picture).sum().backward()
+            model.denoiser(picture, picture, torch.tensor([0.5, 0.5]), picture).sum().backward()
+        assert counted == counter.get_total_flops()
+        model.denoiser.enable_gradient_checkpointing(recompute)
+        assert step_flops(model, (2, 3, 32, 32)) == counted and model.denoiser.is_gradient_checkpointing
+
+
+def test_averages_are_lightning_s(tmp_path):
+    both = EMAWeightAveraging(decay=0.7), Averages(decay=0.7)
+    fit_module(module(predictor=U2NetPredictor("lite")), tmp_path, 3, both)
+    one, other = (averages._average_model.state_dict() for averages in both)
+    assert one.keys() == other.keys() and one["n_averaged"] == other["n_averaged"] == 3
+    assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one)
+
+
+def test_a_compiled_run_leaves_the_same_names_and_goes_on():
+    """Without the compiler even. It stands aside here, which leaves its wrappers, and they must not show."""
+    with torch.compiler.set_stance("force_eager"):
+        fit("run", "--model.compiled", "true", "--trainer.callbacks+", "tests.test_train.StopAfterThree")
+        compiled = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+        fit("run")
+    last = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    assert (compiled["global_step"], last["global_step"]) == (3, 6)
+    assert all(compiled[key].keys() == last[key].keys() for key in ("state_dict", "current_model_state"))
+
+
+@pytest.mark.slow
+def test_compiled_networks_train_as_they_are(tmp_path):
+    losses = {}
+    for compiled in (False, True):
+        model = module(compiled=compiled)
+        fit_module(model, tmp_path, 2, validate=True)
+        losses[compiled] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.allclose(losses[True], losses[False], atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0

@@ -1,0 +1,141 @@
+"""How fast training is, and what makes it faster: averages in one kernel, numbers without a wait for the device."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.profilers import Profiler
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.lightning_module import Predict
+from training.machine import matmul_rate, peak_memory
+
+SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices by which the machine's rate is measured
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+class Averages(EMAWeightAveraging):
+    """Exponential moving averages of weights and buffers, all of them updated by one kernel for each type.
+
+    Args:
+        decay: of the averages.
+        kwargs: of EMAWeightAveraging.
+    """
+
+    def __init__(self, decay: float = 0.999, **kwargs):
+        super().__init__(decay=decay, **kwargs)
+        self._kwargs = {"multi_avg_fn": get_ema_multi_avg_fn(decay)}
+
+    def setup(self, trainer: Trainer, pl_module: Predict, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":  # the host asks this counter in every step, and would wait for a device
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+
+class Clock(Profiler):
+    """Seconds that training spends on its batches, and of these the seconds that it waits for the data loader.
+
+    A batch lasts from the moment at which the trainer asks for it to `lap`; validation and checkpoints lie between.
+
+    Args:
+        now: tells the time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        super().__init__()
+        self.now, self.asked = now, None
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = self.waited = 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.asked = self.now()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.waited += self.now() - self.asked
+
+    def lap(self) -> None:
+        """A batch is done."""
+        self.seconds += self.now() - self.asked
+
+
+class Speed(Callback):
+    """Log how fast training is, over the steps since the last time, every trainer.log_every_n_steps steps.
+
+    speed/crops_per_s of all processes together; speed/data_wait, the share of the time in which this process waited for
+    the data loader (reading, not the blur on the device); speed/mfu, the share of the machine's measured rate of matrix
+    products that the networks reach by their own arithmetic, forward and backward; speed/peak_gib, memory. The first
+    step, which warms up, is left out. The trainer's profiler must be `clock`, else nothing is logged.
+    """
+
+    def __init__(self):
+        self.clock = Clock()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
+        self.warm, self.crops, self.flops = False, 0, None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Predict, outputs, batch: dict, batch_idx: int) -> None:
+        if trainer.profiler is not self.clock:
+            return
+        if not self.warm:
+            self.warm = True
+            self.clock.reset()
+            return
+        self.clock.lap()
+        self.crops += len(batch["sharp"])
+        if not trainer._logger_connector.should_update_logs:
+            return
+        device, clock = str(pl_module.device), self.clock
+        if self.flops is None:
+            self.flops = step_flops(pl_module, batch["sharp"].shape) / len(batch["sharp"])
+        dtype = DTYPES.get(trainer.precision.partition("-")[0], torch.float32)
+        rate = matmul_rate(dtype, device, SIDES.get(pl_module.device.type, 1024))
+        values = {
+            "crops_per_s": self.crops * trainer.world_size / clock.seconds,
+            "data_wait": clock.waited / clock.seconds,
+            "mfu": self.flops * self.crops / clock.seconds / rate,
+            "peak_gib": peak_memory(device) / 2**30,
+        }
+        pl_module.log_dict({f"speed/{name}": value for name, value in values.items()}, prog_bar=True)
+        self.crops = 0
+        clock.reset()
+
+
+def step_flops(module: Predict, shape: Sequence[int]) -> int:
+    """Floating-point operations of the networks in one training step, forward and backward: 2 for each multiply-add.
+
+    Counted on the shapes alone; neither weights nor random numbers nor batch statistics are touched.
+
+    Args:
+        module: what is trained.
+        shape: (N, 3, H, W) of the crops.
+    """
+    picture = torch.empty(*shape, device="meta")
+    flops = _flops(module.predictor, [picture])
+    denoiser = getattr(module, "denoiser", None)
+    if denoiser is not None:
+        flops += _flops(denoiser, [picture, picture, torch.empty(shape[0], device="meta"), picture])
+    return flops
+
+
+def _flops(network: nn.Module, inputs: list[Tensor]) -> int:
+    state = dict(network.named_parameters()) | dict(network.named_buffers())
+    shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
+    recomputing = [module for module in network.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in recomputing:  # what is computed again is no progress
+        module.gradient_checkpointing = False
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():
+        output = functional_call(network, shapes, tuple(inputs))
+        if output.requires_grad:
+            output.sum().backward()
+    for module in recomputing:
+        module.gradient_checkpointing = True
+    return counter.get_total_flops()
