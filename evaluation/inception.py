@@ -5,15 +5,14 @@ order; the distance comes last. On the few hundred pictures of a test set whole 
 taken: patches of 256 x 240 pixels without overlap, 15 of a frame of 1280 x 720 (Whang et al. 2022).
 """
 
-import hashlib
 import importlib.metadata
 import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
+from evaluation.backbones import read_backbone, sha256
 from evaluation.fidelity import MetricError, full_precision, require_finite, whole_numbers
 
 PATCH_HEIGHT, PATCH_WIDTH = 240, 256
@@ -62,7 +61,7 @@ class InceptionPatches:
                 )
                 return
         else:
-            state = _read_state(Path(backbone))
+            state = read_backbone(backbone, "Inception", "torch-fidelity's .pth")
         with tempfile.TemporaryDirectory() as folder:
             # torch-fidelity unpickles the file that it is given, so it gets one that was written here.
             torch.save(state, Path(folder) / "weights.pth")
@@ -79,7 +78,7 @@ class InceptionPatches:
         self.recipe = (
             f"RGB, clipped to [0, 1], rounded to 8 bits, patches of {PATCH_WIDTH} x {PATCH_HEIGHT} without overlap "
             "from the top left, the rest of a frame left out; Inception v3 of 2015-12-05, 2048 pooled features, "
-            f"resized as in TensorFlow 1, weights sha256 {hashlib.sha256(save(weights)).hexdigest()}; "
+            f"resized as in TensorFlow 1, weights sha256 {sha256(weights)}; "
             f"torch-fidelity {importlib.metadata.version('torch-fidelity')}"
         )
 
@@ -109,17 +108,6 @@ class InceptionPatches:
         with full_precision():
             parts = [network(part)[0].float() for part in patches.flatten(0, 1).split(_BATCH)]
         return torch.cat(parts).unflatten(0, patches.shape[:2])
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except OSError as error:
-        raise MetricError(f"Inception backbone {path} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # torch.load raises any kind on what is no weights file
-        raise MetricError(f"Inception backbone {path} is not a weights file: give torch-fidelity's .pth.") from error
 
 
 def cut_patches(pictures: Tensor) -> Tensor:

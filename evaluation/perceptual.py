@@ -3,7 +3,6 @@
 The backbone's weights come from torchvision's cache or download, or from a file; without them the metric is missing.
 """
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import warnings
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from evaluation.backbones import read_backbone, sha256
 from evaluation.fidelity import PICTURE, MetricError, check_pair, full_precision, require_side
 
 
@@ -73,7 +72,7 @@ class Lpips:
         self.network = network.requires_grad_(False).eval()
         self.recipe = (
             f"LPIPS: {PICTURE}, then scaled to [-1, 1]; {self._backbone.name}, version 0.1, backbone sha256 "
-            f"{_sha256(features)}; lpips {importlib.metadata.version('lpips')}"
+            f"{sha256(features)}; lpips {importlib.metadata.version('lpips')}"
         )
 
     @torch.no_grad()
@@ -172,8 +171,8 @@ class Dists:
         total = alpha.sum() + beta.sum()
         self.alpha, self.beta = (weight.div(total).split(self._CHANNELS) for weight in (alpha, beta))
         self.recipe = (
-            f"DISTS: {PICTURE}, not resized, then scaled to [0, 1]; VGG16, backbone sha256 {_sha256(found)}; weights "
-            f"alpha and beta sha256 {_sha256({'alpha': alpha, 'beta': beta})} of torchmetrics "
+            f"DISTS: {PICTURE}, not resized, then scaled to [0, 1]; VGG16, backbone sha256 {sha256(found)}; weights "
+            f"alpha and beta sha256 {sha256({'alpha': alpha, 'beta': beta})} of torchmetrics "
             f"{importlib.metadata.version('torchmetrics')}"
         )
 
@@ -222,7 +221,7 @@ class _Missing(Exception):
 def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[str, Tensor]:
     """The tensors of a file, or of torchvision's cache or download."""
     if path is not None:
-        return _read_state(Path(path), backbone, metric)
+        return read_backbone(path, metric, f"torchvision's {backbone.name} .pth or safetensors of its features")
 
     from torchvision.models import get_model_weights
 
@@ -234,20 +233,6 @@ def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[st
         raise _Missing(
             f"{metric} is missing: {backbone.name}'s weights could not be loaded ({said or type(error).__name__}); "
             f"give them with {backbone.flag} FILE."
-        ) from error
-
-
-def _read_state(path: Path, backbone: _Backbone, metric: str) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except OSError as error:
-        raise MetricError(f"{metric} backbone {path} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # torch.load raises any kind on what is no weights file
-        raise MetricError(
-            f"{metric} backbone {path} is not a weights file: give torchvision's {backbone.name} .pth "
-            "or safetensors of its features."
         ) from error
 
 
@@ -268,7 +253,3 @@ def _match(
             continue
         raise MetricError(f"{backbone.name} backbone {source or 'of torchvision'} {difference}.")
     return {key: found[key].float().contiguous() for key in expected}
-
-
-def _sha256(tensors: dict[str, Tensor]) -> str:
-    return hashlib.sha256(save(tensors)).hexdigest()
