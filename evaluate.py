@@ -69,7 +69,8 @@ def main(
         split: which split of the dataset.
         variant: which blurry pictures of the dataset, such as blur_gamma; blur is the first of every layout.
         seed: the same seed gives the same noise for a picture of the same name, in every setting.
-        race: run all settings on a few pictures, and go on with those that may still be on the Pareto front.
+        race: run all settings on a few pictures, and go on with those that may still be on the Pareto front
+            (docs/evaluation.md).
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
         batch_size: pictures that the denoiser sees at a time; default: what suits the device and the pictures' size.
@@ -135,6 +136,8 @@ def _evaluate(
 
     if grid is None and (checkpoint or not outputs):
         raise ValueError("give --grid (with --checkpoint or for pretrained/lite), or --outputs, or both")
+    if race and grid is None:
+        raise ValueError("--race needs a --grid")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch_size must be 1 or more, got {batch_size}")
     settings = read_grid(grid, SamplingSettings) if grid else []

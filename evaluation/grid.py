@@ -241,7 +241,7 @@ def run_grid(
     """
     labels = dict(zip(map(key, settings), label_settings(settings), strict=True))
     labels |= {row: row for row in (BLURRY, PREDICTOR)}
-    alive, dropped, steps, before = list(settings), {}, 0, 0
+    alive, dropped, unseen, steps, before = list(settings), {}, set(), 0, 0
     order = np.random.default_rng(0).permutation(len(pictures)) if racing else range(len(pictures))
     ends = race.stages(len(pictures)) if racing else [len(pictures)]
     for number, end in enumerate(ends, start=1):
@@ -252,16 +252,22 @@ def run_grid(
         steps += len(stage) * (restorer.cost(alive)[1] if restorer else 0)
         scores, before = journal.scores(), end
         if end < len(pictures):
-            names = [pictures[at].name for at in order[:end]]
-            for loser, winner in _losers([BLURRY, PREDICTOR, *map(key, alive)], names, scores, metrics).items():
-                dropped[labels[loser]] = f"after {end} of {len(pictures)} images: beaten by {labels[winner]}"
+            names = [pictures[at].name for at in order]
+            losers = _losers([BLURRY, PREDICTOR, *map(key, alive)], names[:end], len(names), scores, metrics)
+            for loser, winner in losers.items():
+                dropped[labels[loser]] = f"after {end} of {len(names)} images: beaten by {labels[winner]}"
+                unseen |= {(loser, name) for name in names[end:]}  # a journal of a full grid has them
             alive = [setting for setting in alive if labels[key(setting)] not in dropped]
     in_full = len(pictures) * (restorer.cost(settings)[1] if restorer else 0)
-    return Outcome(scores, dropped, steps, in_full)
+    return Outcome({at: score for at, score in scores.items() if at not in unseen}, dropped, steps, in_full)
 
 
-def _losers(rows: Sequence[str], names: Sequence[str], scores: Mapping, metrics: Mapping[str, Metric]) -> dict:
-    """Setting -> row that certainly beats it. The first two rows are no settings, and stay."""
+def _losers(rows: Sequence[str], names: Sequence[str], images: int, scores: Mapping, metrics: Mapping) -> dict:
+    """Setting -> row that certainly beats it. The first two rows are no settings, and stay.
+
+    The settings that are the best so far on an axis stay too, so that where the prediction beats all of them there are
+    settings left to choose presets from.
+    """
     axes = []
     for metric in ("psnr", "lpips" if "lpips" in metrics else "ssim"):
         table = [[scores[row, name].metrics[metric] for row in rows] for name in names]
@@ -269,8 +275,10 @@ def _losers(rows: Sequence[str], names: Sequence[str], scores: Mapping, metrics:
     scored = np.isfinite(np.stack(axes)).all(axis=(0, 2))
     if scored.sum() < race.FEWEST:
         return {}
-    winners = race.beaten_by([axis[scored] for axis in axes])
-    return {row: rows[winner] for row, winner in list(zip(rows, winners, strict=True))[2:] if winner is not None}
+    axes = [axis[scored] for axis in axes]
+    stay = {0, 1, *(2 + int(axis[:, 2:].mean(axis=0).argmax()) for axis in axes)}
+    winners = race.beaten_by(axes, images)
+    return {rows[at]: rows[winner] for at, winner in enumerate(winners) if winner is not None and at not in stay}
 
 
 def _run_stage(pictures, settings, restorer, metrics, journal, outputs, share, text) -> None:

@@ -2,16 +2,15 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evaluation import race
 from evaluation.grid import (
     GridError,
     Outcome,
@@ -336,7 +335,7 @@ def test_any_number_of_processes_gives_the_same(tmp_path, processes):
     assert max(shares) <= -(-5 // processes) + 1
 
 
-# The race
+# The race: its statistics are in test_race.py
 
 
 def test_a_race_drops_what_is_beaten_and_keeps_the_front(tmp_path):
@@ -376,21 +375,28 @@ def test_a_race_drops_what_is_beaten_and_keeps_the_front(tmp_path):
             assert row not in pareto_front(rows)
     again = toy().rows(tmp_path / "race", settings, metrics, racing=True)
     assert again == rows
+    finished = toy().rows(tmp_path / "full", settings, metrics, racing=True)
+    assert [dataclasses.replace(row, seconds=0) for row in finished] == [
+        dataclasses.replace(row, seconds=0) for row in rows
+    ], "a dropped setting has the pictures that it ran on, though the journal knows more"
 
 
-def test_a_race_looks_after_a_twelfth_and_then_at_doubles():
-    assert race.stages(48) == [4, 8, 16, 32, 48]
-    assert race.stages(6) == [3, 6]
-    assert race.stages(2) == [2]
-
-
-def test_only_certain_losers_are_beaten():
-    random = np.random.default_rng(0)
-    hard = random.normal(size=(6, 1)) * 10
-    columns = hard + np.array([0.0, 1.0, 0.95, 1.0]) + random.normal(size=(6, 4)) * 0.05
-    columns[:, 3] = hard[:, 0] + 0.1 + random.normal(size=6) * 5
-    assert race.beaten_by([columns, columns]) == [1, None, None, None], "what is hard for all drops out"
-    assert race.beaten_by([columns, -columns]) == [None] * 4
+def test_a_race_that_the_prediction_wins_leaves_settings_for_presets(tmp_path):
+    settings = [SamplingSettings(steps=steps) for steps in range(1, 9)]
+    metrics = METRICS | {"lpips": dataclasses.replace(METRICS["ssim"], higher_is_better=False)}
+    toy = Toy([(16, 12)] * 40)
+    journal = Journal(tmp_path / "race", {"recipe": {name: m.recipe for name, m in metrics.items()}})
+    loss = {"predictor": 0, "blurry": 5, "sharp": 9} | {key(setting): setting.steps for setting in settings}
+    for number, row in itertools.product(range(40), loss):
+        worse = loss[row] * (1 + 0.1 * (number % 4))
+        values = {"psnr": 30 - number % 7 - worse, "ssim": 0.5, "lpips": 0.1 + 0.01 * worse}
+        journal.add(Score(row, f"picture{number}", 0.0, values, {}), {})
+    outcome = toy.run(tmp_path / "race", settings, metrics, racing=True)
+    rows = summarise(outcome, [p.name for p in toy.pictures], settings, metrics, None)
+    assert [row.label for row in pareto_front(rows)] == ["predictor"]
+    assert sorted(outcome.dropped) == [f"ddim {steps}" for steps in range(2, 9)]
+    assert {chosen.label for chosen in choose_presets(rows).values()} == {"ddim 1"}
+    assert outcome.steps < outcome.steps_in_full / 3
 
 
 # The front
