@@ -35,3 +35,16 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write_json(file, {"first": 1, "second": object()})
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.slow
+def test_training_measures_and_merges(tmp_path):
+    output = tmp_path / "training.json"
+    output.write_text(json.dumps({"cases": {"demo/plain": {"crops_per_s": 0.001}}}))
+    command = [sys.executable, "-m", "benchmarks.training", "--quick", "true", "--steps", "1", "--output", output]
+    subprocess.run([*command, "--cases", "demo/nchw"], cwd=ROOT, check=True, capture_output=True)
+    found = json.loads(output.read_text())
+    new = found["cases"]["demo/nchw"]
+    assert set(found["cases"]) == {"demo/plain", "demo/nchw"} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
+    assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]
+    assert len(new["costliest"]) == 3
