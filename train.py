@@ -36,32 +36,27 @@ from training.guards import Guard, replay
 from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
 from training.scale import Scale
 from training.speed import Averages, Speed
+from training.tracking import Track, log_pipeline
 
 
 class Scores(Callback):
-    """Score validation and test pictures: PSNR of prediction and restoration, LPIPS of the restoration; log panels.
+    """Score validation and test pictures: PSNR of prediction and restoration, LPIPS of the restoration.
 
     Args:
         lpips_backbone: file with AlexNet's feature layers; None to let torchvision find or download them. Without them
             LPIPS is left out, and says so.
-        panels: pictures of the validation set to log as panels to Weights & Biases.
+        panels: pictures of the validation set to show in Weights & Biases or TensorBoard.
+        samples: samples of each that are drawn for it.
     """
 
-    def __init__(self, lpips_backbone: str | None = None, panels: int = 4):
+    def __init__(self, lpips_backbone: str | None = None, panels: int = 4, samples: int = 3):
         self.lpips = Lpips(lpips_backbone)
-        self.panels = panels
+        self.panels, self.samples = panels, samples
         if self.lpips.reason is not None:
             rank_zero_info(f"val/lpips is left out: {self.lpips.reason}")
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         self._score(pl_module, "val", outputs, batch)
-        if batch_idx < self.panels and not trainer.sanity_checking:
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    columns = [batch["blurry"][0], outputs.predictions[0], outputs.images[0], batch["sharp"][0]]
-                    panel = torch.cat([column.float().cpu() for column in columns], dim=2).permute(1, 2, 0).numpy()
-                    caption = f"{batch['name'][0]}: blurry | prediction | sample | sharp"
-                    logger.log_image(f"val/panel_{batch_idx}", [panel], caption=[caption])
 
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         self._score(pl_module, "test", outputs, batch)
@@ -85,12 +80,16 @@ class Scores(Callback):
 
 
 class Export(Callback):
-    """After fit, write the averaged weights as a pipeline folder."""
+    """After fit, write the averaged weights as a pipeline folder, an artifact in Weights & Biases."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # By now the averaging callback has copied its averages into the module.
         if trainer.is_global_zero and not trainer.fast_dev_run:
             _export(pl_module.pipeline(), Path(trainer.default_root_dir))
+            scores = {name: value.item() for name, value in trainer.callback_metrics.items() if name[:4] == "val/"}
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    log_pipeline(logger, Path(trainer.default_root_dir) / "checkpoint", scores)
 
 
 def _export(pipeline: DeblurPipeline, root: Path) -> None:
@@ -201,6 +200,7 @@ class DeblurCLI(LightningCLI):
             Export(),
             LearningRateMonitor("step"),
             speed,
+            Track(scores.lpips, scores.panels, scores.samples),
             ModelCheckpoint(**keep, filename="best-psnr", monitor="val/psnr", mode="max"),
         ]
         if scores.lpips.reason is None:
@@ -277,7 +277,7 @@ def main(args: list[str] | None = None) -> int:
         if args[:1] == ["replay"]:
             return _replay(args[1:])
         cli(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.
         while isinstance(error.__cause__ or error.__context__, ValueError | OSError):
             error = error.__cause__ or error.__context__

@@ -213,7 +213,8 @@ class PredictAndRefine(Predict):
             "scale": "measured" if self.residual_scale is None else self.residual_scale,
         }
 
-    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
+        """The loss, and for callbacks each crop's loss of the denoiser and its noise level, both (N,)."""
         blurry, sharp = _to_network(batch)
         if self.predictor_training == "frozen":
             with torch.no_grad():
@@ -236,7 +237,7 @@ class PredictAndRefine(Predict):
         self.log("train/denoiser_loss", denoiser_loss)
         self.log("train/residual_scale", self.scale())
         self.log("train/loss", loss, prog_bar=True)
-        return loss
+        return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "data", "evaluation", "training")
-ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}, "training": {"training", "models"}}
+ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}}
+ALLOWED["training"] = {"training", "models", "evaluation"}
 MODELS_ORDER = [
     {"settings", "schedules", "diffusion", "tiling", "weights", "recompute"},
     {"unet", "u2net", "untrained", "spandrel_predictor"},

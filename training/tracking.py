@@ -1,0 +1,183 @@
+"""What a run shows of itself in Weights & Biases or TensorBoard, beside its curves; nothing here needs a network."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from evaluation.fidelity import MetricError, psnr, ssim
+from evaluation.perceptual import Lpips
+from evaluation.plots import panel
+from models.pipeline import DeblurOutput
+
+EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
+BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
+
+
+class Track(Callback):
+    """Log norms of gradients, the loss by noise level, panels, a small perception-distortion curve and the recipe.
+
+    Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
+    denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the last time, of the crops whose log-SNR is below -8,
+    to -4, to 0, to 4, and above. At each validation, where there is such a logger: val/panel_N and val/curve.
+
+    Args:
+        lpips: for the curve; where it has no weights, SSIM takes its place.
+        panels: pictures of the validation set to show.
+        samples: samples of each.
+    """
+
+    def __init__(self, lpips: Lpips, panels: int, samples: int):
+        self.lpips, self.panels, self.samples = lpips, panels, samples
+        self.sums = torch.zeros(2, len(EDGES) + 1)  # of losses, and of crops
+        self.points: dict[str, list[tuple[float, float]]] = {}
+
+    def state_dict(self) -> dict:
+        return {"sums": self.sums.tolist()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.sums = torch.tensor(state_dict["sums"])
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.sums = self.sums.to(pl_module.device)
+        text = recipe(trainer, pl_module)
+        for logger in _picture_loggers(trainer):
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
+            elif not logger.experiment.notes:  # notes that somebody gave stay
+                logger.experiment.notes = text
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
+        if (trainer.global_step + 1) % trainer.log_every_n_steps:
+            return
+        for name, part in pl_module.named_children():
+            gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
+            if gradients:  # none where the part is frozen, or the guard left the step out
+                _log(trainer, {f"grad_norm/{name}": nn.utils.get_total_norm(gradients).item()})
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
+        if "losses" not in outputs:
+            return
+        bins = torch.bucketize(outputs["alpha_bar"].logit(), torch.tensor(EDGES, device=self.sums.device))
+        losses = outputs["losses"].float()
+        finite = losses.isfinite()
+        self.sums.index_add_(1, bins, torch.stack([losses.where(finite, 0), finite.float()]))
+        if trainer.fit_loop._should_accumulate() or trainer.global_step % trainer.log_every_n_steps:
+            return
+        sums = trainer.strategy.reduce(self.sums, reduce_op="sum").T.tolist()
+        _log(trainer, {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops})
+        self.sums = torch.zeros_like(self.sums)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.points = {}
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.sanity_checking or batch_idx >= self.panels or not _picture_loggers(trainer):
+            return
+        blurry, sharp, name = batch["blurry"].float(), batch["sharp"].float(), batch["name"][0]
+        columns = {"blurry": blurry, "prediction": outputs.predictions}
+        if getattr(pl_module, "denoiser", None) is not None:
+            drawn = self._draw(pl_module, batch)
+            columns |= {f"sample {k}": sample[None] for k, sample in enumerate(drawn.images, start=1)}
+            columns |= {"mean": drawn.images.mean(0, keepdim=True)}
+            columns |= {} if drawn.std is None else {"std": drawn.std}
+            self._add_points(columns, sharp)
+        columns["sharp"] = sharp
+        path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure = panel({label: pictures[0] for label, pictures in columns.items()}, path, [name])
+        _show(trainer, f"val/panel_{batch_idx}", figure, path, name)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.points:
+            return
+        path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_curve.png"
+        up = "SSIM" if self.lpips.reason is not None else "LPIPS"
+        _show(trainer, "val/curve", _draw_curve(self.points, up, path), path, "the pictures of the panels")
+
+    def _draw(self, pl_module: LightningModule, batch: dict) -> DeblurOutput:
+        settings = replace(pl_module.validation, num_samples=self.samples, average=False)
+        return pl_module.pipeline()(batch["blurry"][:1], settings, names=batch["name"][:1], output_type="pt")
+
+    def _add_points(self, columns: dict[str, Tensor], sharp: Tensor) -> None:
+        prediction, sample = columns["prediction"], columns["sample 1"]
+        pictures = {"blurry": columns["blurry"], "prediction": prediction}
+        pictures |= {f"blend {share}": prediction.lerp(sample, share) for share in BLENDS}
+        pictures |= {"sample": sample, "mean of samples": columns["mean"]}
+        perceptual = ssim if self.lpips.reason is not None else self.lpips
+        for label, picture in pictures.items():
+            try:
+                point = psnr(picture, sharp).mean().item(), perceptual(picture, sharp).mean().item()
+            except MetricError:  # not finite, or too small
+                continue
+            self.points.setdefault(label, []).append(point)
+
+
+def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
+    """What a run is made of, in lines for people: data, networks, objective, steps."""
+    data, blur = trainer.datamodule, trainer.datamodule.blur
+    lines = [f"train: {data.roots['train']}", f"val: {data.roots['val']}"]
+    lines.append(f"blur: {'as in the data' if blur is None else f'synthetic, {type(blur).__name__}'}")
+    lines.append(f"crops: {data.patch_size} pixels, {data.batch_size} a batch, data.seed {data.seed}")
+    for name, network in pl_module.named_children():
+        count = sum(parameter.numel() for parameter in network.parameters())
+        lines.append(f"{name}: {type(network).__name__}, {count:,} parameters")
+    lines += [f"{name}: {value}" for name, value in pl_module.objective_values().items()]
+    lines.append(
+        f"{trainer.max_steps} steps of {trainer.world_size} x {trainer.accumulate_grad_batches} batches, lr"
+        f" {pl_module.lr:g}, {trainer.precision}"
+    )
+    return "\n".join(lines)
+
+
+def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) -> None:
+    """Log an exported pipeline as an artifact that carries its scores."""
+    import wandb
+
+    artifact = wandb.Artifact(f"pipeline-{logger.version}", "model", metadata=scores)
+    artifact.add_dir(str(folder))
+    logger.experiment.log_artifact(artifact)
+
+
+def _log(trainer: Trainer, values: dict[str, float]) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _picture_loggers(trainer: Trainer) -> list[Logger]:
+    """Of the first process; the others show nothing."""
+    if not trainer.is_global_zero:
+        return []
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger | TensorBoardLogger)]
+
+
+def _show(trainer: Trainer, key: str, figure: Figure, path: Path, caption: str) -> None:
+    for logger in _picture_loggers(trainer):
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
+        else:
+            logger.log_image(key, [str(path)], caption=[caption])
+
+
+def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Path) -> Figure:
+    """Mean PSNR to the right, perception upwards to the better, of each label's (PSNR, LPIPS or SSIM)."""
+    means = {label: torch.tensor(own).mean(0).tolist() for label, own in points.items()}
+    figure = Figure(figsize=(6, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    line = [place for label, place in means.items() if label not in ("blurry", "mean of samples")]
+    axes.plot(*zip(*line, strict=True), color="0.6", zorder=1)
+    for (label, place), marker in zip(means.items(), "X*osDP^", strict=False):
+        axes.scatter(*place, s=60, marker=marker, zorder=2, label=label)
+    axes.legend(fontsize=8)
+    axes.set_xlabel("PSNR (dB): higher is better →")
+    axes.set_ylabel("SSIM: higher is better ↑" if up == "SSIM" else "LPIPS: lower is better ↑")
+    axes.yaxis.set_inverted(up == "LPIPS")
+    axes.margins(0.1)
+    axes.grid(color="0.92", zorder=0)
+    axes.set_title(f"Validation pictures: {max(map(len, points.values()))}", fontsize=10)
+    figure.savefig(path)
+    return figure
