@@ -4,6 +4,7 @@
     python train.py fit --config configs/gopro.yaml --data.train /data/GoPro
     python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
     python train.py replay runs/demo/faults/step_N.safetensors --config configs/demo.yaml
+    python train.py plan [--measure] --config configs/gopro.yaml      # memory and time of a step, computed and measured
     python train.py fit --help
 
 Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, the one
@@ -33,8 +34,9 @@ from models.lightning_module import Predict
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 from training.guards import Guard, replay
+from training.plan import describe_plan, measure, plan
 from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
-from training.scale import Scale
+from training.scale import Scale, recompute_activations
 from training.speed import Averages, Speed
 from training.tracking import Track, log_pipeline
 
@@ -270,12 +272,33 @@ def _replay(args: list[str]) -> int:
     return 0
 
 
+def _plan(args: list[str]) -> int:
+    measures = args[:1] == ["--measure"]
+    run = cli(args[measures:], run=False)
+    model, data, trainer = run.model, run.datamodule, run.trainer
+    if run.config.scale.activation_checkpointing:
+        recompute_activations(model)
+    device = _device(run.config.trainer.accelerator)
+    own = plan(model, data.batch_size, data.patch_size, trainer.precision, trainer.world_size)
+    print("\n".join(describe_plan(own, trainer.precision, trainer.world_size, trainer.accumulate_grad_batches, device)))
+    if measures:
+        seconds, taken = measure(model, data.batch_size, data.patch_size, trainer.precision, device)
+        expected = own.kept + 12 * own.trained
+        print(
+            f"measured: {seconds:.3g} s a batch, {own.crops / seconds:.3g} crops a second;"
+            f" {taken / 2**30:.2f} GiB beyond the weights, where {expected / 2**30:.2f} were expected"
+        )
+    return 0
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
     args = sys.argv[1:] if args is None else args
     try:
         if args[:1] == ["replay"]:
             return _replay(args[1:])
+        if args[:1] == ["plan"]:
+            return _plan(args[1:])
         cli(args)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.

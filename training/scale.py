@@ -45,9 +45,7 @@ class Scale(Callback):
         )
         self.crops = crops
         if self.activation_checkpointing:
-            for network in (pl_module.predictor, getattr(pl_module, "denoiser", None)):
-                if network is not None:
-                    network.enable_gradient_checkpointing(recompute)
+            recompute_activations(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seeds = (
@@ -69,3 +67,10 @@ class Scale(Callback):
                 f"the checkpoint's steps had {state_dict['crops']} crops, these have {self.crops}: the run goes on, but"
                 " does not end where it would have without the stop"
             )
+
+
+def recompute_activations(module: LightningModule) -> None:
+    """Switch activation checkpointing on in a training module's networks."""
+    for network in (module.predictor, getattr(module, "denoiser", None)):
+        if network is not None:
+            network.enable_gradient_checkpointing(recompute)
