@@ -202,6 +202,9 @@ class DeblurPipeline(DiffusionPipeline):
 
         On a GPU the denoiser's steps become CUDA graphs. The predictor runs once a picture, so it is left without.
         """
+        for network in (self.predictor, self.denoiser):
+            if hasattr(network, "unet"):
+                network.unet.banded = False
         self.predictor.compile(dynamic=False)
         if self.denoiser is not None:
             graphs = "reduce-overhead" if self.device.type == "cuda" else None
@@ -222,7 +225,8 @@ class DeblurPipeline(DiffusionPipeline):
         K, s = settings.num_samples, self.config.residual_scale
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if settings.blend > 0:
-            tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory)
+            fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
+            tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory, fields)
         samples, moments = [], _Moments()
         for k in range(K):
             x = x_init

@@ -7,17 +7,21 @@ the network's stride, and tiles end where the picture ends (the network then tre
 
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CPU_BAND, GPU_BAND = 1 << 17, 1 << 20  # places of a picture that go through `in_bands` together
+REACH = 2  # what a function in bands may see, in steps of rows
 SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
 SMALLEST = SIDES[0]
 SHARE_OF_FREE_MEMORY = 0.5
-FIELDS_TO_COME = 3  # tensors of the pictures' own size that come after the tiles' size is chosen, while tiles are made
+COPIES = 3 / 2  # what convolutions copy inside is shown by no tensor
 
 
 class Tiling:
@@ -34,12 +38,17 @@ class Tiling:
             SIDES that does. Where memory runs out all the same, fewer pictures at a time are tried, then half the side.
         memory: bytes that the process may hold in all (on a GPU: there); None for no such limit. Half of the free
             memory is the limit in any case.
+        fields: tensors of the pictures' own size that come after the tiles' size is chosen, while tiles are made; the
+            result is one.
     """
 
-    def __init__(self, reach: int | None, stride: int, tile: int | None = None, memory: int | None = None):
+    def __init__(
+        self, reach: int | None, stride: int, tile: int | None = None, memory: int | None = None, fields: int = 1
+    ):
         if tile is not None and tile < SMALLEST:
             raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {tile}")
         self.reach, self.stride, self.tile, self.memory = reach, stride, tile, memory
+        self.fields = fields
         self.together = None  # pictures at a time; None for all
 
     def __call__(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
@@ -98,27 +107,62 @@ class Tiling:
         self.tile = max(height, width)
         if self.tile <= 2 * SMALLEST:
             return
-        side = min(2 * SMALLEST, height, width)
-        with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
-            function(*(picture[:1, :, :side, :side] for picture in pictures))
-        # Half as much again for the copies that convolutions make inside, which no tensor shows.
-        bytes_per_pixel = 3 / 2 * live.peak / side**2
-        budget = SHARE_OF_FREE_MEMORY * free_memory(pictures[0].device)
+        device = pictures[0].device
+        budget = SHARE_OF_FREE_MEMORY * free_memory(device)
         if self.memory is not None:
-            fields = FIELDS_TO_COME * pictures[0].nbytes
-            budget = min(budget, self.memory - used_memory(pictures[0].device) - fields)
+            budget = min(budget, self.memory - used_memory(device) - self.fields * pictures[0].nbytes)
 
-        def needed(tile: int) -> float:
-            reach = self._core(tile) + 2 * self._margin(tile)
-            return min(reach, height) * min(reach, width) * bytes_per_pixel
+        def needed(side: int) -> float:
+            cut = [picture[:1, :, :side, :side] for picture in pictures]
+            with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
+                function(*cut)
+            return COPIES * live.peak
 
-        if height * width * bytes_per_pixel > budget:
-            self.tile = next((tile for tile in reversed(SIDES) if needed(tile) <= budget), SMALLEST)
-        self.together = max(1, int(budget / needed(self.tile)))
+        def tile_needs(tile: int) -> float:
+            with FakeTensorMode(allow_non_fake_inputs=True):  # sizes without arithmetic
+                return needed(self._core(tile) + 2 * self._margin(tile))
+
+        side = min(2 * SMALLEST, height, width)
+        most = needed(side) / side**2 * height * width  # of the whole picture; less in bands
+        if most > budget:
+            sides = [side for side in SIDES if side < self.tile] + [self.tile]
+            self.tile = sides[max(0, bisect_right(sides, budget, key=tile_needs) - 1)]
+            most = tile_needs(self.tile)
+        self.together = max(1, int(budget / max(1, most)))
 
 
-def whole(function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
-    """The tiling of one tile."""
+def in_bands(function: Callable[..., Tensor], pictures: Sequence[Tensor], step: int = 1) -> Tensor:
+    """function(*pictures), in bands of rows where the pictures are large: the same values in little memory.
+
+    With gradients, which keep everything alive all the same, there are no bands.
+
+    Args:
+        function: sees at most `REACH` steps up and down, and gives as many rows for each step.
+        pictures: (N, C, H, W), whose heights are multiples of the least.
+        step: rows of the least high one that belong together.
+    """
+    least = min(picture.shape[-2] for picture in pictures)
+    places = max(picture.numel() // picture.shape[1] for picture in pictures)
+    steps = -(-least // step)
+    core = max(1, steps * (CPU_BAND if pictures[0].device.type == "cpu" else GPU_BAND) // places)
+    if core >= steps or torch.is_grad_enabled():
+        return function(*pictures)
+    rows = [step * (picture.shape[-2] // least) for picture in pictures]  # of a step
+    result = None
+    for top, start, stop, bottom in spans(steps, core, REACH):
+        part = function(*(p[..., top * n : bottom * n, :] for p, n in zip(pictures, rows, strict=True)))
+        n = part.shape[-2] // (bottom - top)
+        if result is None:
+            shape = *part.shape[:2], steps * n, part.shape[-1]
+            last = part.is_contiguous(memory_format=torch.channels_last)
+            layout = torch.channels_last if last else torch.contiguous_format
+            result = torch.empty(shape, dtype=part.dtype, device=part.device, memory_format=layout)
+        result[..., start * n : stop * n, :] = part[..., (start - top) * n : (stop - top) * n, :]
+    return result
+
+
+def whole(function: Callable[..., Tensor], pictures: Sequence[Tensor], step: int = 1) -> Tensor:
+    """In place of a tiling, or of `in_bands`: all at once."""
     return function(*pictures)
 
 
@@ -179,9 +223,12 @@ class _LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
+        given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # whose views are nothing new
         for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self._counted:
-                storage = tensor.untyped_storage()
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage not in self._counted and storage._cdata not in given:
                 self._counted.add(storage)
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self._gone, storage.nbytes())

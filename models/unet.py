@@ -6,6 +6,7 @@ self-attention, positional encoding and group normalisation removed. One network
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
+from models.tiling import in_bands, whole
 
 
 class PixelNorm(nn.LayerNorm):
@@ -69,9 +71,10 @@ class ResidualBlock(nn.Module):
 class UNet(nn.Module):
     """Channels c * multipliers[i] at resolution 1 / 2^i, `blocks` residual blocks a level down and one more a level up.
 
-    Input and output (N, channels, H, W), any H and W: padded inside to a multiple of `stride` by repeating the border,
-    and cropped back. The last layer starts at zero. With unshuffle k the first resolution is that of k x k pixels put
-    side by side as channels (Shi et al., CVPR 2016): k^2 times fewer places for the same width.
+    Input (one picture, or several whose channels are put together) and output (N, channels, H, W), any H and W: padded
+    inside to a multiple of `stride` by repeating the border, and cropped back. The last layer starts at zero. With
+    unshuffle k the first resolution is that of k x k pixels put side by side as channels (Shi et al., CVPR 2016): k^2
+    times fewer places for the same width.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class UNet(nn.Module):
 
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
+        self.banded = True  # False for compilation, which would make a program of every band
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
         self.stem = nn.Conv2d(in_channels, channels, 1)
@@ -135,23 +139,44 @@ class UNet(nn.Module):
         radius = (radius + 1) * self.unshuffle  # the head is a 3x3 convolution too
         return -(-radius // self.stride) * self.stride
 
-    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
-        height, width = x.shape[-2:]
-        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
-        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H, W)
-        skips = [h]
+    def forward(self, *pictures: Tensor, embedding: Tensor | None = None) -> Tensor:
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
-        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
+        apply = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
+        # Of a large picture only what one block hands to another is whole: the blocks themselves run in bands of rows.
+        run = in_bands if self.banded else whole
+
+        def call(block: nn.Module, x: Tensor) -> Tensor:
+            return apply(block, x, embedding)
+
+        def join(upsample: nn.Module | None, block: nn.Module, h: Tensor, skip: Tensor) -> Tensor:
+            h = h if upsample is None else call(upsample, h)
+            return call(block, torch.cat([h, skip], dim=1))
+
+        height, width = pictures[0].shape[-2:]
+        h = run(self._enter, pictures, self.stride)  # (N, c, H, W)
+        skips = [h]
         for block in self.down:
-            h = run(block, h, embedding)
+            h = run(partial(call, block), [h], 2 if isinstance(block.resample, nn.AvgPool2d) else 1)
             skips.append(h)
         for block in self.middle:
-            h = run(block, h, embedding)  # (N, 4c, H/8, W/8)
+            h = run(partial(call, block), [h])  # (N, 4c, H/8, W/8)
+        upsample = None
         for block in self.up:
-            if not isinstance(block.resample, nn.Upsample):
-                h = torch.cat([h, skips.pop()], dim=1)
-            h = run(block, h, embedding)
-        return F.pixel_shuffle(self.head(h), self.unshuffle)[..., :height, :width]
+            if isinstance(block.resample, nn.Upsample):
+                upsample = block  # in the bands of the next block: its whole result would be the largest of all
+                continue
+            h = run(partial(join, upsample, block), [h, skips.pop()])
+            upsample = None
+        return run(self._leave, [h])[..., :height, :width]
+
+    def _enter(self, *pictures: Tensor) -> Tensor:
+        height, width = pictures[0].shape[-2:]
+        x = torch.cat(pictures, dim=1).to(self.stem.weight.dtype)
+        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        return self.stem(F.pixel_unshuffle(x, self.unshuffle))
+
+    def _leave(self, h: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.head(h), self.unshuffle)
 
 
 class UNetPredictor(ModelMixin, ConfigMixin):
@@ -186,7 +211,7 @@ class UNetPredictor(ModelMixin, ConfigMixin):
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped."""
-        return blurry.float() + self.unet(blurry.to(self.unet.stem.weight.dtype)).float()
+        return blurry.float() + self.unet(blurry).float()
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
         """All outputs that training supervises, x_init first."""
@@ -241,10 +266,8 @@ class Denoiser(ModelMixin, ConfigMixin):
         Returns:
             What `prediction_type` names, (N, 3, H, W), float32.
         """
-        parts = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
-        dtype = self.unet.stem.weight.dtype
-        x = torch.cat(parts, dim=1).to(dtype)
-        return self.unet(x, self.embedding(alpha_bar).to(dtype)).float()
+        pictures = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
+        return self.unet(*pictures, embedding=self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)).float()
 
 
 class NoiseLevelEmbedding(nn.Module):

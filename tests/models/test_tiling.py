@@ -139,12 +139,13 @@ def test_tiles_that_are_too_small_are_refused():
 
 
 def test_live_bytes_are_counted_and_forgotten():
+    given = torch.zeros(1000)
     with _LiveBytes() as live:
         a = torch.zeros(1000)
         del a
         b = torch.zeros(500)
-        view = b[:10] + 1
-    assert live.peak == 4000 and live.now == 2000 + 40 and len(view) == 10
+        sum_of_view = b[:10] + given[:10]
+    assert live.peak == 4000 and live.now == 2000 + 40 and len(sum_of_view) == 10
 
 
 def test_tiles_come_from_free_memory(monkeypatch):
@@ -186,3 +187,22 @@ def test_the_identity_is_tiled_too():
     pipeline = tiny_pipeline(IdentityPredictor())
     x = torch.rand(1, 3, 150, 70)
     assert torch.equal(pipeline.predict(x, tile=64), pipeline.predict(x))
+
+
+@pytest.mark.parametrize("unshuffle", [1, 2])
+@pytest.mark.parametrize(("band", "size"), [(1, (70, 33)), (500, (123, 45)), (3000, (97, 130))])
+def test_bands_equal_whole(monkeypatch, unshuffle, band, size):
+    denoiser = stir(Denoiser(8, (1, 2, 3), 1, unshuffle=unshuffle)).double()
+    pictures = torch.randn(3, 2, 3, *size, dtype=torch.float64)
+    level, rows = torch.rand(2, dtype=torch.float64), []
+    block = denoiser.unet.down[0]
+    block.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].shape[-2]))
+
+    def run():
+        with torch.no_grad():
+            return denoiser.unet(*pictures[:2], embedding=denoiser.embedding(level).double())
+
+    whole = run()
+    monkeypatch.setattr("models.tiling.CPU_BAND", band)
+    assert (run() - whole).abs().max() < 1e-12 < whole.std()
+    assert len(rows) > 3 and max(rows[1:]) < rows[0]
