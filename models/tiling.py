@@ -5,6 +5,7 @@ values it has in the whole picture, as long as the halo covers what a value can 
 the network's stride, and tiles end where the picture ends (the network then treats the border as it always does).
 """
 
+import ctypes
 import os
 import weakref
 from bisect import bisect_right
@@ -86,6 +87,7 @@ class Tiling:
             for cols in columns:
                 (top, y0, y1, bottom), (left, x0, x1, right) = rows, cols
                 part = function(*(picture[..., top:bottom, left:right] for picture in pictures))
+                give_back()
                 if blends:
                     weight_y = ramps(rows, height, margin // 2).to(part)
                     weight_x = ramps(cols, width, margin // 2).to(part)
@@ -107,10 +109,13 @@ class Tiling:
         self.tile = max(height, width)
         if self.tile <= 2 * SMALLEST:
             return
-        device = pictures[0].device
-        budget = SHARE_OF_FREE_MEMORY * free_memory(device)
-        if self.memory is not None:
-            budget = min(budget, self.memory - used_memory(device) - self.fields * pictures[0].nbytes)
+
+        def budget() -> float:
+            device = pictures[0].device
+            free = SHARE_OF_FREE_MEMORY * free_memory(device)
+            if self.memory is None:
+                return free
+            return min(free, self.memory - used_memory(device) - self.fields * pictures[0].nbytes)
 
         def needed(side: int) -> float:
             cut = [picture[:1, :, :side, :side] for picture in pictures]
@@ -124,11 +129,12 @@ class Tiling:
 
         side = min(2 * SMALLEST, height, width)
         most = needed(side) / side**2 * height * width  # of the whole picture; less in bands
-        if most > budget:
+        if most > budget():
+            give_back()
             sides = [side for side in SIDES if side < self.tile] + [self.tile]
-            self.tile = sides[max(0, bisect_right(sides, budget, key=tile_needs) - 1)]
+            self.tile = sides[max(0, bisect_right(sides, budget(), key=tile_needs) - 1)]
             most = tile_needs(self.tile)
-        self.together = max(1, int(budget / max(1, most)))
+        self.together = max(1, int(budget() / max(1, most)))
 
 
 def in_bands(function: Callable[..., Tensor], pictures: Sequence[Tensor], step: int = 1) -> Tensor:
@@ -211,6 +217,12 @@ def used_memory(device: torch.device) -> int:
     if not statm.is_file():
         return 1024**3  # about what Python with torch takes, and a photo
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Freed memory to the system, which glibc keeps for what may come: of a large tile's, hundreds of megabytes."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _LiveBytes(TorchDispatchMode):
