@@ -139,7 +139,7 @@ def test_normalised_by_pixel_the_unet_still_sees_only_its_neighbourhood():
     changed = picture.clone()
     changed[..., far:] = 7.0
     with torch.no_grad():
-        assert torch.equal(network(picture)[..., :network.stride], network(changed)[..., :network.stride])
+        assert torch.equal(network(picture)[..., : network.stride], network(changed)[..., : network.stride])
         assert not torch.equal(network(picture)[..., far:], network(changed)[..., far:])
     layer = next(module for module in network.modules() if isinstance(module, PixelNorm))
     x = torch.randn(1, layer.normalized_shape[0], 5, 4) * 9 + 3
