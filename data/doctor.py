@@ -95,19 +95,18 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
     if workers < 2:
         yield from tqdm(map(examine, *zip(*work, strict=True)) if work else (), **bar)
         return
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread)
     try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-            try:
-                yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
-            except BrokenProcessPool:
-                # The pool would wait for ever for a process that was only just starting when another was killed.
-                for process in active_children():
-                    process.kill()
-                raise
+        yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
     except BrokenProcessPool:
+        # The pool would wait for ever for a process that was only just starting when another was killed.
+        for process in active_children():
+            process.kill()
         raise DatasetError(
             "A process that examined pictures was killed, perhaps for its memory: give fewer num_workers."
         ) from None
+    finally:
+        pool.shutdown()
 
 
 def _one_thread() -> None:
