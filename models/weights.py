@@ -39,13 +39,21 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def read_torch(path: Path) -> Any:
-    """What torch.save wrote: tensors and plain values. Whatever would run code to be read is refused."""
+def read_torch(path: Path, checksums: bool = False) -> Any:
+    """What torch.save wrote: tensors and plain values. Whatever would run code to be read is refused.
+
+    `checksums`: compare those of the archive, which reads all of it; tensors are otherwise read when they are used.
+    """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        if checksums:
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(damaged)
+        lazy = not checksums and zipfile.is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=lazy)
     except Exception as error:  # a damaged file, or a pickle that holds more than tensors and plain values
         raise CheckpointError(
-            f"checkpoint {path} is damaged, or holds more than weights and plain values, and was not loaded"
+            f"checkpoint {path} is damaged, or holds more than tensors and plain values, and was not loaded"
         ) from error
 
 

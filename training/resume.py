@@ -1,11 +1,9 @@
 """Runs that go on: checkpoints that are whole or not there, the newest readable one, a log with each step once."""
 
-import contextlib
 import csv
 import os
 import signal
 import sys
-import zipfile
 from pathlib import Path
 
 import torch
@@ -20,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from models.checkpoints import describe
 from models.lightning_module import Predict
-from models.weights import CheckpointError
+from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -33,14 +31,7 @@ def read_checkpoint(path: Path) -> dict:
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} does not exist")
-    with contextlib.suppress(Exception):  # no whole archive, or a pickle that would run code
-        with zipfile.ZipFile(path) as archive:
-            whole = archive.testzip() is None
-        if whole:
-            return torch.load(path, map_location="cpu", weights_only=True)
-    raise CheckpointError(
-        f"checkpoint {path} is damaged, or holds more than tensors and plain values, and was not loaded"
-    )
+    return read_torch(path, checksums=True)
 
 
 def newest(root: Path) -> tuple[Path | None, dict]:
