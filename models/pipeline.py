@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -66,6 +67,13 @@ class DeblurPipeline(DiffusionPipeline):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
         self.register_to_config(residual_scale=float(residual_scale), presets=presets or {})
+
+    def save_pretrained(self, folder: str | Path, **options) -> None:
+        """As diffusers does it; weights may be read by whom the umask lets, not by the owner alone (safetensors)."""
+        super().save_pretrained(folder, **options)
+        mode = (Path(folder) / self.config_name).stat().st_mode
+        for file in Path(folder).rglob("*.safetensors"):
+            file.chmod(mode)
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""

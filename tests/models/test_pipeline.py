@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -39,6 +41,17 @@ def test_a_saved_pipeline_gives_the_same_picture_to_the_bit(tmp_path, blurry):
     assert torch.equal(first, again(blurry, settings, seed=5, output_type="pt").images)
     assert again.config.residual_scale == 0.1 and again.denoiser.prediction_type == "v_prediction"
     assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
+
+
+def test_a_saved_pipeline_has_the_mode_of_other_files(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        tiny_pipeline().save_pretrained(tmp_path)
+    finally:
+        os.umask(umask)
+    files = [file for file in tmp_path.rglob("*.*") if file.is_file()]
+    assert {file.suffix for file in files} == {".json", ".safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
