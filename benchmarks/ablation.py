@@ -1,0 +1,244 @@
+"""Train arms that differ in one thing with equal arithmetic, and score them on held-out photographs.
+
+python -m benchmarks.ablation --photos PHOTOS --output runs/ablation --minutes 35
+
+An arm is the base config with a few values in other places (benchmarks/ablation.yaml). Its number of steps follows from
+what its networks cost, so that all arms train with the same number of floating-point operations. A run that is done is
+skipped, and one that was stopped goes on, so the same command goes on with the ablation; ablation.json, .csv and .png
+hold what is done so far. PHOTOS has sharp photographs and the lists train.txt and test.txt.
+"""
+
+import copy
+import csv
+import gc
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from jsonargparse import auto_cli
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from benchmarks.record import machine, write_json
+from evaluation.journal import whole_file
+from evaluation.statistics import Estimate, estimates
+
+TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
+
+
+def changed(base: dict, arm: dict) -> dict:
+    """The config of an arm: `base` with the values that `arm` names by their path, as "model.init_args.lr"."""
+    config = copy.deepcopy(base)
+    for path, value in arm.items():
+        *folders, name = path.split(".")
+        place = config
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = copy.deepcopy(value)
+    return config
+
+
+def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: int, lpips: list[str]) -> dict[str, Any]:
+    """Train one arm, or go on with it; how many steps and operations it took, and of how many parameters."""
+    import train
+    from training.speed import step_flops
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "arm.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    arguments = ["--config", str(path), "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
+    arguments += ["--data.train", photos, "--data.val", "null", "--data.seed", str(seed), *lpips]
+    arguments += ["--trainer.logger", "false"]
+    built = train.cli([*arguments, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"], run=False)
+    data = built.datamodule
+    flops = step_flops(built.model, (data.batch_size, 3, data.patch_size, data.patch_size))
+    parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    steps = max(1, round(teraflop * 1e12 / flops))
+    start = time.perf_counter()
+    code = train.main(
+        ["fit", *arguments, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)]
+    )
+    if code:
+        raise RuntimeError(f"training in {folder} ended with exit code {code}; see above")
+    return {
+        "steps": steps,
+        "gflop_step": round(flops / 1e9, 2),
+        "parameters": parameters,
+        "train_seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
+    """Column -> picture -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ..."""
+    from data.layouts import find_pairs
+    from data.pairs import read_pair
+    from models.checkpoints import load_pipeline
+    from models.settings import SamplingSettings
+
+    pipeline = load_pipeline(str(checkpoint))
+    samplings = {name: SamplingSettings(**given) for name, given in settings.items()}
+    found: dict[str, dict] = {}
+    for test, root in tests.items():
+        for pair in find_pairs(root):
+            blurry, sharp = (side[None] for side in read_pair(pair))
+            x_init = pipeline.predict(blurry)
+            restored = {"blurry": blurry, "prediction": x_init.clamp(0, 1)}
+            for name, setting in samplings.items() if test == "crops" else ():
+                restored[name] = pipeline.refine(blurry, x_init, setting, names=[pair.name]).images
+            for what, picture in restored.items():
+                for metric, function in metrics.items():
+                    value = function(picture, sharp).item()
+                    found.setdefault(f"{test}/{what}/{metric}", {})[pair.name] = round(value, 5)
+    return found
+
+
+def table(runs: list[dict], reference: str) -> list[dict]:
+    """One row an arm: for each column the mean over pictures and seeds, its difference to the reference, each seed's.
+
+    The difference is of the seeds that both have, paired by picture; its 95 % interval is over pictures.
+    """
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    by_arm = {arm: {run["seed"]: run for run in runs if run["arm"] == arm} for arm in arms}
+    rows = []
+    for arm, seeds in by_arm.items():
+        first = next(iter(seeds.values()))
+        row = {"arm": arm, "seeds": sorted(seeds), **{key: first[key] for key in ("steps", "gflop_step", "parameters")}}
+        row["train_seconds"] = [run["train_seconds"] for run in seeds.values()]
+        for column in first["scores"]:
+            each = {seed: float(np.mean(list(run["scores"][column].values()))) for seed, run in seeds.items()}
+            entry = {"mean": float(np.mean(list(each.values()))), "each": [each[seed] for seed in sorted(each)]}
+            shared = sorted(seeds.keys() & by_arm.get(reference, {}).keys())
+            if shared and arm != reference and column in by_arm[reference][shared[0]]["scores"]:
+                own, other = (
+                    np.mean([list(who[seed]["scores"][column].values()) for seed in shared], axis=0)
+                    for who in (seeds, by_arm[reference])
+                )
+                estimate: Estimate = estimates((own - other)[:, None])[0]
+                entry |= {"difference": estimate.mean, "low": estimate.low, "high": estimate.high}
+            row[column] = entry
+        rows.append(row)
+    return rows
+
+
+def plot(rows: list[dict], reference: str, path: Path) -> None:
+    """A dot a seed and a bar at the mean, an arm a line, for the columns of the crops."""
+    known = dict.fromkeys(column for row in rows for column in row if column.startswith("crops/"))
+    columns = [column for column in known if "/blurry/" not in column]
+    figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.2 + 0.32 * len(rows)), dpi=150, layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(columns), sharey=True))
+    for axes, column in zip(panels, columns, strict=True):
+        _, what, metric = column.split("/")
+        for height, row in enumerate(rows):
+            if column in row:
+                own = row["arm"] == reference
+                axes.plot(row[column]["each"], [height] * len(row["seeds"]), "o", ms=4, mfc="none", color="#0072B2")
+                axes.plot(row[column]["mean"], height, "|", ms=13, mew=2, color="#D55E00")
+                if own:
+                    axes.axvline(row[column]["mean"], color="#999999", lw=0.8, zorder=0)
+        axes.set_title(f"{what}\n{TITLES[metric]}, {'higher' if metric == 'psnr' else 'lower'} is better", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(axis="y", color="#eeeeee")
+    panels[0].set_yticks(range(len(rows)), [row["arm"] for row in rows], fontsize=8)
+    panels[0].invert_yaxis()
+    with whole_file(path) as part:
+        figure.savefig(part, format="png")
+
+
+def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
+    """ablation.json, .csv and .png, of the runs so far."""
+    rows = table(runs, reference)
+    write_json(folder / "ablation.json", {**facts, "reference": reference, "rows": rows, "runs": runs})
+    columns = list(dict.fromkeys(column for row in rows for column in row if "/" in column))
+    with whole_file(folder / "ablation.csv") as part, part.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        known = ("arm", "seeds", "steps", "gflop_step", "parameters")
+        parts = ("mean", "difference", "low", "high")
+        lines.writerow([*known, *(f"{column}/{part}" for column in columns for part in parts)])
+        for row in rows:
+            cells = [row.get(column, {}).get(part) for column in columns for part in parts]
+            rounded = ["" if cell is None else round(cell, 4) for cell in cells]
+            lines.writerow([row["arm"], len(row["seeds"]), *(row[name] for name in known[2:]), *rounded])
+    plot(rows, reference, folder / "ablation.png")
+
+
+def main(
+    photos: str,
+    output: str,
+    arms: str = "benchmarks/ablation.yaml",
+    only: str | None = None,
+    teraflop: float | None = None,
+    minutes: float | None = None,
+    lpips_backbone: str | None = None,
+) -> None:
+    """Run the arms that are not done, and write the table and the plot after each.
+
+    Args:
+        photos: folder of sharp photographs with train.txt and test.txt.
+        output: folder of the runs, the held-out pictures, and ablation.json, .csv and .png.
+        arms: the YAML file.
+        only: names of arms, with commas and no space between them; none: all.
+        teraflop: arithmetic of every run, in place of the file's.
+        minutes: begin no run after so long; the same command goes on. A run is never cut short.
+        lpips_backbone: AlexNet's feature layers on disk; none: torchvision's cache or download, or no LPIPS.
+    """
+    from data import make_test_set
+    from evaluation.metrics import make_metrics
+
+    begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
+    wanted = list(plan["arms"]) if only is None else only.split(",")
+    unknown = [arm for arm in wanted if arm not in plan["arms"]]
+    if unknown:
+        raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
+    teraflop = teraflop or plan["teraflop"]
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / "base.yaml"
+    base.write_text(yaml.safe_dump(plan["base"], sort_keys=False))
+    tests = {name: folder / name for name in ("crops", "frames")}
+    for root, side in zip(tests.values(), (plan["crop"], plan["frame"]), strict=True):
+        if not root.is_dir():
+            make_test_set.make(photos, str(base), str(root), crop=side)
+    metrics = make_metrics(["psnr", "lpips"], lpips_backbone)
+    missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
+    metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
+    lpips = ["--scores.lpips_backbone", lpips_backbone] if lpips_backbone else []
+    facts = {"teraflop": teraflop, "base": plan["base"], "missing": missing}
+    runs = []
+    for seed in plan["seeds"]:
+        for arm in tqdm(wanted, f"seed {seed}", unit="arm"):
+            given = dict(plan["arms"][arm])
+            settings = given.pop("settings", plan["settings"])
+            own = folder / re.sub(r"\W+", "_", arm) / str(seed)
+            done = own / "scores.json"
+            spec = {"arm": arm, "seed": seed, "teraflop": teraflop, "changed": given, "settings": settings}
+            if done.is_file():
+                run = json.loads(done.read_text())
+                if any(run[key] != value for key, value in spec.items()):
+                    raise ValueError(f"{done} is of another plan: give a new --output, or remove {own}")
+                runs.append(run)
+                continue
+            if minutes is not None and time.monotonic() - begin > 60 * minutes:
+                continue
+            cost = train_arm(changed(plan["base"], given), own, photos, teraflop, seed, lpips)
+            run = spec | cost | {"scores": score(own / "checkpoint", settings, tests, metrics)} | machine()
+            write_json(done, run)
+            runs.append(run)
+            write(folder, runs, plan["reference"], facts)
+            gc.collect()  # a trainer and its model hold each other
+    if not runs:
+        raise ValueError("no run is done, and there was no time to begin one: give more --minutes")
+    write(folder, runs, plan["reference"], facts)
+    left = len(wanted) * len(plan["seeds"]) - len(runs)
+    print(f"wrote {folder}/ablation.json, .csv and .png: {len(runs)} runs" + (f"; {left} to go" if left else ""))
+
+
+if __name__ == "__main__":
+    try:
+        auto_cli(main, as_positional=False)
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.ablation: error: {error}", file=sys.stderr)
+        sys.exit(2)
