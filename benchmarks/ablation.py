@@ -4,8 +4,8 @@ python -m benchmarks.ablation --photos PHOTOS --output runs/ablation --minutes 3
 
 An arm is the base config with a few values in other places (benchmarks/ablation.yaml). Its number of steps follows from
 what its networks cost, so that all arms train with the same number of floating-point operations. A run that is done is
-skipped, and one that was stopped goes on, so the same command goes on with the ablation; ablation.json, .csv and .png
-hold what is done so far. PHOTOS has sharp photographs and the lists train.txt and test.txt.
+skipped, so the same command goes on with the ablation; ablation.json, .csv and .png hold what is done so far. PHOTOS
+has sharp photographs and the lists train.txt and test.txt.
 """
 
 import copy
@@ -53,7 +53,7 @@ def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: in
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     arguments = ["--config", str(path), "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
     arguments += ["--data.train", photos, "--data.val", "null", "--data.seed", str(seed), *lpips]
-    arguments += ["--trainer.logger", "false"]
+    arguments += ["--trainer.logger", "false", "--trainer.limit_val_batches", "0"]
     built = train.cli([*arguments, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"], run=False)
     data = built.datamodule
     flops = step_flops(built.model, (data.batch_size, 3, data.patch_size, data.patch_size))
@@ -74,7 +74,10 @@ def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: in
 
 
 def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
-    """Column -> picture -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ..."""
+    """Column -> picture -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ...
+
+    Of frames, which take long, the PSNR of the prediction alone: they are there for networks that depend on the size.
+    """
     from data.layouts import find_pairs
     from data.pairs import read_pair
     from models.checkpoints import load_pipeline
@@ -91,8 +94,8 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
             for name, setting in samplings.items() if test == "crops" else ():
                 restored[name] = pipeline.refine(blurry, x_init, setting, names=[pair.name]).images
             for what, picture in restored.items():
-                for metric, function in metrics.items():
-                    value = function(picture, sharp).item()
+                for metric in metrics if test == "crops" else ["psnr"]:
+                    value = metrics[metric](picture, sharp).item()
                     found.setdefault(f"{test}/{what}/{metric}", {})[pair.name] = round(value, 5)
     return found
 

@@ -161,7 +161,7 @@ class Last(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are in no checkpoint
             self._agree_to_stop(trainer)
-        if not trainer.enable_validation and trainer.global_step % self.interval == 0:
+        if not sum(trainer.num_val_batches) and trainer.global_step % self.interval == 0:
             self._save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

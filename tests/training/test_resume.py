@@ -108,6 +108,13 @@ def same(one, other):
     assert rows(one) == rows(other)
 
 
+@pytest.mark.parametrize("without", [["--data.val", "null"], ["--trainer.limit_val_batches", "0"]])
+def test_a_run_without_validation_has_its_checkpoints(without):
+    assert run("run", *without) == 0
+    for name, step in (("previous", 4), ("last", 6)):
+        assert read_checkpoint(Path("run/checkpoints") / f"{name}.ckpt")["global_step"] == step
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(workers):
     flags = ["--data.num_workers", workers]
