@@ -287,7 +287,10 @@ def _processes():
     env = os.environ
     here = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 1)
     nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
-    fabric = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
+    try:
+        fabric = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
+    except RuntimeError as error:  # SLURM's variables do not fit together, such as --ntasks without --ntasks-per-node
+        raise ValueError(" ".join(str(error).split())) from error
     fabric.launch()
     return fabric
 
@@ -441,11 +444,12 @@ def _log(project: str, folder: Path, rows: list, facts: dict) -> None:
         columns=["setting", *names], data=[[row.label, *(row.metrics[name] for name in names)] for row in rows]
     )
     axes = "psnr", perception_metric(rows)
+    curve = wandb.plot.scatter(table, *axes, title="Perception and distortion")
+    files = {f"panels/{file.stem}": file for file in sorted((folder / "panels").glob("*.png"))}
+    files["pareto"] = folder / "pareto.png"
     with wandb.init(project=project, config=facts, dir=folder, job_type="evaluate") as run:
-        curve = wandb.plot.scatter(table, *axes, title="Perception and distortion")
-        run.log({"results": table, "curve": curve, "pareto": wandb.Image(str(folder / "pareto.png"))})
-        for file in sorted((folder / "panels").glob("*.png")):
-            run.log({f"panels/{file.stem}": wandb.Image(str(file))})
+        shown = {name: wandb.Image(str(file)) for name, file in files.items()}
+        run.log({"results": table, "curve": curve} | shown)
 
 
 def _git_commit() -> str | None:

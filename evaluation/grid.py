@@ -31,6 +31,7 @@ SECONDS_RECIPE = (
     "wall-clock seconds an image, the predictor's pass included, metrics and disk excluded; of a batch that several "
     "settings shared, an equal part for each of its samples; mean over the images; 0 for rows that restore nothing"
 )
+NO_INTERVAL = "no interval: a bootstrap would draw pictures twice, which raises a distance between sets"
 
 
 class GridError(ValueError):
@@ -509,7 +510,7 @@ def summarise(
 
 
 def _set_metric(name, metrics, scores, rows, images, journal, columns, differences, missing) -> None:
-    """Fill in a metric of all pictures together. Its distance says itself whether it has an interval."""
+    """Fill in a metric of all pictures together."""
     metric = metrics[name]
     kind = next(kind for kind, function in _feature_kinds(metrics).items() if function == metric.features)
     for label, (row, _) in rows.items():
@@ -522,7 +523,8 @@ def _set_metric(name, metrics, scores, rows, images, journal, columns, differenc
                 for which in (row, SHARP)
             )
             try:
-                columns[label][name] = Estimate(*metric.distance(ours, truth), len(images[label]))
+                columns[label][name] = Estimate(metric.distance(ours, truth), None, None, len(images[label]))
+                missing[label][name] = NO_INTERVAL
             except MetricError as error:
                 missing[label][name] = str(error)
     for label in rows:

@@ -86,15 +86,15 @@ class SetMetric:
     extra: ClassVar[bool] = False
     is_set: ClassVar[bool] = True
 
-    def distance(self, restored: Tensor, sharp: Tensor) -> tuple[float, None, None]:
-        """The distance between (N, P, D) features of restored and of sharp pictures; no interval is made of it.
+    def distance(self, restored: Tensor, sharp: Tensor) -> float:
+        """The distance between (N, P, D) features of restored and of sharp pictures.
 
         Raises:
             MetricError: there are fewer than two patches, or the metric is missing.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
-        return self.function(restored.flatten(0, 1), sharp.flatten(0, 1)), None, None
+        return self.function(restored.flatten(0, 1), sharp.flatten(0, 1))
 
 
 METRICS = {

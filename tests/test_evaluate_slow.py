@@ -56,9 +56,14 @@ def test_twenty_kills_leave_the_results_as_they_would_have_been(place, tmp_path)
     assert table(tmp_path / "killed") == table(tmp_path / "whole")
 
 
+def assert_same_scores(one: Path, two: Path, tolerance: float) -> None:
+    tables = [pq.read_table(path / "per_image.parquet").drop(["seconds"]).to_pylist() for path in (one, two)]
+    for a, b in zip(*tables, strict=True):
+        assert a == {k: pytest.approx(v, abs=tolerance) if isinstance(v, float) else v for k, v in b.items()}
+
+
 def test_one_two_and_three_processes_agree(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text(GRID)
-    found = []
     for count in (1, 2, 3):
         given = arguments(place, tmp_path / str(count), grid=tmp_path / "grid.yaml")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
@@ -66,18 +71,31 @@ def test_one_two_and_three_processes_agree(place, tmp_path):  # noqa: F811
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("wrote ") == 1
         assert len(list((tmp_path / str(count) / "journal").glob("scores_*.jsonl"))) == count
-        found.append(pq.read_table(tmp_path / str(count) / "per_image.parquet").drop(["seconds"]).to_pylist())
-    for other in found[1:]:
-        assert len(other) == len(found[0])
-        for one, two in zip(found[0], other, strict=True):
-            assert one == {k: pytest.approx(v, abs=1e-6) if isinstance(v, float) else v for k, v in two.items()}
+        assert_same_scores(tmp_path / "1", tmp_path / str(count), 1e-6)
+
+
+def test_the_variables_of_slurm_make_processes_share_the_pictures(place, tmp_path):  # noqa: F811
+    """What srun sets for two tasks on one node; srun itself is not needed."""
+    (tmp_path / "grid.yaml").write_text(GRID)
+    evaluate.main(**arguments(place, tmp_path / "alone", grid=tmp_path / "grid.yaml"))
+    given = arguments(place, tmp_path / "shared", grid=tmp_path / "grid.yaml")
+    job = {"JOB_NAME": "evaluate", "JOB_ID": os.getpid(), "NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "NODEID": 0}
+    job["NODELIST"] = "localhost"
+    tasks = []
+    for rank in range(2):
+        variables = {f"SLURM_{name}": str(value) for name, value in (job | {"PROCID": rank, "LOCALID": rank}).items()}
+        command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
+        tasks.append(subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True))
+    outputs = [task.communicate(timeout=500)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert ["wrote " in output for output in outputs] == [True, False]
+    assert len(list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))) == 2
+    assert_same_scores(tmp_path / "alone", tmp_path / "shared", 1e-6)
 
 
 def test_batches_of_settings_change_no_score(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text(GRID)
     given = {"grid": tmp_path / "grid.yaml", "precision": "fp32"}
-    evaluate.main(**arguments(place, tmp_path / "1", **given, batch_size=1))
-    evaluate.main(**arguments(place, tmp_path / "8", **given, batch_size=8))
-    one, eight = (pq.read_table(tmp_path / name / "per_image.parquet").drop(["seconds"]).to_pylist() for name in "18")
-    for a, b in zip(one, eight, strict=True):
-        assert a == {k: pytest.approx(v, abs=1e-3) if isinstance(v, float) else v for k, v in b.items()}
+    for size in (1, 8):
+        evaluate.main(**arguments(place, tmp_path / str(size), **given, batch_size=size))
+    assert_same_scores(tmp_path / "1", tmp_path / "8", 1e-3)

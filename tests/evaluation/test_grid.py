@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from evaluation.grid import (
+    NO_INTERVAL,
     GridError,
     Outcome,
     Picture,
@@ -28,7 +29,7 @@ from evaluation.grid import (
     summarise,
 )
 from evaluation.journal import Journal, JournalError, Score
-from evaluation.metrics import MetricError, make_metrics
+from evaluation.metrics import MetricError, SetMetric, make_metrics
 from evaluation.results import format_table, whole_file, write_results
 from models.pipeline import cost_of
 from models.schedules import linear
@@ -221,6 +222,34 @@ def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_an_image
     assert rows[3].differences["psnr"].mean == pytest.approx(decibels(2) - decibels(20), abs=1e-4)
     assert rows[0].differences["psnr"].n == 2 and not rows[1].differences
     assert f"{2 * (2 + 5 + 2 * 3)}/{2 * (2 + 5 + 2 * 3)}" in capsys.readouterr().err
+
+
+def test_a_distance_of_sets_is_made_of_all_pictures_and_says_why_it_has_no_interval(tmp_path):
+    def features(pictures):
+        if pictures.shape[-1] < 12:
+            raise MetricError("too small")
+        return pictures.mean((2, 3))[:, None]
+
+    def levels_apart(restored, sharp):
+        return 255 * (restored.mean(0) - sharp.mean(0)).abs().max().item()
+
+    metrics = METRICS | {"fid": SetMetric("fid", "FID", features, levels_apart, "recipe")}
+    facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
+    settings = [SamplingSettings(steps=2)]
+
+    def rows(sizes):
+        toy, folder = Toy(sizes), tmp_path / str(sizes[1][0])
+        toy.run(folder, settings, metrics)
+        outcome = toy.run(folder, settings, metrics)  # out of the journal
+        return summarise(outcome, ["picture0", "picture1"], settings, metrics, Journal(folder, facts))
+
+    blurry, predictor, sharp, setting = rows([(24, 20), (16, 12)])
+    assert [row.metrics["fid"] for row in (blurry, predictor, setting)] == pytest.approx([40, 20, 2], abs=1e-3)
+    assert sharp.metrics["fid"] is None
+    assert setting.estimates["fid"].low is None and setting.missing["fid"] == NO_INTERVAL
+    assert setting.differences["fid"].mean == pytest.approx(-18, abs=1e-3)
+    *_, setting = rows([(24, 20), (8, 8)])
+    assert setting.metrics["fid"] is None and setting.missing["fid"] == "1 images, first picture1: too small"
 
 
 def test_a_picture_too_small_for_a_metric_is_left_out_of_every_mean(tmp_path):
