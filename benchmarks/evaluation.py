@@ -7,10 +7,12 @@ both sides. Prints the ratio and writes benchmarks/results/evaluation.json.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
 from jsonargparse import auto_cli
+from tqdm import tqdm
 
 from benchmarks.record import machine, write_json
 from evaluate import slots_for
@@ -20,28 +22,42 @@ from models.pipeline import DeblurPipeline, cost_of
 from models.settings import SamplingSettings
 
 
-def one_by_one(pipeline: DeblurPipeline, pictures: torch.Tensor, settings: Sequence[SamplingSettings]) -> None:
+def one_by_one(
+    pipeline: DeblurPipeline,
+    pictures: torch.Tensor,
+    progress: Callable[[int], object],
+    settings: Sequence[SamplingSettings],
+) -> None:
     for setting in settings:
         for number, picture in enumerate(pictures):
             blurry = picture[None]
             pipeline.refine(blurry, pipeline.predict(blurry), setting, 0, [str(number)])
+            progress(steps_alone(setting))
+
+
+def steps_alone(setting: SamplingSettings) -> int:
+    return setting.steps * setting.num_samples if setting.blend > 0 else 0
 
 
 def together(
-    pipeline: DeblurPipeline, pictures: torch.Tensor, settings: Sequence[SamplingSettings], slots: int
+    pipeline: DeblurPipeline,
+    pictures: torch.Tensor,
+    progress: Callable[[int], object],
+    settings: Sequence[SamplingSettings],
+    slots: int,
 ) -> None:
     cases = (
         (str(number), picture, pipeline.predict(picture[None])[0], settings) for number, picture in enumerate(pictures)
     )
-    for _ in pipeline.refine_all(cases, 0, slots):
+    for _ in pipeline.refine_all(cases, 0, slots, progress):
         pass
 
 
-def seconds(function: Callable[..., None], *arguments) -> float:
+def seconds(function: Callable[..., None], **arguments) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()
-    function(*arguments)
+    function(**arguments)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -76,22 +92,21 @@ def main(
     slots = batch_size or slots_for(place.type, (size, size))
     plain = [setting for setting in settings if setting.num_samples == 1 and setting.blend == 1]
     warm_up = [SamplingSettings(steps=2)]
-    one_by_one(pipeline, pictures, warm_up)
-    together(pipeline, pictures, warm_up * slots, slots)
+    one_by_one(pipeline, pictures, int, warm_up)
+    together(pipeline, pictures, int, warm_up * slots, slots)
     rows = {}
     for name, chosen in {"whole grid": settings, "without shared samples": plain}.items():
-        times = [
-            (
-                seconds(one_by_one, pipeline, pictures, chosen),
-                seconds(together, pipeline, pictures, chosen, min(slots, images * cost_of(chosen)[0])),
-            )
-            for _ in range(rounds)
-        ]
+        steps = sum(map(steps_alone, chosen)), cost_of(chosen)[1]
+        with tqdm(total=rounds * images * sum(steps), desc=name, unit="step", dynamic_ncols=True) as bar:
+            work = partial(seconds, pipeline=pipeline, pictures=pictures, progress=bar.update, settings=chosen)
+            times = [
+                (work(one_by_one), work(together, slots=min(slots, images * cost_of(chosen)[0]))) for _ in range(rounds)
+            ]
         alone, shared = (median(column) for column in zip(*times, strict=True))
         rows[name] = {
             "settings": len(chosen),
-            "steps_one_by_one": sum(s.steps * s.num_samples for s in chosen if s.blend > 0),
-            "steps_together": cost_of(chosen)[1],
+            "steps_one_by_one": steps[0],
+            "steps_together": steps[1],
             "seconds_one_by_one": round(alone, 2),
             "seconds_together": round(shared, 2),
             "ratio": round(shared / alone, 3),

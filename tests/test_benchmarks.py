@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.record import machine, write_json
+from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +36,19 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write_json(file, {"first": 1, "second": object()})
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.slow
+def test_evaluation_measures_a_grid_against_its_settings(place, tmp_path):  # noqa: F811
+    (tmp_path / "grid.yaml").write_text("product: {steps: [2, 5], blend: [0.5, 1.0]}")
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--checkpoint", place / "checkpoint", "--size", "32"]
+    command += ["--grid", tmp_path / "grid.yaml", "--images", "2", "--output", tmp_path / "evaluation.json"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    for name, steps in {"whole grid": (14, 7), "without shared samples": (7, 7)}.items():
+        assert (found[name]["steps_one_by_one"], found[name]["steps_together"]) == steps
+        assert found[name]["ratio"] > 0
+    assert found["command"].startswith("python -m benchmarks.evaluation --checkpoint ") and found["commit"]
 
 
 @pytest.mark.slow
