@@ -193,6 +193,12 @@ class DeblurCLI(LightningCLI):
                 f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last"
                 f" steps are validated and saved, got {max_steps}"
             )
+        strategy = settings["strategy"]
+        if "fsdp" in (strategy if isinstance(strategy, str) else type(strategy).__name__).lower():
+            raise ValueError(
+                "trainer.strategy fsdp spreads the weights over the processes, where averages and export cannot follow;"
+                " these networks fit on one device, see `python train.py plan`: take ddp"
+            )
         root = Path(settings["default_root_dir"])
         keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         speed = Speed()

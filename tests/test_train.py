@@ -226,6 +226,7 @@ def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder
         (["--data.train", "nowhere"], "nowhere"),
         (["--data.train", "empty"], "holds no picture"),
         (["--trainer.max_steps", "7"], "multiple of trainer.val_check_interval"),
+        (["--trainer.strategy", "fsdp"], "take ddp"),
         (["--model.init_from", "nowhere"], "checkpoint nowhere"),
         (["--model.schedule.steps", "0"], "steps"),
         (["--model.objective.min_snr", "0"], "objective.min_snr"),

@@ -6,7 +6,9 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -202,6 +204,34 @@ def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
             code, said = fit(*flags)
             assert code == 2 and "holds more than tensors and plain values" in said
     assert not Path("executed").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_goes_on_when_there_is_room(small_disk, capsys):
+    flags = [*COMMAND, str(small_disk / "run"), "--trainer.max_steps"]
+    assert train.main([*flags, "2"]) == 0
+    checkpoints = small_disk / "run" / "checkpoints"
+    before = {path.name: path.read_bytes() for path in checkpoints.iterdir()}
+    free = shutil.disk_usage(small_disk).free
+    (small_disk / "filler").write_bytes(bytes(free - len(before["last.ckpt"]) // 2))
+    capsys.readouterr()
+    assert train.main([*flags, "4"]) == 2
+    assert "could not be written" in (said := capsys.readouterr().err) and "make room" in said
+    assert {path.name: path.read_bytes() for path in checkpoints.iterdir()} == before
+    (small_disk / "filler").unlink()
+    assert train.main([*flags, "4"]) == 0
 
 
 @pytest.mark.filterwarnings("ignore")
