@@ -11,6 +11,8 @@ import torch
 from diffusers import DDPMScheduler, DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 
 # Loading a saved pipeline looks its classes up among the modules already imported.
 import models.spandrel_predictor
@@ -209,7 +211,17 @@ class DeblurPipeline(DiffusionPipeline):
         """Compile both networks in place, for each size of picture or tile anew; the first calls are slow.
 
         On a GPU the denoiser's steps become CUDA graphs. The predictor runs once a picture, so it is left without.
+
+        Raises:
+            ValueError: on a CPU, where there is no C++ compiler.
         """
+        if self.device.type == "cpu":
+            try:
+                get_cpp_compiler()
+            except InvalidCxxCompiler:
+                raise ValueError(
+                    "compiling for a CPU needs a C++ compiler, and no g++ was found: install one, or do not compile"
+                ) from None
         for network in (self.predictor, self.denoiser):
             if hasattr(network, "unet"):
                 network.unet.banded = False

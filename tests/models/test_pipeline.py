@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from torch import nn
+from torch._inductor import cpp_builder
 
 from models.pipeline import DeblurPipeline, cost_of
 from models.schedules import linear
@@ -52,6 +53,13 @@ def test_a_saved_pipeline_has_the_mode_of_other_files(tmp_path):
     files = [file for file in tmp_path.rglob("*.*") if file.is_file()]
     assert {file.suffix for file in files} == {".json", ".safetensors"}
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
+
+
+def test_without_a_compiler_a_sentence_says_so(monkeypatch):
+    cpp_builder.cpp_compiler_search.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ValueError, match="needs a C"):
+        tiny_pipeline().compile()
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
