@@ -59,7 +59,8 @@ def restore(
             pretrained/lite, which comes with the repository.
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), and
             manifest.json, which says how each was made.
-        preset: settings stored with the checkpoint; numbers given by flag go before them.
+        preset: settings stored with the checkpoint; numbers given by flag go before them. Default: balanced, where the
+            checkpoint has it.
         seed: the same seed gives the same noise for a picture of the same name.
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
@@ -101,7 +102,7 @@ def restore(
     if place.type == "cuda" and place.index is None and processes > 1:
         place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
     pipeline = load_pipeline(checkpoint, place, precision)
-    settings = replace(pipeline.preset(preset) if preset else SamplingSettings(), **numbers)
+    settings = replace(pipeline.preset(preset) if preset else pipeline.default_settings, **numbers)
     if uncertainty and settings.num_samples == 1:
         raise ValueError("--uncertainty needs several samples: give --num_samples 2 or more")
     if compile:

@@ -84,6 +84,11 @@ class DeblurPipeline(DiffusionPipeline):
             raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
         return SamplingSettings(**self.config.presets[name])
 
+    @property
+    def default_settings(self) -> SamplingSettings:
+        """The preset balanced, where a grid search found one for this checkpoint."""
+        return SamplingSettings(**self.config.presets.get("balanced", {}))
+
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
         """x_init in the units of [0, 1], not clipped, float32. (N, 3, H, W) in [0, 1] -> the same shape.
@@ -108,7 +113,7 @@ class DeblurPipeline(DiffusionPipeline):
         Args:
             blurry: (N, 3, H, W) in [0, 1].
             x_init: what `predict` returned for it.
-            settings: how to sample; None for the defaults of `SamplingSettings`.
+            settings: how to sample; None for `default_settings`.
             seed, names: the noise of a sample comes from the seed, its picture's name and its number, nothing else.
                 Without names all pictures start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
@@ -236,7 +241,7 @@ class DeblurPipeline(DiffusionPipeline):
 
     def _refine(self, blurry, x_init, settings, seed, names, progress, tile, memory=None) -> DeblurOutput:
         """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
-        settings = settings or SamplingSettings()
+        settings = settings or self.default_settings
         names = [""] * len(blurry) if names is None else names
         if len(names) != len(blurry):
             raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")

@@ -353,6 +353,12 @@ def test_a_preset_is_its_settings(photos, tmp_path):
     assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
     with pytest.raises(ValueError, match="it has vivid"):
         sample.main([*command, str(tmp_path / "x"), "--preset", "faithful"])
+    pipeline.register_to_config(presets={"balanced": {"sampler": "ddpm", "steps": 3}})
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there
+    assert restored(tmp_path / "default") == restored(tmp_path / "preset")
+    pipeline.register_to_config(presets={"vivid": {"sampler": "ddpm", "steps": 3}})
+    pipeline.save_pretrained(tmp_path / "checkpoint")
     # A number given by flag goes before the preset's, even where it is the default's.
     for name, flags in (("both", ["--preset", "vivid", "--steps", "20", "--blend", "0.5"]),):
         sample.main([*command, str(tmp_path / name), *flags])
