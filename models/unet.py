@@ -172,7 +172,8 @@ class UNet(nn.Module):
     def _enter(self, *pictures: Tensor) -> Tensor:
         height, width = pictures[0].shape[-2:]
         x = torch.cat(pictures, dim=1).to(self.stem.weight.dtype)
-        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        if height % self.stride or width % self.stride:  # else a copy, which torch.compile cannot differentiate
+            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         return self.stem(F.pixel_unshuffle(x, self.unshuffle))
 
     def _leave(self, h: Tensor) -> Tensor:
