@@ -6,12 +6,14 @@ PY = $(VENV)/bin/python
 .PHONY: demo test lint
 
 demo: $(VENV)/installed
+	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
 	$(PY) -m data.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
 		--output runs/demo --panel runs/demo/demo.png --overwrite true
 	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo --steps 2
 	@echo "The demo made, in runs/demo:"
+	@echo "  restored/         really blurred photographs, restored by pretrained/lite (..._compare.png: before and after)"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
 	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and pictures (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"

@@ -4,6 +4,7 @@ python evaluate.py --checkpoint runs/demo/checkpoint --data GoPro --grid configs
 torchrun --nproc_per_node 4 evaluate.py --checkpoint ... --data ... --grid ... --output scores
 python evaluate.py --compare first/checkpoint second/checkpoint --data GoPro --grid configs/grid/quick.yaml --output ab
 python evaluate.py --outputs rival/results --data GoPro --output rival/scores
+python evaluate.py --data GoPro --output scores    # the presets of pretrained/lite
 """
 
 import hashlib
@@ -61,7 +62,7 @@ def main(
         output: folder for the results.
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
             pretrained/lite, which comes with the repository.
-        grid: YAML file with the settings to score, as configs/grid/quick.yaml.
+        grid: YAML file with the settings to score, as configs/grid/quick.yaml; default: the checkpoint's presets.
         outputs: folder of pictures that another program restored, named as the pairs of the dataset: scored as one
             more row, or alone where no grid is given.
         compare: two checkpoints in place of one, A and B: the same grid on the same pictures and noise, into the
@@ -92,6 +93,8 @@ def main(
     if compare is None:
         _evaluate(checkpoint, output, **given)
         return
+    if given["grid"] is None:
+        raise ValueError("--compare needs a --grid: two checkpoints have presets of their own")
     if checkpoint or outputs or save_presets or race:
         raise ValueError("--compare takes no --checkpoint, --outputs, --save_presets or --race")
     from evaluation.comparison import write_comparison
@@ -134,14 +137,12 @@ def _evaluate(
     from evaluation.grid import SECONDS_RECIPE, best_sample, choose_presets, label_settings, read_grid
     from models.settings import SamplingSettings
 
-    if grid is None and (checkpoint or not outputs):
-        raise ValueError("give --grid (with --checkpoint or for pretrained/lite), or --outputs, or both")
     if race and grid is None:
         raise ValueError("--race needs a --grid")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch_size must be 1 or more, got {batch_size}")
     settings = read_grid(grid, SamplingSettings) if grid else []
-    if settings and checkpoint is None:
+    if checkpoint is None and (settings or not outputs):
         from models.checkpoints import pretrained
 
         checkpoint = pretrained()
@@ -184,6 +185,10 @@ def _evaluate(
             if metric.reason is not None:
                 print(metric.reason)
     pipeline = load_pipeline(checkpoint, place, precision) if checkpoint else None
+    if pipeline and grid is None:
+        settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
+        if not settings:
+            raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
 
     def slots(size: tuple[int, int]) -> int:
         return batch_size or slots_for(place.type, size)

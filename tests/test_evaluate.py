@@ -160,6 +160,10 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_picture_and_beco
     for names, fields in presets.items():
         assert all(pipeline.preset(name) == SamplingSettings(**fields) for name in names.split(", "))
     evaluate.main(**given | {"save_presets": False})  # goes on, and has nothing to do
+    evaluate.main(**arguments(place, tmp_path / "presets", checkpoint=checkpoint, grid=None))
+    scored = json.loads((tmp_path / "presets" / "results.json").read_text())["rows"]
+    fields = [row["fields"] for row in scored if row["fields"]]
+    assert sorted(fields, key=str) == sorted(presets.values(), key=str)
 
 
 def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
