@@ -27,4 +27,4 @@ def test_a_really_blurred_photograph_gets_sharper(tmp_path):
     blurry, restored = (images.read(folder / "rsblur_2.jpg") for folder in (EXAMPLES, tmp_path))
     assert restored.shape == blurry.shape
     assert gradient_energy(restored) > 1.1 * gradient_energy(blurry)
-    assert (restored - blurry).mean().abs() < 0.02  # colours stay, but for the failing that the card names
+    assert (restored - blurry).mean().abs() < 0.02  # but for the darkening that the card names
