@@ -6,6 +6,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,12 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         "commit": subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip(),
         "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
     }
+
+
+def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> Any:
+    """function(*arguments) in a new process with so many threads of torch: its memory and caches are its own."""
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
+        return process.submit(function, *arguments).result()
 
 
 def write_json(path: str | Path, result: Any) -> None:

@@ -16,9 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -26,41 +24,14 @@ import torch
 from jsonargparse import auto_cli
 from tqdm import tqdm
 
-from benchmarks.record import machine, write_json
+from benchmarks.record import in_own_process, machine, write_json
+from training.machine import best_seconds, matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
 CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
 OTHERS = ("stem", "photo", "agreement")
 PHOTO = 6000, 4000
-
-
-def best(function, repeats: int, device: str) -> float:
-    """The shortest of some timed calls, in seconds."""
-    return min(timed(function, device) for _ in range(repeats))
-
-
-def timed(function, device: str) -> float:
-    start = time.perf_counter()
-    function()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
-    """GFLOP/s of a square matrix product, the most that a network can hope for."""
-    a, b = torch.randn(2, side, side, device=device).to(dtype)
-    torch.mm(a, b)
-    return 2 * side**3 / best(lambda: torch.mm(a, b), 5, device) / 1e9
-
-
-def peak_memory(device: str) -> float:
-    """MiB that this process has held at most: resident on a CPU, in tensors on a GPU."""
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
 def flops(function) -> float:
@@ -109,10 +80,10 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
         else:
             pipeline(blurry, SamplingSettings(steps=steps), output_type="pt", tile=whole, predictor_tile=whole)
 
-    warm_up = timed(run, device)
-    seconds = [timed(run, device) for _ in range(repeats)]
-    peak = peak_memory(device)
-    rate = matmul_rate(torch.bfloat16 if layout.startswith("bf16") else torch.float32, device, side)
+    warm_up = seconds_of(run, device)
+    seconds = [seconds_of(run, device) for _ in range(repeats)]
+    peak = peak_memory(device) / 2**20
+    rate = matmul_rate(torch.bfloat16 if layout.startswith("bf16") else torch.float32, device, side) / 1e9
     gflop = gflop_predictor + steps * gflop_step
     return {
         "seconds": round(median(seconds), 4),
@@ -141,9 +112,11 @@ def measure_stem(checkpoint: str, device: str, width: int, height: int, repeats:
         noise, weight = x[:, :own].contiguous(memory_format=torch.channels_last), stem.weight[:, :own]
         kept = stem(x)
         seconds = {
-            "step": best(step, repeats, device),
-            "stem": best(lambda: stem(x), 3 * repeats, device),
-            "stem_of_noise_and_kept_part": best(lambda: conv2d(noise, weight, *options) + kept, 3 * repeats, device),
+            "step": best_seconds(step, device, repeats),
+            "stem": best_seconds(lambda: stem(x), device, 3 * repeats),
+            "stem_of_noise_and_kept_part": best_seconds(
+                lambda: conv2d(noise, weight, *options) + kept, device, 3 * repeats
+            ),
         }
         share = flops(lambda: stem(x)) * (1 - own / stem.in_channels) / flops(step)
     saved = (seconds["stem"] - seconds["stem_of_noise_and_kept_part"]) / seconds["step"]
@@ -268,8 +241,7 @@ def main(
             else:
                 job = measure, case, source, device, width, height, repeats, side
             facts = machine(device, threads)
-            with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (facts["threads"],)) as process:
-                record = process.submit(*job).result()
+            record = in_own_process(facts["threads"], *job)
             found["cases"][case] = record | subject | facts
             found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
             write_json(output, found)

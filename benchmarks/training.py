@@ -13,9 +13,7 @@ import json
 import shlex
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +22,7 @@ from jsonargparse import auto_cli
 from lightning.pytorch import Callback
 from tqdm import tqdm
 
-from benchmarks.record import machine, write_json
+from benchmarks.record import in_own_process, machine, write_json
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
@@ -171,7 +169,6 @@ def main(
     if not chosen:
         raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)}")
     found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
-    threads = threads or torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         data = {
             config: _pairs(pairs, Path(folder), quick) if config in ON_PAIRS else _photos(photos, Path(folder))
@@ -180,8 +177,7 @@ def main(
         more = [*shlex.split(QUICK if quick else ""), *shlex.split(flags)]
         for case in tqdm(chosen, "cases"):
             facts = machine(device, threads) | {"flags": flags}
-            with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
-                record = process.submit(measure, case, data[case.split("/")[0]], device, steps, more).result()
+            record = in_own_process(facts["threads"], measure, case, data[case.split("/")[0]], device, steps, more)
             found["cases"][case] = record | facts
             found["times_as_fast_as_plain"] = ratios(found["cases"])
             write_json(output, found)

@@ -14,13 +14,18 @@ from tests.test_evaluate import place  # noqa: F401 (a fixture)
 ROOT = Path(__file__).parents[1]
 
 
+def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
+    """What a benchmark leaves of a file that held other cases already."""
+    output.write_text(json.dumps({"cases": before}))
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "true", "--output", output, *flags]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return json.loads(output.read_text())
+
+
 @pytest.mark.slow
 def test_sampling_measures_and_merges(tmp_path):
-    output = tmp_path / "sampling.json"
-    output.write_text(json.dumps({"cases": {"1/fp32-nchw/eager": {"seconds": 100.0}}}))
-    command = [sys.executable, "-m", "benchmarks.sampling", "--quick", "true", "--repeats", "1", "--output", output]
-    subprocess.run([*command, "--cases", "1/bf16*/eager"], cwd=ROOT, check=True, capture_output=True)
-    found = json.loads(output.read_text())
+    before = {"1/fp32-nchw/eager": {"seconds": 100.0}}
+    found = merged("sampling", tmp_path / "sampling.json", before, "--repeats", "1", "--cases", "1/bf16*/eager")
     new = found["cases"]["1/bf16-channels_last/eager"]
     assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager"}
     assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
@@ -53,11 +58,8 @@ def test_evaluation_measures_a_grid_against_its_settings(place, tmp_path):  # no
 
 @pytest.mark.slow
 def test_training_measures_and_merges(tmp_path):
-    output = tmp_path / "training.json"
-    output.write_text(json.dumps({"cases": {"demo/plain": {"crops_per_s": 0.001}}}))
-    command = [sys.executable, "-m", "benchmarks.training", "--quick", "true", "--steps", "1", "--output", output]
-    subprocess.run([*command, "--cases", "demo/nchw"], cwd=ROOT, check=True, capture_output=True)
-    found = json.loads(output.read_text())
+    before = {"demo/plain": {"crops_per_s": 0.001}}
+    found = merged("training", tmp_path / "training.json", before, "--steps", "1", "--cases", "demo/nchw")
     new = found["cases"]["demo/nchw"]
     assert set(found["cases"]) == {"demo/plain", "demo/nchw"} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
     assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]

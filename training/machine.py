@@ -1,6 +1,8 @@
 """What a machine does at most, and what a process took of it."""
 
+import math
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,14 +13,28 @@ import torch
 def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
     """FLOP/s of a square matrix product, the most that a network can hope for: the best of five, measured once."""
     a, b = torch.randn(2, side, side, device=device).to(dtype)
-    seconds = []
-    for _ in range(6):  # the first warms up
-        start = time.perf_counter()
-        torch.mm(a, b)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / min(seconds[1:])
+    return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device)
+
+
+def bandwidth(device: str) -> float:
+    """Bytes/s of a copy, read and written, of more than caches hold: the best of five."""
+    source = torch.zeros(1 << 27, device=device)  # 512 MiB
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device)
+
+
+def best_seconds(function: Callable[[], object], device: str, calls: int = 5) -> float:
+    """The shortest of `calls` calls after a first one, which warms up; nan where that was the only one."""
+    return min([seconds_of(function, device) for _ in range(calls + 1)][1:], default=math.nan)
+
+
+def seconds_of(function: Callable[[], object], device: str) -> float:
+    """How long a call takes, until the device has done its work."""
+    start = time.perf_counter()
+    function()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def peak_memory(device: str) -> int:

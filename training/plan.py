@@ -1,7 +1,5 @@
 """How much memory and time a step should take: from the networks, the crops and the precision, before anything runs."""
 
-import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.lightning_module import Predict
-from training.machine import matmul_rate, peak_memory
+from training.machine import bandwidth, best_seconds, matmul_rate, peak_memory
 from training.speed import DTYPES, SIDES, step_flops
 
 PASSES = 6  # over what is kept: written and read forwards, read backwards, its gradient written and read, once more
@@ -87,31 +85,16 @@ def measure(module: Predict, crops: int, side: int, precision: str, device: str,
     optimizer = torch.optim.AdamW(trained, module.lr, fused=True)
     blurry, sharp = (_picture(crops, side).uniform_(-1, 1).to(device) for _ in range(2))
     before = _held(device)
-    seconds = []
-    for _ in range(steps + 1):  # the first warms up
-        start = time.perf_counter()
+
+    def step() -> None:
         optimizer.zero_grad()
         with _autocast(precision, device):
             loss = _losses(module, blurry, sharp)
         loss.backward()
         optimizer.step()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:], default=math.nan), peak_memory(device) - before
 
-
-def bandwidth(device: str) -> float:
-    """Bytes/s of a copy, read and written, of more than caches hold: the best of five."""
-    source = torch.zeros(1 << 27, device=device)  # 512 MiB
-    target, seconds = torch.empty_like(source), []
-    for _ in range(6):
-        start = time.perf_counter()
-        target.copy_(source)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * source.nbytes / min(seconds[1:])
+    seconds = best_seconds(step, device, steps)
+    return seconds, peak_memory(device) - before
 
 
 def describe_plan(own: Plan, precision: str, processes: int, accumulated: int, device: str) -> list[str]:
