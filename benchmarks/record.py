@@ -16,6 +16,8 @@ import torch
 
 from evaluation.journal import whole_file
 
+CODE = "--", ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # what a measurement can depend on
+
 
 def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
     """What a measurement depends on beside its subject, as it is now.
@@ -24,7 +26,6 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         device: as torch names it; written is the name of the GPU or of the processor.
         threads: of torch in the measuring process; none: those of this one.
     """
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -32,7 +33,7 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),  # above the cores: other work took part of them
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip(),
+        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("diff", "HEAD", "--name-only", *CODE) else ""),
         "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
     }
 
@@ -49,6 +50,11 @@ def write_json(path: str | Path, result: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         part.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _git(*arguments: str) -> str:
+    git = ["git", *arguments]
+    return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 def _processor() -> str:
