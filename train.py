@@ -24,6 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -37,6 +38,7 @@ from training.guards import Guard, replay
 from training.plan import describe_plan, measure, plan
 from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
 from training.scale import Scale, recompute_activations
+from training.shard import Sharded
 from training.speed import Averages, Speed
 from training.tracking import Track, log_pipeline
 
@@ -194,11 +196,10 @@ class DeblurCLI(LightningCLI):
                 f" steps are validated and saved, got {max_steps}"
             )
         strategy = settings["strategy"]
-        if "fsdp" in (strategy if isinstance(strategy, str) else type(strategy).__name__).lower():
-            raise ValueError(
-                "trainer.strategy fsdp spreads the weights over the processes, where averages and export cannot follow;"
-                " these networks fit on one device, see `python train.py plan`: take ddp"
-            )
+        if strategy == "fsdp":
+            kwargs["strategy"] = _sharded(settings["precision"], self._get(self.config_init, "model").compiled)
+        elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy) or "fsdp" in str(strategy):
+            raise ValueError("averages and export follow one kind of sharding alone: give trainer.strategy as fsdp")
         root = Path(settings["default_root_dir"])
         keep = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         speed = Speed()
@@ -227,6 +228,16 @@ class DeblurCLI(LightningCLI):
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings["accelerator"])) else "32-true"
         _log_offline_without_key(loggers)
         return super().instantiate_trainer(logger=loggers, **kwargs)
+
+
+def _sharded(precision: str | int | None, compiled: bool) -> Sharded:
+    if precision in ("16", 16, "16-mixed", "16-true"):
+        raise ValueError(
+            f"trainer.strategy fsdp has no gradient scaler for trainer.precision {precision}: take bf16-mixed"
+        )
+    if compiled:
+        raise ValueError("trainer.strategy fsdp does not go with model.compiled: leave one of them away")
+    return Sharded()
 
 
 def _log_offline_without_key(loggers: list[Logger]) -> None:
@@ -285,7 +296,8 @@ def _plan(args: list[str]) -> int:
     if run.config.scale.activation_checkpointing:
         recompute_activations(model)
     device = _device(run.config.trainer.accelerator)
-    own = plan(model, data.batch_size, data.patch_size, trainer.precision, trainer.world_size)
+    sharded = isinstance(trainer.strategy, Sharded)
+    own = plan(model, data.batch_size, data.patch_size, trainer.precision, trainer.world_size, sharded)
     print("\n".join(describe_plan(own, trainer.precision, trainer.world_size, trainer.accumulate_grad_batches, device)))
     if measures:
         seconds, taken = measure(model, data.batch_size, data.patch_size, trainer.precision, device)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models import checkpoints
 from models.diffusion import add_noise, residual
 from models.objective import Objective
-from models.pipeline import DeblurOutput, DeblurPipeline
+from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
 from models.sampling import seed_of
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
@@ -59,15 +59,20 @@ class Predict(L.LightningModule):
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
+        self.whole: dict[str, nn.Module] = {}  # copies to sample with, where the networks themselves are sharded
         if compiled:  # both in place, so that the names of the weights stay
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
             checkpoints.copy_weights(init_from, predictor=predictor)
 
+    def network(self, name: Literal["predictor", "denoiser"]) -> nn.Module:
+        """A network that any one process can use by itself: the trained one, or where that is sharded its copy."""
+        return self.whole.get(name, getattr(self, name))
+
     def pipeline(self) -> DeblurPipeline:
         """The weights as they are now, as the pipeline that validation, sampling and export use."""
         scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-        return DeblurPipeline(self.predictor, None, scheduler)
+        return DeblurPipeline(self.network("predictor"), None, scheduler)
 
     def objective_values(self) -> dict:
         """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
@@ -103,6 +108,8 @@ class Predict(L.LightningModule):
         return self.restore(batch)
 
     def on_fit_start(self) -> None:
+        if self.compiled:
+            require_compiler(self.device)
         self._seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
@@ -203,7 +210,8 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()))
+        networks = self.network("predictor"), self.network("denoiser")
+        return DeblurPipeline(*networks, scheduler, float(self.scale()))
 
     def objective_values(self) -> dict:
         return super().objective_values() | {

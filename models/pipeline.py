@@ -220,13 +220,7 @@ class DeblurPipeline(DiffusionPipeline):
         Raises:
             ValueError: on a CPU, where there is no C++ compiler.
         """
-        if self.device.type == "cpu":
-            try:
-                get_cpp_compiler()
-            except InvalidCxxCompiler:
-                raise ValueError(
-                    "compiling for a CPU needs a C++ compiler, and no g++ was found: install one, or do not compile"
-                ) from None
+        require_compiler(self.device)
         for network in (self.predictor, self.denoiser):
             if hasattr(network, "unet"):
                 network.unet.banded = False
@@ -340,6 +334,17 @@ class _Moments:
 
     def std(self) -> Tensor:
         return (self.squares / (self.count - 1)).sqrt()
+
+
+def require_compiler(device: torch.device) -> None:
+    """ValueError where torch.compile would make code for a CPU, and there is no C++ compiler."""
+    if device.type == "cpu":
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            raise ValueError(
+                "compiling for a CPU needs a C++ compiler, and no g++ was found: install one, or do not compile"
+            ) from None
 
 
 def _to_network(x: Tensor) -> Tensor:

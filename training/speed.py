@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
+from training.shard import gather, own, release, whole
 
 SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices by which the machine's rate is measured
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
@@ -29,12 +30,30 @@ class Averages(EMAWeightAveraging):
 
     def __init__(self, decay: float = 0.999, **kwargs):
         super().__init__(decay=decay, **kwargs)
-        self._kwargs = {"multi_avg_fn": get_ema_multi_avg_fn(decay)}
+        update = get_ema_multi_avg_fn(decay)
+        self._kwargs = {"multi_avg_fn": lambda averages, values, n: update(own(averages), own(values), n)}
 
     def setup(self, trainer: Trainer, pl_module: Predict, stage: str) -> None:
+        self._device = self._device or trainer.strategy.root_device  # the module's own comes later
         super().setup(trainer, pl_module, stage)
         if stage == "fit":  # the host asks this counter in every step, and would wait for a device
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Predict) -> None:
+        super().on_validation_epoch_start(trainer, pl_module)
+        gather(pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Predict) -> None:
+        release(pl_module)
+        super().on_validation_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Predict) -> None:
+        super().on_train_end(trainer, pl_module)
+        gather(pl_module)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Predict, checkpoint: dict) -> None:
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        checkpoint["state_dict"] = whole(checkpoint["state_dict"])
 
 
 class Clock(Profiler):
@@ -119,10 +138,9 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
         shape: (N, 3, H, W) of the crops.
     """
     picture = torch.empty(*shape, device="meta")
-    flops = _flops(module.predictor, [picture])
-    denoiser = getattr(module, "denoiser", None)
-    if denoiser is not None:
-        flops += _flops(denoiser, [picture, picture, torch.empty(shape[0], device="meta"), picture])
+    flops = _flops(module.network("predictor"), [picture])
+    if getattr(module, "denoiser", None) is not None:
+        flops += _flops(module.network("denoiser"), [picture, picture, torch.empty(shape[0], device="meta"), picture])
     return flops
 
 

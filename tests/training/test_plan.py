@@ -30,10 +30,12 @@ def test_what_a_plan_keeps_is_what_a_step_keeps(precision, recomputes):
 def test_a_plan_counts_states_and_grows_with_the_crops():
     module = PredictAndRefine(UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), predictor_training="frozen")
     own, double, two = plan(module, 2, 32, "32-true"), plan(module, 4, 32, "32-true"), plan(module, 2, 32, "32-true", 2)
+    sharded = plan(module, 2, 32, "32-true", 2, sharded=True)
     count = sum(parameter.numel() for parameter in module.denoiser.parameters())
     assert own.trained == count and own.parameters > count
     # Weights and averages of all; gradients and two moments of what is trained; a second copy of gradients for DDP.
     assert own.states == 8 * own.parameters + 12 * count and two.states == own.states + 4 * count
+    assert sharded.states == own.states // 2 and sharded.kept == own.kept
     assert double.kept == pytest.approx(2 * own.kept, rel=0.05) and double.flops == pytest.approx(
         2 * own.flops, rel=0.01
     )

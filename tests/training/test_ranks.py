@@ -14,10 +14,10 @@ import train
 from tests.test_train import weights
 from tests.training.test_resume import COMMAND, CONTEXT, child, rows, run, run_folder  # noqa: F401 (a fixture)
 from training.resume import read_checkpoint
+from training.shard import own
 
 # Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.
 EXACT = ["--model.predictor.init_args.dropout", "0", "--model.lr", "1e-3", "--model.warmup_steps", "0"]
-RANKS = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 
 
 class Fate(Callback):
@@ -34,17 +34,18 @@ class Fate(Callback):
 
     def on_train_end(self, trainer, pl_module):
         """By now the averages stand in the place of the weights."""
-        torch.save(pl_module.state_dict(), f"averages_{trainer.global_rank}.pt")
+        held = sum(part.numel() for part in own(list(pl_module.parameters())))
+        torch.save((pl_module.pipeline().denoiser.state_dict(), held), f"averages_{trainer.global_rank}.pt")
 
 
-def ranks(*arguments, **environment):
+def ranks(*arguments, strategy="ddp", **environment):
     """Exit codes of two processes that train together, started as torchrun starts them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     shared |= {name: os.environ[name] for name in ("TORCH_HOME", "https_proxy")} | environment
-    command = [*COMMAND, *map(str, arguments), *RANKS]
+    command = [*COMMAND, *map(str, arguments), "--trainer.strategy", strategy, "--trainer.devices", "2"]
     processes = []
     for rank in "01":
         own = shared | {"RANK": rank, "LOCAL_RANK": rank}
@@ -69,18 +70,21 @@ def distance(one, other):
     return max((x[name] - y[name]).abs().max().item() for x, y in parts for name in x)
 
 
-def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_faults_and_stops():
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_faults_and_stops(strategy):
     fate = ["--trainer.callbacks+", "tests.training.test_ranks.Fate"]
     # A batch that is not finite in one process is left out by both, as by one process.
     assert run("one", *EXACT, *fate, "--data.batch_size", "4", RANK_MEETS="0 nan 1") == 0
     # Killed in the fifth step, they go on from the fourth; then one of them is told to stop in the fifth.
-    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 nan 1, 1 SIGKILL 4")[1] == -signal.SIGKILL
-    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGTERM 4") == [128 + signal.SIGTERM] * 2
+    assert ranks("two", *EXACT, *fate, strategy=strategy, RANK_MEETS="1 nan 1, 1 SIGKILL 4")[1] == -signal.SIGKILL
+    assert ranks("two", *EXACT, *fate, strategy=strategy, RANK_MEETS="1 SIGTERM 4") == [128 + signal.SIGTERM] * 2
     assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 5
-    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGKILL 99") == [0, 0]
+    assert ranks("two", *EXACT, *fate, strategy=strategy, RANK_MEETS="1 SIGKILL 99") == [0, 0]
     assert distance("one", "two") < 1e-5
-    averages = [torch.load(f"averages_{rank}.pt") for rank in "01"]
+    averages, held = zip(*(torch.load(f"averages_{rank}.pt") for rank in "01"), strict=True)
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
+    count = sum(value.numel() for value in read_checkpoint(Path("one/checkpoints/last.ckpt"))["state_dict"].values())
+    assert sum(held) == pytest.approx(count if strategy == "fsdp" else 2 * count, rel=0.01)
 
 
 def test_accumulated_batches_are_one_large_batch_through_a_stop():

@@ -1,0 +1,93 @@
+"""FSDP: weights, averages, gradients and the optimizer's moments spread over the processes."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+from models.lightning_module import Predict
+from models.u2net import RSU
+from models.unet import ResidualBlock
+
+
+class Sharded(DDPStrategy):
+    """`trainer.strategy: fsdp`: every process keeps its share of each weight, and of all that belongs to it.
+
+    Torch's FSDP2 (`fully_shard`) on the networks, a block at a time: its weights are gathered for its forward and its
+    backward pass, and freed after. For the rest this is DDP: the launcher, and checkpoints of whole tensors, with which
+    a run can go on under another strategy or number of processes.
+    """
+
+    def configure_ddp(self) -> None:
+        module = self.lightning_module
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        for name in ("predictor", "denoiser"):
+            network = getattr(module, name, None)
+            if network is not None:
+                module.whole[name] = deepcopy(network).cpu()
+        averages = [c._average_model.module for c in module.trainer.callbacks if isinstance(c, WeightAveraging)]
+        for owner in (module, *averages):
+            for name in module.whole:
+                _shard(getattr(owner, name), mesh)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return whole(super().lightning_module_state_dict())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return whole(super().optimizer_state(optimizer))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for number, values in state["state"].items():
+                like = parameters[number]
+                for name, value in values.items():
+                    if value.shape == like.shape:
+                        values[name] = distribute_tensor(
+                            value.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+                        )
+            optimizer.load_state_dict(state)
+
+
+def whole(values: Any) -> Any:
+    """The same nest of values with every sharded tensor gathered; all processes must call it."""
+    return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, values)
+
+
+def own(values: list[Tensor]) -> list[Tensor]:
+    """This process's part of every sharded tensor, without a copy."""
+    return [value.to_local() if isinstance(value, DTensor) else value for value in values]
+
+
+def gather(module: Predict) -> None:
+    """Bring whole networks with the weights as they are now to the device, for sampling; all processes must call it."""
+    for name, network in module.whole.items():
+        network.to(module.device).load_state_dict(whole(getattr(module, name).state_dict()))
+        network.eval()
+
+
+def release(module: Predict) -> None:
+    """Free the device of what `gather` brought there."""
+    for network in module.whole.values():
+        network.cpu()
+
+
+def _shard(network: nn.Module, mesh: DeviceMesh) -> None:
+    network.to(memory_format=torch.contiguous_format)  # weights in channels_last cannot be cut
+    for block in network.modules():
+        if isinstance(block, ResidualBlock | RSU):
+            fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    if hasattr(network, "estimates"):  # of predictors, what training calls
+        register_fsdp_forward_method(network, "estimates")
+    for part in network.modules():
+        if isinstance(part, FSDPModule) and mesh.device_type == "cpu":
+            part.set_force_sum_reduction_for_comms(True)  # gloo cannot average
