@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 
 test: $(VENV)/installed
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check .

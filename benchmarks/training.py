@@ -27,10 +27,11 @@ from benchmarks.record import in_own_process, machine, write_json
 CONFIGS = {
     "demo": "configs/demo.yaml",
     "lite": "configs/pretrained_lite/predictor.yaml",
+    "gopro_lite": "configs/gopro_lite.yaml",
     "u2net": "configs/gopro_u2net.yaml",
     "paper": "configs/gopro.yaml",
 }
-ON_PAIRS = ("u2net", "paper")
+ON_PAIRS = ("gopro_lite", "u2net", "paper")
 FP32, OFF = ["--trainer.precision", "32-true"], "benchmarks.training.Off"
 OPTIONS = {
     "default": [],
@@ -158,7 +159,7 @@ def main(
         cases: names or patterns of names, with commas between them.
         output: the JSON file.
         photos: folder of sharp photographs for demo and lite; none: those of the demo.
-        pairs: dataset of pairs for u2net and paper; none: four of 1280x720 are made.
+        pairs: dataset of pairs for gopro_lite, u2net and paper; none: four of 1280x720 are made.
         device: cpu or cuda.
         threads: of torch; none: as many as it takes by itself.
         steps: of each of three intervals, of which the median counts.
