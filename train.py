@@ -36,7 +36,7 @@ from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 from training.guards import Guard, replay
 from training.plan import describe_plan, measure, plan
-from training.resume import AtomicCheckpointIO, Last, RunLog, changes, newest, read_checkpoint
+from training.resume import AtomicCheckpointIO, Last, Progress, RunLog, changes, newest, read_checkpoint
 from training.scale import Scale, recompute_activations
 from training.shard import Sharded
 from training.speed import Averages, Speed
@@ -215,6 +215,8 @@ class DeblurCLI(LightningCLI):
         if scores.lpips.reason is None:
             callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
         callbacks.append(Last(root, interval))  # after the others, whose best scores it holds
+        if settings["enable_progress_bar"] in (None, True):
+            callbacks.append(Progress())
         given = settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]
         log = RunLog(root)
         if self.goes_on:

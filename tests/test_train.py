@@ -91,7 +91,9 @@ def test_six_steps_equal_three_and_three_to_the_bit(workers):
     fit("whole", *flags)
     fit("parts", *flags, "--trainer.callbacks+", "tests.test_train.StopAfterThree")
     halfway = weights("parts")
-    fit("parts", *flags, "--ckpt_path", "last")
+    resumed = fit("parts", *flags, "--ckpt_path", "last", "--trainer.enable_progress_bar", "true")
+    bar = resumed.trainer.progress_bar_callback.train_progress_bar
+    assert (bar.initial, bar.n, bar.total) == (3, 6, 6)
     whole, parts = weights("whole"), weights("parts")
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[key], parts[key]) for key in whole)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
@@ -214,6 +214,20 @@ class Last(Checkpoint):
         if trainer.global_step != self.saved and not trainer.fast_dev_run:
             trainer.save_checkpoint(self.path)
             self.saved = trainer.global_step
+
+
+class Progress(TQDMProgressBar):
+    """Counts a run's batches from its start to its end, also after a stop, from where on Lightning knows no end."""
+
+    @property
+    def total_train_batches(self) -> int | float:
+        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
+
+    def on_train_start(self, trainer: Trainer, *_) -> None:
+        super().on_train_start()
+        self.train_progress_bar.total = self.total_train_batches
+        # What was done before the stop took none of this process's time.
+        self.train_progress_bar.initial = trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
 class RunLog(CSVLogger):

@@ -240,11 +240,13 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
         for i in range(16):
             images.write(tmp_path / "data" / side / f"{i}.png", torch.rand(3, 16, 16))
 
+    before = set(multiprocessing.active_children())  # loaders of other tests, perhaps
+
     def kill():
-        while len(multiprocessing.active_children()) < 2:
+        while len(set(multiprocessing.active_children()) - before) < 2:
             time.sleep(0.001)
         time.sleep(0.3)  # both are launched by then, and still importing
-        multiprocessing.active_children()[0].kill()
+        (set(multiprocessing.active_children()) - before).pop().kill()
 
     threading.Thread(target=kill, daemon=True).start()
     report = tmp_path / "report.json"
