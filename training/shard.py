@@ -42,7 +42,8 @@ class Sharded(DDPStrategy):
         return whole(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return whole(super().optimizer_state(optimizer))
+        # The fused AdamW takes moments to lie in memory as their weights do: in channels_last where nothing is sharded.
+        return tree_map(_channels_last, whole(super().optimizer_state(optimizer)))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -51,9 +52,8 @@ class Sharded(DDPStrategy):
                 like = parameters[number]
                 for name, value in values.items():
                     if value.shape == like.shape:
-                        values[name] = distribute_tensor(
-                            value.to(like.device), like.device_mesh, like.placements, src_data_rank=None
-                        )
+                        local = value.to(like.device).contiguous()  # as the weights here lie
+                        values[name] = distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)
             optimizer.load_state_dict(state)
 
 
@@ -78,6 +78,11 @@ def release(module: Predict) -> None:
     """Free the device of what `gather` brought there."""
     for network in module.whole.values():
         network.cpu()
+
+
+def _channels_last(value: Any) -> Any:
+    is_weight = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_weight else value
 
 
 def _shard(network: nn.Module, mesh: DeviceMesh) -> None:
