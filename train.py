@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
@@ -215,7 +215,8 @@ class DeblurCLI(LightningCLI):
         if scores.lpips.reason is None:
             callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
         callbacks.append(Last(root, interval))  # after the others, whose best scores it holds
-        if settings["enable_progress_bar"] in (None, True):
+        theirs = settings["callbacks"] if isinstance(settings["callbacks"], list) else [settings["callbacks"]]
+        if settings["enable_progress_bar"] is not False and not any(isinstance(one, ProgressBar) for one in theirs):
             callbacks.append(Progress())
         given = settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]
         log = RunLog(root)

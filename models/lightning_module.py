@@ -59,7 +59,7 @@ class Predict(L.LightningModule):
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
-        self.whole: dict[str, nn.Module] = {}  # copies to sample with, where the networks themselves are sharded
+        self.copies: dict[str, nn.Module] = {}  # to sample with, of networks that are sharded
         if compiled:  # both in place, so that the names of the weights stay
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
@@ -67,7 +67,7 @@ class Predict(L.LightningModule):
 
     def network(self, name: Literal["predictor", "denoiser"]) -> nn.Module:
         """A network that any one process can use by itself: the trained one, or where that is sharded its copy."""
-        return self.whole.get(name, getattr(self, name))
+        return self.copies.get(name, getattr(self, name))
 
     def pipeline(self) -> DeblurPipeline:
         """The weights as they are now, as the pipeline that validation, sampling and export use."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from models.weights import CheckpointError, read_safetensors
 from training.resume import changes, read_checkpoint
-from training.shard import whole
+from training.shard import gathered
 
 SETTLED = 20  # losses that must be known before one can be called a spike
 
@@ -64,7 +64,7 @@ class Guard(Callback):
         if not self.patience:
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm, loss = torch.stack([whole(nn.utils.get_total_norm(gradients)), self.loss.float()]).tolist()
+        norm, loss = torch.stack([gathered(nn.utils.get_total_norm(gradients)), self.loss.float()]).tolist()
         if trainer.strategy.reduce_boolean_decision(math.isfinite(norm) and math.isfinite(loss), all=True):
             self.in_a_row = 0
             self._watch(trainer, loss)

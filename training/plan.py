@@ -25,7 +25,7 @@ class Plan:
         parameters, trained: of all networks, and those that the optimizer changes.
         crops: in a batch.
         states: bytes of weights, averages, gradients and the two moments of AdamW, in float32; with several
-            processes also the buffers in which gradients are exchanged, or, sharded, this process's part.
+            processes also the buffers in which gradients are exchanged; sharded, its part of that of trained weights.
         kept: bytes that the forward pass keeps for the backward pass.
         flops: of a batch, forward and backward, 2 for each multiply-add; twice the forward's share where activations
             are computed again.
@@ -47,7 +47,10 @@ def plan(module: Predict, crops: int, side: int, precision: str, processes: int 
     """What a step of `crops` crops of `side` pixels should take in Lightning's `precision` (bf16-mixed, 32-true)."""
     counts = [(p.numel(), p.requires_grad) for p in module.parameters()]
     parameters, trained = sum(n for n, _ in counts), sum(n for n, learns in counts if learns)
-    states = 4 * (2 * parameters + (3 if processes == 1 or sharded else 4) * trained) // (processes if sharded else 1)
+    if sharded:
+        states = 8 * (parameters - trained) + 20 * trained // processes
+    else:
+        states = 4 * (2 * parameters + (3 if processes == 1 else 4) * trained)
     with FakeTensorMode(allow_non_fake_inputs=True), keeping(module) as kept, _autocast(precision, "cpu"):
         _losses(module, _picture(crops, side), _picture(crops, side))
     flops = step_flops(module, (crops, 3, side, side))

@@ -31,19 +31,19 @@ class Sharded(DDPStrategy):
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         for name in ("predictor", "denoiser"):
             network = getattr(module, name, None)
-            if network is not None:
-                module.whole[name] = deepcopy(network).cpu()
+            # A frozen network has no backward pass, after which alone FSDP2 lets go of what it gathered.
+            if network is not None and any(parameter.requires_grad for parameter in network.parameters()):
+                module.copies[name] = deepcopy(network).cpu()
         averages = [c._average_model.module for c in module.trainer.callbacks if isinstance(c, WeightAveraging)]
         for owner in (module, *averages):
-            for name in module.whole:
+            for name in module.copies:
                 _shard(getattr(owner, name), mesh)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return whole(super().lightning_module_state_dict())
+        return stored(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        # The fused AdamW takes moments to lie in memory as their weights do: in channels_last where nothing is sharded.
-        return tree_map(_channels_last, whole(super().optimizer_state(optimizer)))
+        return stored(super().optimizer_state(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -51,15 +51,15 @@ class Sharded(DDPStrategy):
             for number, values in state["state"].items():
                 like = parameters[number]
                 for name, value in values.items():
-                    if value.shape == like.shape:
+                    if isinstance(like, DTensor) and value.shape == like.shape:
                         local = value.to(like.device).contiguous()  # as the weights here lie
                         values[name] = distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)
             optimizer.load_state_dict(state)
 
 
-def whole(values: Any) -> Any:
-    """The same nest of values with every sharded tensor gathered; all processes must call it."""
-    return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, values)
+def gathered(value: Tensor) -> Tensor:
+    """A sharded tensor whole, another as it is; all processes must call it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def own(values: list[Tensor]) -> list[Tensor]:
@@ -67,22 +67,40 @@ def own(values: list[Tensor]) -> list[Tensor]:
     return [value.to_local() if isinstance(value, DTensor) else value for value in values]
 
 
+def stored(values: Any) -> Any:
+    """A nest of values for a checkpoint: sharded tensors whole, in the first process's host memory; all must call it.
+
+    One after the other, so that no device holds more than one of them. They lie in memory as they do where nothing is
+    sharded: the fused AdamW takes moments to lie as their weights do.
+    """
+
+    def store(value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        full = value.full_tensor()
+        if torch.distributed.get_rank():
+            return full.new_empty(0)
+        return full.contiguous(memory_format=torch.channels_last).cpu() if full.dim() == 4 else full.cpu()
+
+    return tree_map(store, values)
+
+
 def gather(module: Predict) -> None:
     """Bring whole networks with the weights as they are now to the device, for sampling; all processes must call it."""
-    for name, network in module.whole.items():
-        network.to(module.device).load_state_dict(whole(getattr(module, name).state_dict()))
-        network.eval()
+    for name, network in module.copies.items():
+        network.to(module.device).eval()
+        values = getattr(module, name).state_dict()
+        for key, value in network.state_dict().items():
+            value.copy_(gathered(values[key]))
+        for buffer in network.buffers():  # batch statistics differ, and a checkpoint has the first process's
+            if buffer.numel():
+                torch.distributed.broadcast(buffer, 0)
 
 
 def release(module: Predict) -> None:
     """Free the device of what `gather` brought there."""
-    for network in module.whole.values():
+    for network in module.copies.values():
         network.cpu()
-
-
-def _channels_last(value: Any) -> Any:
-    is_weight = isinstance(value, Tensor) and value.dim() == 4
-    return value.contiguous(memory_format=torch.channels_last) if is_weight else value
 
 
 def _shard(network: nn.Module, mesh: DeviceMesh) -> None:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
-from training.shard import gather, own, release, whole
+from training.shard import gather, own, release, stored
 
 SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices by which the machine's rate is measured
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
@@ -53,7 +53,7 @@ class Averages(EMAWeightAveraging):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Predict, checkpoint: dict) -> None:
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        checkpoint["state_dict"] = whole(checkpoint["state_dict"])
+        checkpoint["state_dict"] = stored(checkpoint["state_dict"])
 
 
 class Clock(Profiler):
@@ -148,12 +148,19 @@ def _flops(network: nn.Module, inputs: list[Tensor]) -> int:
     state = dict(network.named_parameters()) | dict(network.named_buffers())
     shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
     recomputing = [module for module in network.modules() if getattr(module, "gradient_checkpointing", False)]
+    synced = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm) and module.training]
     for module in recomputing:  # what is computed again is no progress
         module.gradient_checkpointing = False
-    with FlopCounterMode(display=False) as counter, torch.enable_grad():
-        output = functional_call(network, shapes, tuple(inputs))
-        if output.requires_grad:
-            output.sum().backward()
-    for module in recomputing:
-        module.gradient_checkpointing = True
+    for module in synced:  # they refuse what is on no GPU
+        module.training = False
+    try:
+        with FlopCounterMode(display=False) as counter, torch.enable_grad():
+            output = functional_call(network, shapes, tuple(inputs))
+            if output.requires_grad:
+                output.sum().backward()
+    finally:
+        for module in recomputing:
+            module.gradient_checkpointing = True
+        for module in synced:
+            module.training = True
     return counter.get_total_flops()

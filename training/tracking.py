@@ -13,7 +13,7 @@ from evaluation.fidelity import MetricError, psnr, ssim
 from evaluation.perceptual import Lpips
 from evaluation.plots import panel
 from models.pipeline import DeblurOutput
-from training.shard import whole
+from training.shard import gathered
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
 BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
@@ -58,7 +58,7 @@ class Track(Callback):
         for name, part in pl_module.named_children():
             gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
             if gradients:  # none where the part is frozen, or the guard left the step out
-                _log(trainer, {f"grad_norm/{name}": whole(nn.utils.get_total_norm(gradients)).item()})
+                _log(trainer, {f"grad_norm/{name}": gathered(nn.utils.get_total_norm(gradients)).item()})
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if "losses" not in outputs:

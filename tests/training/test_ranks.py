@@ -88,6 +88,14 @@ def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_fa
     assert sum(held) == pytest.approx(count if other == "fsdp" else 2 * count, rel=0.01)
 
 
+def test_a_frozen_network_is_not_sharded_and_the_run_is_the_same():
+    flags = [*EXACT[2:], "--model.predictor_training", "frozen", "--model.predictor", "models.u2net.U2NetPredictor"]
+    flags += ["--model.predictor.init_args.variant", "lite"]
+    for strategy in ("auto", "fsdp"):
+        assert run(strategy, *flags, "--trainer.devices", "1", "--trainer.strategy", strategy) == 0
+    assert distance("auto", "fsdp") < 1e-5
+
+
 def test_accumulated_batches_are_one_large_batch_through_a_stop():
     # The residual's scale, where it is measured, counts every batch by itself.
     flags = [*EXACT, "--model.residual_scale", "0.1", "--scale.activation_checkpointing", "true"]

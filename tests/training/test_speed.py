@@ -77,6 +77,16 @@ class TestFlops:
         model.denoiser.enable_gradient_checkpointing(recompute)
         assert step_flops(model, (2, 3, 32, 32)) == counted and model.denoiser.is_gradient_checkpointing
 
+    def test_are_those_of_batch_norm_over_processes_too(self):
+        plain = Predict(U2NetPredictor("lite"))
+        synced = Predict(nn.SyncBatchNorm.convert_sync_batchnorm(U2NetPredictor("lite")))
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:  # these layers refuse a CPU, and tensors without memory, where there are processes
+            assert step_flops(synced, (2, 3, 32, 32)) == step_flops(plain, (2, 3, 32, 32))
+        finally:
+            torch.distributed.destroy_process_group()
+        assert all(module.training for module in synced.modules())
+
 
 def test_averages_are_lightning_s(tmp_path):
     both = EMAWeightAveraging(decay=0.7), Averages(decay=0.7)
