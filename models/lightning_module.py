@@ -157,8 +157,8 @@ class PredictAndRefine(Predict):
         objective: the denoiser's loss, and how its noise levels are drawn; L1 and uniform in alpha_bar are the paper's.
         perceptual: as in `Predict`; a part of the predictor's loss.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
-        predictor_training: joint: the denoiser's loss reaches g through the residual (the paper); detached: g learns
-            from its own loss alone; frozen: g keeps the weights of init_from.
+        predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
+            residual (the paper); frozen: g keeps the weights of init_from.
         residual_scale: s. None: the standard deviation of x - x_init, measured while training as the running mean of
             its square over about the last 1000 steps. 1 for the paper's unscaled residual.
         validation: how validation and test sample.
@@ -174,7 +174,7 @@ class PredictAndRefine(Predict):
         objective: Objective = Objective(),  # noqa: B008 (frozen)
         perceptual: Callable | None = None,
         predictor_weight: float = 1.0,
-        predictor_training: Literal["joint", "detached", "frozen"] = "joint",
+        predictor_training: Literal["joint", "detached", "frozen"] = "detached",
         residual_scale: float | None = None,
         validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
         init_from: str | None = None,
