@@ -129,20 +129,37 @@ def table(runs: list[dict], reference: str) -> list[dict]:
 
 
 def plot(rows: list[dict], reference: str, path: Path) -> None:
-    """A dot a seed and a bar at the mean, an arm a line, for the columns of the crops."""
+    """A dot a seed and a bar at the mean, an arm a line, for the columns of the crops; what is far off is a number."""
     known = dict.fromkeys(column for row in rows for column in row if column.startswith("crops/"))
     columns = [column for column in known if "/blurry/" not in column]
     figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.2 + 0.32 * len(rows)), dpi=150, layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(columns), sharey=True))
     for axes, column in zip(panels, columns, strict=True):
         _, what, metric = column.split("/")
+        means = np.array([row[column]["mean"] for row in rows if column in row])
+        distances = abs(means - np.median(means))
+        far = 12 * np.median(distances) if len(means) > 2 else np.inf
         for height, row in enumerate(rows):
-            if column in row:
-                own = row["arm"] == reference
-                axes.plot(row[column]["each"], [height] * len(row["seeds"]), "o", ms=4, mfc="none", color="#0072B2")
-                axes.plot(row[column]["mean"], height, "|", ms=13, mew=2, color="#D55E00")
-                if own:
-                    axes.axvline(row[column]["mean"], color="#999999", lw=0.8, zorder=0)
+            if column not in row:
+                continue
+            mean = row[column]["mean"]
+            if abs(mean - np.median(means)) > far:
+                left = mean < np.median(means)
+                axes.text(
+                    0.03 if left else 0.97,
+                    height,
+                    f"← {mean:.3g}" if left else f"{mean:.3g} →",
+                    transform=axes.get_yaxis_transform(),
+                    ha="left" if left else "right",
+                    va="center",
+                    fontsize=7,
+                    color="#D55E00",
+                )
+                continue
+            axes.plot(row[column]["each"], [height] * len(row["seeds"]), "o", ms=4, mfc="none", color="#0072B2")
+            axes.plot(mean, height, "|", ms=13, mew=2, color="#D55E00")
+            if row["arm"] == reference:
+                axes.axvline(mean, color="#999999", lw=0.8, zorder=0)
         axes.set_title(f"{what}\n{TITLES[metric]}, {'higher' if metric == 'psnr' else 'lower'} is better", fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(axis="y", color="#eeeeee")
