@@ -11,9 +11,9 @@ import torch
 
 @cache
 def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
-    """FLOP/s of a square matrix product, the most that a network can hope for: the best of five, measured once."""
+    """FLOP/s of a square matrix product, the most that a network can hope for: the best of twenty, measured once."""
     a, b = torch.randn(2, side, side, device=device).to(dtype)
-    return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device)
+    return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device, 20)
 
 
 def bandwidth(device: str) -> float:
