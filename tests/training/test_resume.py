@@ -55,6 +55,8 @@ def run_folder(tmp_path, monkeypatch):
 def child(folder, arguments, environment, fatal):
     """A run in a process of its own; `fatal` = (name in os, n, seconds): killed so long after its n-th call."""
     multiprocessing.set_start_method("fork", force=True)  # as in a run of its own
+    # Forked, torch makes its pool of threads anew at the next call, and not safely where several threads call first.
+    torch.set_num_threads(1)
     os.setsid()  # a process group of its own, with its loader's workers
     os.chdir(folder)
     os.environ.update(environment)
