@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -157,7 +158,7 @@ class DeblurCLI(LightningCLI):
                 self.config["fit"]["ckpt_path"] = str(path)
                 rank_zero_info(f"going on from {path}, step {self.checkpoint['global_step']}")
         loggers = self._get(self.config, "trainer").logger
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
+        for logger in _listed(loggers):
             arguments = getattr(logger, "init_args", {})
             if self.goes_on and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
                 arguments["id"] = self.checkpoint.get("run", {}).get("wandb")
@@ -215,22 +216,26 @@ class DeblurCLI(LightningCLI):
         if scores.lpips.reason is None:
             callbacks.append(ModelCheckpoint(**keep, filename="best-lpips", monitor="val/lpips", mode="min"))
         callbacks.append(Last(root, interval))  # after the others, whose best scores it holds
-        theirs = settings["callbacks"] if isinstance(settings["callbacks"], list) else [settings["callbacks"]]
-        if settings["enable_progress_bar"] is not False and not any(isinstance(one, ProgressBar) for one in theirs):
+        theirs = any(isinstance(callback, ProgressBar) for callback in _listed(settings["callbacks"]))
+        if settings["enable_progress_bar"] is not False and not theirs:
             callbacks.append(Progress())
-        given = settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]
         log = RunLog(root)
         if self.goes_on:
             loop = self.checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
             log = RunLog(root, self.checkpoint.get("run", {}).get("log"), loop["_batches_that_stepped"])
-        loggers = [log, *(logger for logger in given if isinstance(logger, Logger))]
-        plugins = settings["plugins"] if isinstance(settings["plugins"], list) else [settings["plugins"]]
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(plugin for plugin in plugins if plugin is not None)]
+        loggers = [log, *(logger for logger in _listed(settings["logger"]) if isinstance(logger, Logger))]
+        plugins = [plugin for plugin in _listed(settings["plugins"]) if plugin is not None]
+        kwargs["plugins"] = [AtomicCheckpointIO(), *plugins]
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if settings["precision"] is None:
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings["accelerator"])) else "32-true"
         _log_offline_without_key(loggers)
         return super().instantiate_trainer(logger=loggers, **kwargs)
+
+
+def _listed(value: Any) -> list:
+    """What Lightning takes as one or as a list of them, as a list."""
+    return value if isinstance(value, list) else [value]
 
 
 def _sharded(precision: str | int | None, compiled: bool) -> Sharded:

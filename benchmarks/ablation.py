@@ -137,14 +137,14 @@ def plot(rows: list[dict], reference: str, path: Path) -> None:
     for axes, column in zip(panels, columns, strict=True):
         _, what, metric = column.split("/")
         means = np.array([row[column]["mean"] for row in rows if column in row])
-        distances = abs(means - np.median(means))
-        far = 12 * np.median(distances) if len(means) > 2 else np.inf
+        middle = np.median(means)
+        far = 12 * np.median(abs(means - middle))
         for height, row in enumerate(rows):
             if column not in row:
                 continue
             mean = row[column]["mean"]
-            if abs(mean - np.median(means)) > far:
-                left = mean < np.median(means)
+            if abs(mean - middle) > far:
+                left = mean < middle
                 axes.text(
                     0.03 if left else 0.97,
                     height,

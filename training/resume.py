@@ -220,7 +220,7 @@ class Progress(TQDMProgressBar):
     """Counts a run's batches from its start to its end, also after a stop, from where on Lightning knows no end."""
 
     @property
-    def total_train_batches(self) -> int | float:
+    def total_train_batches(self) -> int:
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
     def on_train_start(self, trainer: Trainer, *_) -> None:
