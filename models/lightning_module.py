@@ -39,6 +39,12 @@ class Predict(L.LightningModule):
         weight_decay: of AdamW.
         betas: of AdamW.
         warmup_steps: steps of linear warm-up; a cosine to zero at trainer.max_steps follows.
+        decay_steps: length of that cosine, with the peak learning rate before it, so that a run can be made longer
+            until it begins (Hägele et al. 2024); none: from the end of the warm-up.
+        loss: distance of the predictor's outputs to the ground truth: l1, charbonnier (epsilon 1e-3), or l2 (the
+            square, whose best estimate is the mean: highest PSNR).
+        fft_weight: weight of the mean absolute error of the outputs' 2-D Fourier transforms, added to the loss
+            (MIMO-UNet, Cho et al., ICCV 2021: 0.1).
         compiled: compile the networks for the training steps (torch.compile), whose first then take minutes;
             validation runs without.
     """
@@ -53,8 +59,12 @@ class Predict(L.LightningModule):
         betas: tuple[float, float] = (0.9, 0.999),
         warmup_steps: int = 1000,
         compiled: bool = False,
+        decay_steps: int | None = None,
+        loss: Literal["l1", "charbonnier", "l2"] = "l1",
+        fft_weight: float = 0.0,
     ):
         super().__init__()
+        self.loss, self.fft_weight, self.decay_steps = loss, fft_weight, decay_steps
         self.predictor = predictor.to(memory_format=torch.channels_last)
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
@@ -79,9 +89,12 @@ class Predict(L.LightningModule):
         return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """x_init and the predictor's loss: L1 of all supervised outputs, and the perceptual term. All in [-1, 1]."""
+        """x_init and the predictor's loss: distance of all supervised outputs, and the extra terms. All in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
-        loss = torch.stack([F.l1_loss(estimate, sharp) for estimate in estimates]).mean()
+        loss = torch.stack([distance(estimate - sharp, self.loss) for estimate in estimates]).mean()
+        if self.fft_weight:
+            frequencies = torch.fft.rfft2(estimates[0] - sharp, norm="ortho")
+            loss = loss + self.fft_weight * torch.view_as_real(frequencies).abs().mean()
         if self.perceptual is not None:
             perceptual = self.perceptual(estimates[0], sharp)
             self.log("train/perceptual_loss", perceptual)
@@ -134,7 +147,8 @@ class Predict(L.LightningModule):
         def factor(step: int) -> float:
             if step < warmup:
                 return (step + 1) / warmup
-            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+            decay = total - warmup if self.decay_steps is None else self.decay_steps
+            return 0.5 * (1 + math.cos(math.pi * max(0, step - (total - decay)) / max(1, decay)))
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -262,6 +276,13 @@ class PredictAndRefine(Predict):
         square = self.trainer.strategy.reduce(missed.square().mean(), reduce_op="mean")
         self.residual_steps += 1
         self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
+
+
+def distance(error: Tensor, loss: str) -> Tensor:
+    """Mean of a distance over all elements: l1, l2 (the square) or charbonnier (sqrt(error^2 + 1e-6), smooth at 0)."""
+    if loss == "l1":
+        return error.abs().mean()
+    return error.square().mean() if loss == "l2" else (error.square() + 1e-6).sqrt().mean()
 
 
 def _to_network(batch: dict) -> tuple[Tensor, Tensor]:
