@@ -11,12 +11,13 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from diffusers import DDPMScheduler
 from torch import Tensor, nn
 
+from models.diffusion import ScaleKind
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.spandrel_predictor import SpandrelPredictor
@@ -134,6 +135,7 @@ def describe(pipeline: DeblurPipeline) -> dict:
     return networks | {
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
+        "scale_kind": pipeline.config.scale_kind,
     }
 
 
@@ -154,6 +156,8 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
         if network is not None and part in found:
             state = found[part].state_dict()
+            # A size head can be added to a predictor that was trained without.
+            state |= {k: v for k, v in network.state_dict().items() if k not in state and "size_head." in k}
             check_keys(shapes(network.state_dict()), shapes(state), f"the {part} of {source}")
             network.load_state_dict(state)
 
@@ -209,9 +213,7 @@ def _from_folder(folder: Path) -> DeblurPipeline:
     if "predictor" not in networks:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json", "the checkpoint is incomplete")
-    return _assemble(
-        networks, scheduler.get("trained_betas"), index.get("residual_scale"), str(folder), index.get("presets")
-    )
+    return _assemble(networks, index | {"betas": scheduler.get("trained_betas")}, str(folder))
 
 
 def _from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
@@ -221,13 +223,12 @@ def _from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
     if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
         raise CheckpointError(f"checkpoint {path} was not written by train.py: it does not say what networks it holds")
     description, state = checkpoint["pipeline"], checkpoint["state_dict"]
-    residual_scale = description["residual_scale"]
     if weights == "raw":
         if "current_model_state" not in checkpoint:
             raise CheckpointError(f"checkpoint {path} has no raw weights beside its only ones: leave --weights away")
         state = checkpoint["current_model_state"]
         if state.get("residual_steps", 0) > 0:  # measured while training, as the weights were
-            residual_scale = state["residual_square"].sqrt().item()
+            description = description | {"residual_scale": state["residual_square"].sqrt().item()}
     networks = {}
     for part in PARTS:
         if part in description:
@@ -236,14 +237,19 @@ def _from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
             check_keys(shapes(network.state_dict()), shapes(own), f"the {part} in {path}")
             network.load_state_dict(own)
             networks[part] = network
-    return _assemble(networks, description["betas"], residual_scale, str(path))
+    return _assemble(networks, description, str(path))
 
 
-def _assemble(networks: dict, betas: list[float], residual_scale: float, what: str, presets=None) -> DeblurPipeline:
+def _assemble(networks: dict, values: dict, what: str) -> DeblurPipeline:
+    betas, residual_scale = values.get("betas"), values.get("residual_scale")
     if not betas or not isinstance(residual_scale, int | float):
         raise CheckpointError(f"{what} lacks the training schedule's betas or the residual scale")
+    kind = values.get("scale_kind", "global")  # what was saved before there were maps has one number
+    if kind not in get_args(ScaleKind):
+        raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    return DeblurPipeline(networks["predictor"], networks.get("denoiser"), scheduler, residual_scale, presets)
+    own = residual_scale, values.get("presets"), kind
+    return DeblurPipeline(networks["predictor"], networks.get("denoiser"), scheduler, *own)
 
 
 def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:

@@ -7,7 +7,11 @@ arithmetic here is float32 whatever the precision of the networks.
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+ScaleKind = Literal["global", "local", "learned"]
+FLOOR = 0.005  # of the maps below, in [-1, 1]: two thirds of an 8-bit level; keeps r_0 finite where nothing was changed
 
 PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
@@ -16,7 +20,7 @@ PREDICTION_TYPES = get_args(PredictionType)
 def residual(sharp: Tensor, x_init: Tensor, residual_scale: Tensor | float) -> Tensor:
     """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
 
-    The only place where a residual is made. Inputs (N, 3, H, W) in [-1, 1].
+    The only place where a residual is made. Inputs (N, 3, H, W) in [-1, 1]; s is a number, or a map (N, 1, H, W).
     """
     return (sharp - x_init) / residual_scale
 
@@ -26,19 +30,62 @@ def add_residual(x_init: Tensor, r_0: Tensor, residual_scale: Tensor | float) ->
     return x_init + residual_scale * r_0
 
 
-def sample_alpha_bar(alphas_cumprod: Tensor, batch: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draw `batch` continuous noise levels (N,): a random step t, then uniform in (alpha_bar_t, alpha_bar_{t-1}).
+def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor:
+    """m(p) of the residual's scale s(p) = c m(p): how large the residual is expected to be around a pixel.
 
-    Source: WaveGrad (Chen et al. 2021), algorithm 1, in the form SR3 (Saharia et al. 2021) uses: uniform in alpha_bar.
+    One s for all pixels makes flat regions almost pure noise to remove, and edges too large; with a map r_0 has about
+    unit variance everywhere (as in PriorGrad, Lee et al. 2022). The map is made from what is known when sampling:
+
+    - global: 1. s is a number (the paper's s is 1).
+    - local: the mean over 9 x 9 pixels and the channels of |x_init - y|: where the predictor changed much, it missed
+      much.
+    - learned: the predictor's own estimate of |x - x_init| (see `laplace_loss`), as its mean over 5 x 5 pixels.
 
     Args:
-        alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the training schedule; its device is the device of the draw.
+        prediction: x_init (N, 3, H, W) in [-1, 1], with a fourth channel for learned: the log of that estimate.
+        blurry: y (N, 3, H, W) in [-1, 1].
+
+    Returns:
+        (N, 1, H, W), at least FLOOR; for global without memory of its own.
     """
-    device = alphas_cumprod.device
+    if kind == "local":
+        return _box_mean((prediction[:, :3] - blurry).abs().mean(1, keepdim=True), 9) + FLOOR
+    if kind == "learned":
+        return _box_mean(prediction[:, 3:].exp(), 5).clamp_min(FLOOR)
+    return prediction.new_ones(1, 1, 1, 1).expand(len(prediction), 1, *prediction.shape[-2:])
+
+
+def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
+    """Negative log-likelihood of a residual under a Laplace distribution of mean absolute value exp(log_size).
+
+    Lowest where exp(log_size) is the expected absolute error (Kendall & Gal 2017, in its L1 form).
+
+    Args:
+        log_size: (N, 1, H, W).
+        error: x - x_init (N, 3, H, W) in [-1, 1]; no gradient reaches it.
+    """
+    return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean()
+
+
+def _box_mean(x: Tensor, side: int) -> Tensor:
+    """Mean over side x side pixels; at the border over those that there are."""
+    return F.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=False)
+
+
+def sample_alpha_bar(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
+    """Continuous noise levels (N,) from uniform u (N,) in [0, 1): a random step t, then uniform in its interval.
+
+    Source: WaveGrad (Chen et al. 2021), algorithm 1, in the form SR3 (Saharia et al. 2021) uses: uniform in
+    (alpha_bar_t, alpha_bar_{t-1}). u = 0 is the least noise.
+
+    Args:
+        alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the training schedule.
+        u: float64, on the same device.
+    """
     levels = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod])
-    t = torch.randint(1, len(levels), (batch,), generator=generator, device=device)
-    u = torch.rand(batch, generator=generator, device=device, dtype=levels.dtype)
-    return torch.lerp(levels[t], levels[t - 1], u).float()
+    t = (u * len(alphas_cumprod)).long() + 1
+    inside = t - u * len(alphas_cumprod)  # 1 at the interval's less noisy end
+    return torch.lerp(levels[t], levels[t - 1], inside.to(levels.dtype)).float()
 
 
 def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:

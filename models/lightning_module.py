@@ -19,7 +19,15 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
 from models import checkpoints
-from models.diffusion import add_noise, residual
+from models.diffusion import (
+    ScaleKind,
+    add_noise,
+    add_residual,
+    estimate_r_0,
+    laplace_loss,
+    residual,
+    residual_size,
+)
 from models.objective import Objective
 from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
 from models.sampling import seed_of
@@ -89,8 +97,9 @@ class Predict(L.LightningModule):
         return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """x_init and the predictor's loss: distance of all supervised outputs, and the extra terms. All in [-1, 1]."""
+        """What the predictor's forward gives, and its loss: distance of all supervised outputs, and the extra terms. All in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
+        prediction, estimates[0] = estimates[0], estimates[0][:, :3]
         loss = torch.stack([distance(estimate - sharp, self.loss) for estimate in estimates]).mean()
         if self.fft_weight:
             frequencies = torch.fft.rfft2(estimates[0] - sharp, norm="ortho")
@@ -99,7 +108,9 @@ class Predict(L.LightningModule):
             perceptual = self.perceptual(estimates[0], sharp)
             self.log("train/perceptual_loss", perceptual)
             loss = loss + perceptual
-        return estimates[0], loss
+        if prediction.shape[1] > 3:  # trains the size head alone
+            loss = loss + laplace_loss(prediction[:, 3:], sharp - estimates[0])
+        return prediction, loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
         blurry, sharp = _to_network(batch)
@@ -170,14 +181,21 @@ class PredictAndRefine(Predict):
         schedule: noise levels of training.
         objective: the denoiser's loss, and how its noise levels are drawn; L1 and uniform in alpha_bar are the paper's.
         perceptual: as in `Predict`; a part of the predictor's loss.
+        refiner_perceptual: the same for the refiner: a term of the denoiser's loss, of x_init + s r_0 with its estimate
+            of r_0. What is best by squared error alone is smooth where the residual is uncertain.
+        perceptual_ramp: the steps between which that term rises from nothing to its weight.
+        noises: noise levels and fields drawn for each crop, which share its prediction; the denoiser's batch is so many
+            times the predictor's.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
         predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
             residual (the paper); frozen: g keeps the weights of init_from.
-        residual_scale: s. None: the standard deviation of x - x_init, measured while training as the running mean of
-            its square over about the last 1000 steps. 1 for the paper's unscaled residual.
+        scale_kind: what the residual's scale s(p) = c m(p) follows: global (m = 1, the paper's), local (the size of what
+            the predictor changed) or learned (the predictor's size head); see `models.diffusion.residual_size`.
+        residual_scale: c. None: the standard deviation of (x - x_init) / m, measured while training as the running mean
+            of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample.
         init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
-        lr, weight_decay, betas, warmup_steps, compiled: as in `Predict`.
+        lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight: as in `Predict`.
     """
 
     def __init__(
@@ -190,6 +208,10 @@ class PredictAndRefine(Predict):
         predictor_weight: float = 1.0,
         predictor_training: Literal["joint", "detached", "frozen"] = "detached",
         residual_scale: float | None = None,
+        scale_kind: ScaleKind = "global",
+        refiner_perceptual: Callable | None = None,
+        perceptual_ramp: tuple[int, int] = (0, 0),
+        noises: int = 1,
         validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
         init_from: str | None = None,
         lr: float = 2e-4,
@@ -197,11 +219,21 @@ class PredictAndRefine(Predict):
         betas: tuple[float, float] = (0.9, 0.999),
         warmup_steps: int = 1000,
         compiled: bool = False,
+        decay_steps: int | None = None,
+        loss: Literal["l1", "charbonnier", "l2"] = "l1",
+        fft_weight: float = 0.0,
     ):
+        if scale_kind == "learned" and getattr(predictor, "size_head", None) is None:
+            raise ValueError("scale_kind learned needs a predictor with size_head: true")
+        if noises < 1:
+            raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: leave it away where that has no weight")
-        super().__init__(predictor, perceptual, None, lr, weight_decay, betas, warmup_steps, compiled)
+        optimisation = lr, weight_decay, betas, warmup_steps, compiled, decay_steps
+        super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight)
         self.objective = objective
+        self.scale_kind, self.noises = scale_kind, noises
+        self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
         if compiled:
             denoiser.compile()
@@ -209,7 +241,7 @@ class PredictAndRefine(Predict):
         self.validation, self.residual_scale = validation, residual_scale
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
-        # Running mean of (x - x_init)^2 and the number of steps it has seen; float so that averaging keeps it whole.
+        # Running mean of ((x - x_init) / m)^2 and the number of steps it has seen; float so that averaging keeps it whole.
         self.register_buffer("residual_square", torch.tensor(1.0))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
@@ -218,14 +250,14 @@ class PredictAndRefine(Predict):
             predictor.requires_grad_(False).eval()  # eval: batch statistics stay too; Lightning keeps a layer's mode
 
     def scale(self) -> Tensor | float:
-        """s as it is now."""
+        """c as it is now."""
         return self.residual_square.sqrt() if self.residual_scale is None else self.residual_scale
 
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
         networks = self.network("predictor"), self.network("denoiser")
-        return DeblurPipeline(*networks, scheduler, float(self.scale()))
+        return DeblurPipeline(*networks, scheduler, float(self.scale()), scale_kind=self.scale_kind)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -233,33 +265,64 @@ class PredictAndRefine(Predict):
             "predictor_weight": self.predictor_weight,
             "predictor_training": self.predictor_training,
             "scale": "measured" if self.residual_scale is None else self.residual_scale,
+            "scale_kind": self.scale_kind,
+            "refiner_perceptual": None if self.refiner_perceptual is None else repr(self.refiner_perceptual),
         }
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
-        """The loss, and for callbacks each crop's loss of the denoiser and its noise level, both (N,)."""
+        """The loss, and for callbacks each noisy crop's loss of the denoiser and its noise level, both (N noises,)."""
         blurry, sharp = _to_network(batch)
         if self.predictor_training == "frozen":
             with torch.no_grad():
-                x_init, predictor_loss = self.predictor.estimates(blurry)[0], 0.0
+                prediction, predictor_loss = self.predictor.estimates(blurry)[0], 0.0
         else:
-            x_init, predictor_loss = self.predictor_loss(blurry, sharp)
+            prediction, predictor_loss = self.predictor_loss(blurry, sharp)
             self.log("train/predictor_loss", predictor_loss)
+        size = residual_size(self.scale_kind, prediction.detach(), blurry)
+        x_init = prediction[:, :3]
         if self.residual_scale is None:
-            self._measure_residual(sharp - x_init.detach())
+            self._measure_residual(residual(sharp, x_init.detach(), size))
 
-        missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), self.scale())
-        generators = self.crop_generators(len(missed))
-        alpha_bar = torch.cat([self.objective.draw(self.alphas_cumprod, 1, generator) for generator in generators])
+        s = self.scale() * size
+        missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), s)
+        x_init, generators = x_init.detach(), self.crop_generators(len(missed))
+        alpha_bar = self.objective.draw(self.alphas_cumprod, self._draw_uniform(generators))
+        if self.noises > 1:  # (N, ...) -> (N noises, ...), all noises of the first crop first
+            missed, blurry, x_init, sharp, s = (
+                x.repeat_interleave(self.noises, 0) for x in (missed, blurry, x_init, sharp, s)
+            )
+            generators = [generator for generator in generators for _ in range(self.noises)]
         eps = randn_tensor(missed.shape, generators, self.device)
-        output = self.denoiser(add_noise(missed, eps, alpha_bar), blurry, alpha_bar, x_init.detach())
+        r_t = add_noise(missed, eps, alpha_bar)
+        output = self.denoiser(r_t, blurry, alpha_bar, x_init)
         losses = self.objective.losses(output, missed, eps, alpha_bar, self.denoiser.prediction_type)
         denoiser_loss = losses.mean()
+        if self.refiner_perceptual is not None:
+            r_0 = estimate_r_0(output, r_t, alpha_bar, self.denoiser.prediction_type)
+            perceptual = self.refiner_perceptual(add_residual(x_init, r_0, s), sharp)
+            self.log("train/refiner_perceptual", perceptual)
+            start, end = self.perceptual_ramp
+            share = min(1.0, max(0.0, (self.global_step - start + 1) / max(1, end - start)))
+            denoiser_loss = denoiser_loss + share * perceptual
 
         loss = denoiser_loss + self.predictor_weight * predictor_loss
         self.log("train/denoiser_loss", denoiser_loss)
         self.log("train/residual_scale", self.scale())
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
+
+    def _draw_uniform(self, generators: list[torch.Generator]) -> Tensor:
+        """Where the levels of each crop's noises lie in their distribution (N noises,), float64."""
+        u = torch.stack(
+            [torch.rand(self.noises, generator=g, dtype=torch.float64, device=self.device) for g in generators]
+        )
+        if self.objective.stratified:
+            crops = len(generators) * self.trainer.world_size
+            first = self.trainer.global_rank * len(generators)
+            # Noise k of crop n of the step has share k crops + n: one crop sees levels far apart.
+            share = torch.arange(self.noises)[None] * crops + (first + torch.arange(len(generators)))[:, None]
+            u = (share.to(u) + u) / (crops * self.noises)
+        return u.flatten()
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")

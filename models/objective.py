@@ -23,6 +23,9 @@ class Objective:
             log_snr, uniform in log-SNR over the range of that schedule; log_normal, by `log_normal`.
         log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
             r_0 (log_normal only).
+        sigma_range: the least and the largest sigma that log_normal draws; null: no bounds.
+        stratified: spread the levels of a step evenly over the distribution: one crop in each of as many equal shares
+            as there are crops, which makes the step's gradient less noisy (Kingma et al., VDM, 2021, appendix I.1).
         min_snr: gamma of min-SNR weighting; null: no weighting.
 
     Raises:
@@ -32,6 +35,8 @@ class Objective:
     loss: Literal["l1", "l2"] = "l1"
     levels: Literal["alpha_bar", "log_snr", "log_normal"] = "alpha_bar"
     log_normal: tuple[float, float] = (-1.2, 1.2)
+    sigma_range: tuple[float, float] | None = None
+    stratified: bool = False
     min_snr: float | None = None
 
     def __post_init__(self):
@@ -40,14 +45,21 @@ class Objective:
                 "objective.min_snr and the standard deviation in objective.log_normal must be above 0, got"
                 f" {self.min_snr} and {self.log_normal[1]}"
             )
+        if self.sigma_range is not None and not 0 < self.sigma_range[0] < self.sigma_range[1]:
+            raise ValueError(f"objective.sigma_range must be two numbers, 0 < least < largest, got {self.sigma_range}")
 
-    def draw(self, alphas_cumprod: Tensor, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """`batch` noise levels alpha_bar (N,), float32 in (0, 1], on the device of the schedule's alpha_bar_1 .. T."""
+    def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
+        """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.
+
+        Args:
+            alphas_cumprod: alpha_bar_1 .. T of the training schedule.
+            u: where in the distribution each level lies; on the same device.
+        """
         if self.levels == "log_snr":
-            return sample_log_snr(alphas_cumprod, batch, generator)
+            return sample_log_snr(alphas_cumprod, u)
         if self.levels == "log_normal":
-            return sample_log_normal(*self.log_normal, batch, alphas_cumprod.device, generator)
-        return sample_alpha_bar(alphas_cumprod, batch, generator)
+            return sample_log_normal(*self.log_normal, self.sigma_range, u)
+        return sample_alpha_bar(alphas_cumprod, u)
 
     def losses(
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
@@ -62,23 +74,23 @@ class Objective:
         return losses * (weight.sqrt() if self.loss == "l1" else weight)
 
 
-def sample_log_snr(alphas_cumprod: Tensor, batch: int, generator: torch.Generator | None = None) -> Tensor:
-    """alpha_bar (N,) with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T."""
-    device = alphas_cumprod.device
+def sample_log_snr(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
+    """alpha_bar (N,) with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T, from uniform u (N,)."""
     most, least = alphas_cumprod[0].logit(), alphas_cumprod[-1].logit()
-    u = torch.rand(batch, generator=generator, device=device, dtype=alphas_cumprod.dtype)
-    return torch.lerp(least, most, u).sigmoid().float()
+    return torch.lerp(most, least, u.to(most.dtype)).sigmoid().float()
 
 
-def sample_log_normal(
-    mean: float, std: float, batch: int, device: torch.device, generator: torch.Generator | None = None
-) -> Tensor:
+def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | None, u: Tensor) -> Tensor:
     """alpha_bar (N,) with ln sigma normal, sigma^2 = (1 - alpha_bar) / alpha_bar, so log-SNR = -2 ln sigma.
 
-    Source: EDM (Karras et al. 2022, table 1: P_mean -1.2, P_std 1.2, for data of standard deviation 0.5).
+    Within bounds the distribution is the truncated normal. Source: EDM (Karras et al. 2022, table 1: P_mean -1.2,
+    P_std 1.2, for data of standard deviation 0.5).
     """
-    log_sigma = mean + std * torch.randn(batch, generator=generator, device=device)
-    return (-2 * log_sigma).sigmoid()
+    if bounds is not None:
+        low, high = torch.special.ndtr((torch.tensor(bounds, dtype=u.dtype).log() - mean) / std).tolist()
+        u = low + (high - low) * u
+    log_sigma = mean + std * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    return (-2 * log_sigma).sigmoid().float()
 
 
 def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: float) -> Tensor:

@@ -19,7 +19,7 @@ import models.spandrel_predictor
 import models.u2net
 import models.unet
 import models.untrained  # noqa: F401
-from models.diffusion import add_residual
+from models.diffusion import ScaleKind, add_residual, residual_size
 from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
 from models.settings import SamplingSettings
 from models.tiling import Tiling, whole
@@ -35,11 +35,14 @@ class DeblurOutput(BaseOutput):
         images: the restored pictures: N * num_samples of them, all samples of the first picture first; N if averaged.
         predictions: the predictor's N estimates.
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
+        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range; None
+            where it has no size head.
     """
 
     images: Tensor | list[PIL.Image.Image]
     predictions: Tensor | list[PIL.Image.Image]
     std: Tensor | None
+    expected_error: Tensor | None = None
 
 
 class DeblurPipeline(DiffusionPipeline):
@@ -49,8 +52,10 @@ class DeblurPipeline(DiffusionPipeline):
         predictor: g, blurry -> x_init.
         denoiser: f; None for a predictor alone.
         scheduler: the noise schedule of training. Each call makes the scheduler that its settings ask for.
-        residual_scale: s, standard deviation of x - x_init on the training data; 1 for the paper's unscaled residual.
+        residual_scale: c, standard deviation of (x - x_init) / m on the training data; 1 for the paper's unscaled
+            residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
+        scale_kind: kind of m: global (1), local or learned.
 
     `pipeline(image).images[0]` restores one PIL picture. `save_pretrained(folder)` and `from_pretrained(folder or hub
     id)` keep all of it. Without a denoiser it predicts only.
@@ -65,10 +70,11 @@ class DeblurPipeline(DiffusionPipeline):
         scheduler: DDPMScheduler,
         residual_scale: float = 1.0,
         presets: dict[str, dict] | None = None,
+        scale_kind: ScaleKind = "global",
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {})
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {}, scale_kind=scale_kind)
 
     def save_pretrained(self, folder: str | Path, **options) -> None:
         """As diffusers does it; weights may be read by whom the umask lets, not by the owner alone (safetensors)."""
@@ -93,26 +99,31 @@ class DeblurPipeline(DiffusionPipeline):
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
         """x_init in the units of [0, 1], not clipped, float32. (N, 3, H, W) in [0, 1] -> the same shape.
 
+        Of a predictor with a size head (N, 4, H, W): the last channel, which `refine` may need, is the log of the
+        expected |x - x_init| in the units of [-1, 1].
+
         `tile`: side of the tiles' cores; None: whole, or tiles that fit into memory.
         """
-        return (self._predict(_to_network(blurry), tile) + 1) / 2
+        prediction = self._predict(_to_network(blurry), tile)
+        prediction[:, :3].add_(1).div_(2)
+        return prediction
 
     @torch.no_grad()
     def refine(
         self,
         blurry: Tensor,
-        x_init: Tensor,
+        prediction: Tensor,
         settings: SamplingSettings | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
         tile: int | None = None,
     ) -> DeblurOutput:
-        """The diffusion part alone, on top of `predict`'s x_init.
+        """The diffusion part alone, on top of what `predict` gave.
 
         Args:
             blurry: (N, 3, H, W) in [0, 1].
-            x_init: what `predict` returned for it.
+            prediction: what `predict` returned for it.
             settings: how to sample; None for `default_settings`.
             seed, names: the noise of a sample comes from the seed, its picture's name and its number, nothing else.
                 Without names all pictures start from the same noise field.
@@ -123,7 +134,8 @@ class DeblurPipeline(DiffusionPipeline):
         Returns:
             `DeblurOutput` of tensors.
         """
-        return self._refine(_to_network(blurry), _to_network(x_init), settings, seed, names, progress, tile)
+        prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
+        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)
 
     @torch.no_grad()
     def refine_all(
@@ -139,7 +151,7 @@ class DeblurPipeline(DiffusionPipeline):
         num_samples, average or blend share their samples.
 
         Args:
-            cases: (name, blurry, x_init, settings), the pictures (3, H, W) as in `refine`; taken when there is room.
+            cases: (name, blurry, prediction, settings), the pictures (3, H, W) as in `refine`; taken when there is room.
             seed: as in `refine`.
             slots: pictures in each call of the denoiser.
             progress: told how many denoising steps a call took; `cost_of` says how many there will be.
@@ -149,11 +161,13 @@ class DeblurPipeline(DiffusionPipeline):
             sample were shared), in the order in which they end.
         """
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        s, device, ready, running = self.config.residual_scale, self.device, deque(), []
+        device, ready, running = self.device, deque(), []
 
         def draws() -> Iterator[Draw]:
-            for name, blurry, x_init, settings in cases:
-                blurry, x_init = _to_network(blurry.to(device)), _to_network(x_init.to(device))
+            for name, blurry, prediction, settings in cases:
+                blurry, prediction = _to_network(blurry.to(device)), prediction.to(device)
+                x_init = _to_network(prediction[:3])
+                s = self._scale(torch.cat([x_init, prediction[3:]])[None], blurry[None])[0]
                 for path, users in _paths(settings).items():
                     takers = [_Taker(name, setting, x_init, s) for setting in users]
                     if path.blend == 0:
@@ -166,10 +180,10 @@ class DeblurPipeline(DiffusionPipeline):
                     for k in range(max(setting.num_samples for setting in users)):
                         running.append(takers)
                         scheduler = make_scheduler(path, training_betas)
-                        yield Draw(blurry, x_init, scheduler, path.eta, noise_generator(seed, name, k))
+                        yield Draw(blurry, x_init, scheduler, path.eta, noise_generator(seed, name, k), s)
 
         tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride) if self.denoiser is not None else whole
-        for number, r_0, seconds in sample_residuals(self.denoiser, draws(), slots, s, progress, tiling):
+        for number, r_0, seconds in sample_residuals(self.denoiser, draws(), slots, progress, tiling):
             for taker in running[number]:
                 ready.extend(taker.take(r_0, seconds))
             running[number] = None
@@ -206,8 +220,8 @@ class DeblurPipeline(DiffusionPipeline):
         if output_type not in ("pil", "pt"):
             raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
         blurry = _to_network(_to_tensor(image, self.device))
-        x_init = self._predict(blurry, predictor_tile, memory)
-        output = self._refine(blurry, x_init, settings, seed, names, progress, tile, memory)
+        prediction = self._predict(blurry, predictor_tile, memory)
+        output = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory)
         if output_type == "pil":
             output.images, output.predictions = _to_pil(output.images), _to_pil(output.predictions)
         return output
@@ -233,7 +247,11 @@ class DeblurPipeline(DiffusionPipeline):
         tiling = Tiling(self.predictor.receptive_field, self.predictor.stride, tile, memory)
         return tiling(self.predictor, [blurry])
 
-    def _refine(self, blurry, x_init, settings, seed, names, progress, tile, memory=None) -> DeblurOutput:
+    def _scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
+        """s(p) (N, 1, H, W), of pictures in [-1, 1]."""
+        return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
+
+    def _refine(self, blurry, prediction, settings, seed, names, progress, tile, memory=None) -> DeblurOutput:
         """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         settings = settings or self.default_settings
         names = [""] * len(blurry) if names is None else names
@@ -241,9 +259,11 @@ class DeblurPipeline(DiffusionPipeline):
             raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
         if self.denoiser is None and settings.blend > 0:
             raise ValueError(_NO_DENOISER)
-        K, s = settings.num_samples, self.config.residual_scale
+        K, x_init = settings.num_samples, prediction[:, :3]
+        expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if settings.blend > 0:
+            s = self._scale(prediction, blurry)
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
             tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory, fields)
         samples, moments = [], _Moments()
@@ -270,7 +290,7 @@ class DeblurPipeline(DiffusionPipeline):
                 samples.append(x)
         images = torch.stack(samples, dim=1).flatten(0, 1) if len(samples) > 1 else (samples or [moments.mean])[0]
         std = moments.std() if K > 1 else None
-        return DeblurOutput(images=images, predictions=_to_world(x_init), std=std)
+        return DeblurOutput(images=images, predictions=_to_world(x_init), std=std, expected_error=expected_error)
 
 
 def cost_of(settings: Sequence[SamplingSettings]) -> tuple[int, int]:
@@ -296,7 +316,7 @@ def _paths(settings: Sequence[SamplingSettings]) -> dict[SamplingSettings, list[
 class _Taker:
     """Makes one setting's pictures out of the residuals of a path, which come sample by sample."""
 
-    def __init__(self, name: str, setting: SamplingSettings, x_init: Tensor, residual_scale: float):
+    def __init__(self, name: str, setting: SamplingSettings, x_init: Tensor, residual_scale: Tensor):
         self.name, self.setting, self.x_init, self.s = name, setting, x_init, residual_scale
         self.seconds, self.moments, self.samples, self.taken = 0.0, _Moments(), [], 0
 

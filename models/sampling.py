@@ -67,7 +67,7 @@ def sample_residual(
     scheduler: SchedulerMixin,
     eta: float = 0.0,
     generator: torch.Generator | list[torch.Generator] | None = None,
-    residual_scale: float | None = None,
+    residual_scale: Tensor | float | None = None,
     progress: Callable[[Iterable], Iterable] = iter,
     tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
 ) -> Tensor:
@@ -79,7 +79,8 @@ def sample_residual(
         scheduler: from `make_scheduler`.
         eta: for DDIM.
         generator: one, or one a picture.
-        residual_scale: s; estimates of r_0 are clipped so that x_init + s r_0 stays in [-1, 1]. None: no clipping.
+        residual_scale: s, a number or a map (N, 1, H, W); estimates of r_0 are clipped so that x_init + s r_0 stays in
+            [-1, 1]. None: no clipping.
         progress: wraps the steps, e.g. tqdm.
         tiling: `models.tiling.Tiling` of the denoiser for pictures too large to be denoised whole. The noise field is
             always that of the whole picture.
@@ -88,9 +89,10 @@ def sample_residual(
         r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
     """
     walk = _Walk(blurry, scheduler, eta, generator)
-    estimate = partial(_estimate, denoiser, residual_scale)
+    estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
     for alpha_bar in progress(walk.levels):
-        walk.step(tiling(estimate, [walk.r_t, blurry, x_init, _field([alpha_bar] * len(blurry), blurry)]))
+        levels = _field([alpha_bar] * len(blurry), blurry)
+        walk.step(tiling(estimate, [walk.r_t, blurry, x_init, levels, *scales]))
     return walk.r_t
 
 
@@ -103,13 +105,13 @@ class Draw:
     scheduler: SchedulerMixin
     eta: float
     generator: torch.Generator
+    residual_scale: Tensor  # (1, H, W)
 
 
 def sample_residuals(
     denoiser: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     draws: Iterable[Draw],
     slots: int,
-    residual_scale: float | None = None,
     progress: Callable[[int], object] = int,
     tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
 ) -> Iterator[tuple[int, Tensor, float]]:
@@ -123,7 +125,7 @@ def sample_residuals(
         draws: taken one by one, when there is room; all pictures of one size.
         slots: pictures in each call.
         progress: told how many denoising steps a call took.
-        denoiser, residual_scale, tiling: as in `sample_residual`.
+        denoiser, tiling: as in `sample_residual`.
 
     Yields:
         (number of the draw, r_0 (3, H, W), its share of the seconds), in the order in which they end.
@@ -139,9 +141,10 @@ def sample_residuals(
         start = time.perf_counter()
         rows = active + active[:1] * (slots - len(active))
         r_t = torch.cat([walk.r_t for _, _, walk in rows])
-        blurry, x_init = (torch.stack([getattr(draw, name) for _, draw, _ in rows]) for name in ("blurry", "x_init"))
+        names = ("blurry", "x_init", "residual_scale")
+        blurry, x_init, scale = (torch.stack([getattr(draw, name) for _, draw, _ in rows]) for name in names)
         levels = _field([walk.level for _, _, walk in rows], r_t)
-        estimates = tiling(partial(_estimate, denoiser, residual_scale), [r_t, blurry, x_init, levels])
+        estimates = tiling(partial(_estimate, denoiser), [r_t, blurry, x_init, levels, scale])
         for (_, _, walk), r_0 in zip(active, estimates.split(1), strict=False):
             walk.step(r_0)
         end = time.perf_counter()
@@ -199,7 +202,15 @@ def _field(levels: Sequence[float], like: Tensor) -> Tensor:
     return field.expand(-1, 1, *like.shape[-2:])
 
 
-def _estimate(denoiser, s: float | None, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor) -> Tensor:
+def _scales(residual_scale: Tensor | float | None, like: Tensor) -> list[Tensor]:
+    """The scale as a list of at most one map (N, 1, H, W), which tilings cut with the rest."""
+    if residual_scale is None:
+        return []
+    scale = torch.as_tensor(residual_scale, device=like.device, dtype=like.dtype)
+    return [scale.expand(len(like), 1, *like.shape[-2:])]
+
+
+def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor | None = None) -> Tensor:
     alpha_bar = levels[:, 0, 0, 0]
     output = denoiser(r_t, blurry, alpha_bar, x_init)
     r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)

@@ -53,7 +53,7 @@ class Tiling:
         self.together = None  # pictures at a time; None for all
 
     def __call__(self, function: Callable[..., Tensor], pictures: Sequence[Tensor]) -> Tensor:
-        """function(*pictures), for pictures (N, C, H, W) of one size, whole or in tiles -> (N, 3, H, W)."""
+        """function(*pictures), for pictures (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
         if self.tile is None:
             self._fit(function, pictures)
         count = len(pictures[0])
@@ -80,14 +80,15 @@ class Tiling:
         if self.tile >= max(height, width):
             return function(*pictures)
         core, margin = self._core(self.tile), self._margin(self.tile)
-        blends = self.reach is None
-        whole = torch.zeros_like(pictures[0]) if blends else torch.empty_like(pictures[0])
+        blends, whole = self.reach is None, None
         columns = list(spans(width, core, margin))
         for rows in spans(height, core, margin):
             for cols in columns:
                 (top, y0, y1, bottom), (left, x0, x1, right) = rows, cols
                 part = function(*(picture[..., top:bottom, left:right] for picture in pictures))
                 give_back()
+                if whole is None:
+                    whole = part.new_zeros(*part.shape[:2], height, width)
                 if blends:
                     weight_y = ramps(rows, height, margin // 2).to(part)
                     weight_x = ramps(cols, width, margin // 2).to(part)

@@ -4,7 +4,7 @@ A U-Net whose every stage is itself a small U-Net, the residual U-block RSU-L. N
 official code, so that the encoder and decoder of official weight files fit.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,10 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
-Norm = Literal["batch", "none"]
+from models.heads import SizeHead
+from models.unet import PixelNorm
+
+Norm = Literal["batch", "pixel", "none"]
 Upsample = Literal["bilinear", "nearest"]
 
 # Table of Qin et al. 2020: (stage, height of the RSU block or "4F", in, mid, out channels).
@@ -55,8 +58,9 @@ class ConvNormRelu(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, dilation: int = 1, norm: Norm = "batch"):
         super().__init__()
         self.conv_s1 = nn.Conv2d(in_channels, out_channels, 3, padding=dilation, dilation=dilation)
-        self.bn_s1 = nn.BatchNorm2d(out_channels) if norm == "batch" else nn.Identity()
-        if norm == "none":  # nothing else keeps the variance of the activations
+        norms = {"batch": nn.BatchNorm2d, "pixel": PixelNorm, "none": nn.Identity}
+        self.bn_s1 = norms[norm](out_channels)
+        if norm != "batch":  # little else keeps the variance of the activations
             nn.init.kaiming_normal_(self.conv_s1.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,6 +89,7 @@ class RSU(nn.Module):
         self.levels = L = int(str(height)[0])
         dilations = [1] * (L - 1) + [2] if self.pooled else [1, 2, 4, 8]
         self.rebnconvin = ConvNormRelu(in_channels, out_channels, norm=norm)
+        norm = "none" if norm == "pixel" else norm  # one for each block keeps a network without others alive
         for i in range(1, L + 1):
             first = out_channels if i == 1 else mid_channels
             self.add_module(f"rebnconv{i}", ConvNormRelu(first, mid_channels, dilations[i - 1], norm))
@@ -113,12 +118,15 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
 
     Args:
         variant: "full" (44.0 M parameters), "lite" (1.1 M), or "small" (3.6 M; for `unshuffle` 2).
-        norm: "batch" (official) or "none" (what the network does then never depends on the crop's statistics).
+        norm: "batch" (official), "pixel" (over the channels of each pixel, once a block) or "none"; with the last two
+            what the network does never depends on the crop's statistics.
         out_channels: channels of the heads: 3; 1 gives the official saliency heads, for loading and counting only.
         unshuffle: side k of the blocks of pixels that the network takes as one place (Shi et al., CVPR 2016), so that
             its first resolution is 1/k and its heads put out k^2 pixels a place; 1 is official.
         side_outputs: fuse six side outputs, and supervise them (official); without, the last stage's head is x_init's.
         upsample: "bilinear" (official), or "nearest", whose gradient is five times as cheap on a CPU.
+        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
+            stage's features, which it does not train.
     """
 
     receptive_field = None  # most of a picture: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
@@ -133,12 +141,13 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
         unshuffle: int = 1,
         side_outputs: bool = True,
         upsample: Upsample = "bilinear",
+        size_head: bool = False,
     ):
         super().__init__()
         if variant not in TABLES:
             raise ValueError(f"variant must be one of {', '.join(TABLES)}, got {variant!r}")
-        if norm not in ("batch", "none"):
-            raise ValueError(f"norm must be 'batch' or 'none', got {norm!r}")
+        if norm not in get_args(Norm):
+            raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         table, heads = TABLES[variant], out_channels * unshuffle**2
@@ -156,13 +165,17 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
             self.outconv = nn.Conv2d(6 * heads, heads, 1)
             nn.init.zeros_(self.outconv.bias)
         self.side_outputs = side_outputs
+        self.size_head = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
     def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped."""
+        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
+
+        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|.
+        """
         return self.estimates(blurry)[0]
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """x_init, and where there are side outputs the six of them at full size: all pictures to supervise."""
+        """What `forward` gives, and where there are side outputs the six of them at full size: all to supervise."""
         height, width = blurry.shape[-2:]
         h = blurry.to(self.side1.weight.dtype)
         if height % self.unshuffle or width % self.unshuffle:
@@ -190,7 +203,11 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
         else:
             heads = [self.side1(decoded[0])]
         heads = [F.pixel_shuffle(head, self.unshuffle)[..., :height, :width] for head in heads]
-        return [blurry.float() + head.float() for head in heads]
+        estimates = [blurry.float() + head.float() for head in heads]
+        if self.size_head is not None:
+            log_size = self.size_head(decoded[0])[..., :height, :width]
+            estimates[0] = torch.cat([estimates[0], log_size], dim=1)
+        return estimates
 
 
 def _resize(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:

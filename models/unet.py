@@ -7,7 +7,7 @@ self-attention, positional encoding and group normalisation removed. One network
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,11 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
+from models.heads import SizeHead
 from models.tiling import in_bands, whole
+
+Norm = Literal["none", "pixel"]
+Modulation = Literal["add", "scale_shift"]
 
 
 class PixelNorm(nn.LayerNorm):
@@ -35,17 +39,29 @@ class ResidualBlock(nn.Module):
     Args:
         in_channels, out_channels: channels before and after.
         resample: None, "down" (2x2 mean) or "up" (nearest, x2).
-        embedding_channels: width of the noise embedding added after the first convolution; 0 for none.
+        embedding_channels: width of the noise embedding that acts after the first convolution; 0 for none.
+        modulation: how: "add" a bias for each channel (the paper), or "scale_shift": a factor, too (ADM, Dhariwal and
+            Nichol 2021, section 3).
         dropout: probability.
         norm: "none" (the paper), or "pixel" to normalise the input of the branch.
     """
 
-    def __init__(self, in_channels, out_channels, resample=None, embedding_channels=0, dropout=0.0, norm="none"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        resample: Literal["down", "up"] | None = None,
+        embedding_channels: int = 0,
+        dropout: float = 0.0,
+        norm: Norm = "none",
+        modulation: Modulation = "add",
+    ):
         super().__init__()
         self.norm = PixelNorm(in_channels) if norm == "pixel" else nn.Identity()
         self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[resample]
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
+        self.scales = modulation == "scale_shift"
+        self.embed = nn.Linear(embedding_channels, out_channels * (1 + self.scales)) if embedding_channels else None
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.skip = nn.Conv2d(in_channels, out_channels, 1, bias=False)
@@ -63,7 +79,11 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         h = self.conv1(self.resample(F.silu(self.norm(x))))
         if self.embed is not None:
-            h = h + self.embed(F.silu(embedding))[:, :, None, None]
+            shift = self.embed(F.silu(embedding))[:, :, None, None]
+            if self.scales:
+                factor, shift = shift.chunk(2, dim=1)
+                h = h * (1 + factor)
+            h = h + shift
         h = self.conv2(self.dropout(F.silu(h)))
         return self.skip(self.resample(x)) + h
 
@@ -88,20 +108,23 @@ class UNet(nn.Module):
         embedding_channels=0,
         unshuffle=1,
         norm="none",
+        modulation="add",
+        stem=1,
+        size_head=False,
     ):
         super().__init__()
         if norm not in ("none", "pixel"):
             raise ValueError(f"norm must be 'none' or 'pixel', got {norm!r}")
 
         def block(i, o, resample=None):
-            return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
+            return ResidualBlock(i, o, resample, embedding_channels, dropout, norm, modulation)
 
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
         self.banded = True  # False for compilation, which would make a program of every band
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
-        self.stem = nn.Conv2d(in_channels, channels, 1)
+        self.stem = nn.Conv2d(in_channels, channels, stem, padding=stem // 2)
         ch, skips = channels, [channels]
         self.down = nn.ModuleList()
         for level, multiplier in enumerate(multipliers):
@@ -122,14 +145,15 @@ class UNet(nn.Module):
                 self.up.append(block(ch, ch, "up"))
         # No swish before it, unlike SR3's: one that falls silent everywhere has no gradient, and leaves the identity.
         self.head = nn.Conv2d(ch, out_channels, 3, padding=1)
-        nn.init.normal_(self.stem.weight, std=in_channels**-0.5)
+        nn.init.normal_(self.stem.weight, std=(in_channels * stem**2) ** -0.5)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.size_head = SizeHead(ch, unshuffle) if size_head else None
 
     @property
     def receptive_field(self) -> int:
         """How many pixels beyond a multiple of `stride` the outputs inside it see; itself such a multiple."""
-        radius = 0  # in pixels of the current resolution; a skip's own is never larger
+        radius = self.stem.padding[0]  # in pixels of the current resolution; a skip's own is never larger
         for block in (*self.down, *self.middle, *self.up):
             if isinstance(block.resample, nn.AvgPool2d):
                 radius = -(-radius // 2)
@@ -177,7 +201,8 @@ class UNet(nn.Module):
         return self.stem(F.pixel_unshuffle(x, self.unshuffle))
 
     def _leave(self, h: Tensor) -> Tensor:
-        return F.pixel_shuffle(self.head(h), self.unshuffle)
+        out = F.pixel_shuffle(self.head(h), self.unshuffle)
+        return out if self.size_head is None else torch.cat([out.float(), self.size_head(h)], dim=1)
 
 
 class UNetPredictor(ModelMixin, ConfigMixin):
@@ -192,6 +217,8 @@ class UNetPredictor(ModelMixin, ConfigMixin):
             and twice the width a network takes the same arithmetic and has four times the parameters.
         norm: "none", or "pixel": over the channels of each pixel at the start of every block's branch, which leaves the
             network as local as it is without.
+        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
+            features, which it does not train.
     """
 
     _supports_gradient_checkpointing = True
@@ -204,18 +231,29 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         blocks: int = 3,
         dropout: float = 0.0,
         unshuffle: int = 1,
-        norm: Literal["none", "pixel"] = "none",
+        norm: Norm = "none",
+        size_head: bool = False,
     ):
         super().__init__()
-        self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm)
+        self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
 
+    @property
+    def size_head(self) -> SizeHead | None:
+        """What estimates the expected |x - x_init|; None without."""
+        return self.unet.size_head
+
     def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped."""
-        return blurry.float() + self.unet(blurry).float()
+        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
+
+        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|.
+        """
+        out = self.unet(blurry).float()
+        x_init = blurry.float() + out[:, :3]
+        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """All outputs that training supervises, x_init first."""
+        """All outputs that training supervises, what `forward` gives first."""
         return [self(blurry)]
 
 
@@ -228,6 +266,9 @@ class Denoiser(ModelMixin, ConfigMixin):
         condition: what stands beside r_t at the input: "blurry" (the paper), or "blurry+x_init" (also the prediction).
         prediction_type: what the last layer puts out: "v_prediction", "epsilon" (the paper) or "sample".
         embedding_channels: width of the noise-level embedding.
+        modulation: how the embedding acts in a block: "add" (the paper) or "scale_shift".
+        stem: side of the first convolution's kernel: 1, or 3, which sees a place's neighbours before it mixes what
+            unshuffle put side by side.
     """
 
     _supports_gradient_checkpointing = True
@@ -243,16 +284,21 @@ class Denoiser(ModelMixin, ConfigMixin):
         prediction_type: PredictionType = "v_prediction",
         embedding_channels: int = 32,
         unshuffle: int = 1,
-        norm: Literal["none", "pixel"] = "none",
+        norm: Norm = "none",
+        modulation: Modulation = "add",
+        stem: int = 1,
     ):
         super().__init__()
+        if modulation not in get_args(Modulation):
+            raise ValueError(f"modulation must be one of {', '.join(get_args(Modulation))}, got {modulation!r}")
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
         if condition not in ("blurry", "blurry+x_init"):
             raise ValueError(f"condition must be 'blurry' or 'blurry+x_init', got {condition!r}")
         self.condition, self.prediction_type = condition, prediction_type
         in_channels = 6 if condition == "blurry" else 9
-        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels, unshuffle, norm)
+        own = embedding_channels, unshuffle, norm, modulation, stem
+        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, *own)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 

@@ -15,6 +15,10 @@ from models.diffusion import (
 from models.schedules import linear
 
 
+def uniform(count):
+    return torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 def test_residual_is_sharp_minus_prediction_and_is_added_back():
     sharp, x_init = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
     r_0 = residual(sharp, x_init, 0.1)
@@ -52,7 +56,7 @@ def test_v_is_the_derivative_of_the_rotation():
 
 def test_alpha_bar_is_uniform_inside_uniform_steps():
     alphas_cumprod = (1 - linear(4, 0.1, 0.6)).cumprod(0)
-    draws = sample_alpha_bar(alphas_cumprod, 40_000, torch.Generator().manual_seed(0)).double()
+    draws = sample_alpha_bar(alphas_cumprod, uniform(40_000)).double()
     edges = torch.cat([alphas_cumprod.flip(0), torch.ones(1, dtype=torch.float64)])
     assert draws.min() >= edges[0] and draws.max() <= 1
     for low, high in itertools.pairwise(edges):

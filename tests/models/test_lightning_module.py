@@ -1,5 +1,7 @@
 import hashlib
 import itertools
+import math
+import statistics
 
 import lightning as L
 import pytest
@@ -80,13 +82,13 @@ class TestTraining:
         r_0 = (x - x_init) / 0.2
         # The random numbers of a crop follow from the run's seed and the crop's number.
         levels = torch.cat([torch.ones(1, dtype=torch.float64), fresh.alphas_cumprod])
+        steps = len(fresh.alphas_cumprod)
         a, eps = torch.empty(2), torch.empty_like(r_0)
         for crop, key in enumerate([b"7/0", b"7/1"]):
             seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
             generator = torch.Generator().manual_seed(seed)
-            t = torch.randint(1, len(levels), (1,), generator=generator)
-            u = torch.rand(1, generator=generator, dtype=torch.float64)
-            a[crop] = torch.lerp(levels[t], levels[t - 1], u).float()
+            u = torch.rand(1, generator=generator, dtype=torch.float64).item() * steps
+            a[crop] = levels[int(u)] + (u - int(u)) * (levels[int(u) + 1] - levels[int(u)])
             eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
         aa = a.view(-1, 1, 1, 1)
         r_t = aa.sqrt() * r_0 + (1 - aa).sqrt() * eps
@@ -112,7 +114,8 @@ class TestTraining:
         for crop, key in enumerate([b"7/0", b"7/1"]):
             seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
             generator = torch.Generator().manual_seed(seed)
-            sigma[crop] = (-1.2 + 1.2 * torch.randn(1, generator=generator)).exp()
+            u = torch.rand(1, generator=generator, dtype=torch.float64).item()
+            sigma[crop] = math.exp(-1.2 + 1.2 * statistics.NormalDist().inv_cdf(u))
             eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
         a, snr = 1 / (1 + sigma**2), sigma**-2
         aa = a.view(-1, 1, 1, 1)

@@ -18,13 +18,17 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def uniform(count):
+    return torch.rand(count, generator=seeded(), dtype=torch.float64)
+
+
 def log_snr(alpha_bar):
     return alpha_bar.double().logit()
 
 
 class TestDraws:
     def test_log_snr_is_uniform_over_the_schedule(self):
-        draws = log_snr(sample_log_snr(SCHEDULE, 40_000, seeded()))
+        draws = log_snr(sample_log_snr(SCHEDULE, uniform(40_000)))
         low, high = SCHEDULE[-1].logit().item(), SCHEDULE[0].logit().item()
         # The last digits of alpha_bar near 1 are float32's.
         assert draws.min() >= low - 1e-3 and draws.max() <= high + 0.2
@@ -33,7 +37,7 @@ class TestDraws:
         )
 
     def test_log_normal_has_edm_s_moments(self):
-        log_sigma = -log_snr(sample_log_normal(-1.2, 1.2, 40_000, torch.device("cpu"), seeded())) / 2
+        log_sigma = -log_snr(sample_log_normal(-1.2, 1.2, None, uniform(40_000))) / 2
         assert log_sigma.mean().item() == pytest.approx(-1.2, abs=0.02)
         assert log_sigma.std().item() == pytest.approx(1.2, rel=0.02)
         for deviations in (-1, 0, 1):
@@ -41,14 +45,14 @@ class TestDraws:
             assert below == pytest.approx(0.5 * (1 + math.erf(deviations / 2**0.5)), abs=0.01)
 
     def test_the_config_s_word_chooses_the_draw(self):
-        assert torch.equal(Objective().draw(SCHEDULE, 5, seeded()), sample_alpha_bar(SCHEDULE, 5, seeded()))
+        assert torch.equal(Objective().draw(SCHEDULE, uniform(5)), sample_alpha_bar(SCHEDULE, uniform(5)))
         assert torch.equal(
-            Objective(levels="log_snr").draw(SCHEDULE, 5, seeded()), sample_log_snr(SCHEDULE, 5, seeded())
+            Objective(levels="log_snr").draw(SCHEDULE, uniform(5)), sample_log_snr(SCHEDULE, uniform(5))
         )
-        other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, 2000, seeded())
+        other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, uniform(2000))
         assert (-log_snr(other) / 2).mean().item() == pytest.approx(0.5, abs=0.02)
         for levels in ("alpha_bar", "log_snr", "log_normal"):
-            draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), 1000, seeded())
+            draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), uniform(1000))
             assert draw.dtype == torch.float32 and draw.shape == (1000,) and (draw > 0).all() and (draw <= 1).all()
 
 

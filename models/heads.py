@@ -1,0 +1,23 @@
+"""What a predictor can say beside x_init: how wrong it expects to be."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SizeHead(nn.Module):
+    """Features (N, C, h, w) -> the log of the expected |x - x_init| (N, 1, k h, k w), float32; features get no gradient.
+
+    Starts at 0.02 everywhere, about a good prediction's error in [-1, 1].
+    """
+
+    def __init__(self, channels: int, unshuffle: int):
+        super().__init__()
+        self.unshuffle = unshuffle
+        self.conv = nn.Conv2d(channels, unshuffle**2, 3, padding=1)
+        nn.init.zeros_(self.conv.weight)
+        nn.init.constant_(self.conv.bias, math.log(0.02))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.conv(features.detach()), self.unshuffle).float()
