@@ -157,7 +157,7 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
         if network is not None and part in found:
             state = found[part].state_dict()
             # A size head can be added to a predictor that was trained without.
-            state |= {k: v for k, v in network.state_dict().items() if k not in state and "size_head." in k}
+            state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
             check_keys(shapes(network.state_dict()), shapes(state), f"the {part} of {source}")
             network.load_state_dict(state)
 

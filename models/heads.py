@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SizeHead(nn.Module):
-    """Features (N, C, h, w) -> the log of the expected |x - x_init| (N, 1, k h, k w), float32; features get no gradient.
+    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; they get no gradient.
 
     Starts at 0.02 everywhere, about a good prediction's error in [-1, 1].
     """

@@ -13,7 +13,6 @@ from typing import Literal
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from diffusers import DDPMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
@@ -97,7 +96,7 @@ class Predict(L.LightningModule):
         return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """What the predictor's forward gives, and its loss: distance of all supervised outputs, and the extra terms. All in [-1, 1]."""
+        """What the predictor's forward gives, and its loss; pictures in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
         prediction, estimates[0] = estimates[0], estimates[0][:, :3]
         loss = torch.stack([distance(estimate - sharp, self.loss) for estimate in estimates]).mean()
@@ -189,8 +188,8 @@ class PredictAndRefine(Predict):
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
         predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
             residual (the paper); frozen: g keeps the weights of init_from.
-        scale_kind: what the residual's scale s(p) = c m(p) follows: global (m = 1, the paper's), local (the size of what
-            the predictor changed) or learned (the predictor's size head); see `models.diffusion.residual_size`.
+        scale_kind: what the residual's scale s(p) = c m(p) follows: global (m = 1, the paper's), local (the size of
+            what the predictor changed) or learned (the predictor's size head); see `models.diffusion.residual_size`.
         residual_scale: c. None: the standard deviation of (x - x_init) / m, measured while training as the running mean
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample.
@@ -223,7 +222,7 @@ class PredictAndRefine(Predict):
         loss: Literal["l1", "charbonnier", "l2"] = "l1",
         fft_weight: float = 0.0,
     ):
-        if scale_kind == "learned" and getattr(predictor, "size_head", None) is None:
+        if scale_kind == "learned" and not predictor.config.get("size_head"):
             raise ValueError("scale_kind learned needs a predictor with size_head: true")
         if noises < 1:
             raise ValueError(f"noises must be at least 1, got {noises}")
@@ -241,7 +240,7 @@ class PredictAndRefine(Predict):
         self.validation, self.residual_scale = validation, residual_scale
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
-        # Running mean of ((x - x_init) / m)^2 and the number of steps it has seen; float so that averaging keeps it whole.
+        # Running mean of ((x - x_init) / m)^2 and its number of steps; float, to be averaged whole.
         self.register_buffer("residual_square", torch.tensor(1.0))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:

@@ -151,7 +151,8 @@ class DeblurPipeline(DiffusionPipeline):
         num_samples, average or blend share their samples.
 
         Args:
-            cases: (name, blurry, prediction, settings), the pictures (3, H, W) as in `refine`; taken when there is room.
+            cases: (name, blurry, prediction, settings), the pictures (3, H, W) as in `refine`; taken when there
+                is room.
             seed: as in `refine`.
             slots: pictures in each call of the denoiser.
             progress: told how many denoising steps a call took; `cost_of` says how many there will be.

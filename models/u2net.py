@@ -165,7 +165,7 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
             self.outconv = nn.Conv2d(6 * heads, heads, 1)
             nn.init.zeros_(self.outconv.bias)
         self.side_outputs = side_outputs
-        self.size_head = SizeHead(widths["stage1d"], unshuffle) if size_head else None
+        self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
@@ -197,15 +197,16 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
         decoded.reverse()
         if self.side_outputs:
             sides = [
-                _resize(self.get_submodule(f"side{k}")(d), decoded[0], "bilinear") for k, d in enumerate(decoded, start=1)
+                _resize(self.get_submodule(f"side{k}")(d), decoded[0], "bilinear")
+                for k, d in enumerate(decoded, start=1)
             ]
             heads = [self.outconv(torch.cat(sides, dim=1)), *sides]
         else:
             heads = [self.side1(decoded[0])]
         heads = [F.pixel_shuffle(head, self.unshuffle)[..., :height, :width] for head in heads]
         estimates = [blurry.float() + head.float() for head in heads]
-        if self.size_head is not None:
-            log_size = self.size_head(decoded[0])[..., :height, :width]
+        if self.log_size is not None:
+            log_size = self.log_size(decoded[0])[..., :height, :width]
             estimates[0] = torch.cat([estimates[0], log_size], dim=1)
         return estimates
 

@@ -148,7 +148,7 @@ class UNet(nn.Module):
         nn.init.normal_(self.stem.weight, std=(in_channels * stem**2) ** -0.5)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.size_head = SizeHead(ch, unshuffle) if size_head else None
+        self.log_size = SizeHead(ch, unshuffle) if size_head else None
 
     @property
     def receptive_field(self) -> int:
@@ -202,7 +202,7 @@ class UNet(nn.Module):
 
     def _leave(self, h: Tensor) -> Tensor:
         out = F.pixel_shuffle(self.head(h), self.unshuffle)
-        return out if self.size_head is None else torch.cat([out.float(), self.size_head(h)], dim=1)
+        return out if self.log_size is None else torch.cat([out.float(), self.log_size(h)], dim=1)
 
 
 class UNetPredictor(ModelMixin, ConfigMixin):
@@ -237,11 +237,6 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         super().__init__()
         self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
-
-    @property
-    def size_head(self) -> SizeHead | None:
-        """What estimates the expected |x - x_init|; None without."""
-        return self.unet.size_head
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.

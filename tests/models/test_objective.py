@@ -46,9 +46,7 @@ class TestDraws:
 
     def test_the_config_s_word_chooses_the_draw(self):
         assert torch.equal(Objective().draw(SCHEDULE, uniform(5)), sample_alpha_bar(SCHEDULE, uniform(5)))
-        assert torch.equal(
-            Objective(levels="log_snr").draw(SCHEDULE, uniform(5)), sample_log_snr(SCHEDULE, uniform(5))
-        )
+        assert torch.equal(Objective(levels="log_snr").draw(SCHEDULE, uniform(5)), sample_log_snr(SCHEDULE, uniform(5)))
         other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, uniform(2000))
         assert (-log_snr(other) / 2).mean().item() == pytest.approx(0.5, abs=0.02)
         for levels in ("alpha_bar", "log_snr", "log_normal"):
