@@ -4,6 +4,7 @@ Symbols as in the paper: r_0 is the residual, alpha_bar the continuous noise lev
 arithmetic here is float32 whatever the precision of the networks.
 """
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -58,13 +59,14 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
 def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
     """Negative log-likelihood of a residual under a Laplace distribution of mean absolute value exp(log_size).
 
-    Lowest where exp(log_size) is the expected absolute error (Kendall & Gal 2017, in its L1 form).
+    Lowest where exp(log_size) is the expected absolute error (Kendall & Gal 2017, in its L1 form). Counted from that of
+    a residual of FLOOR, so that it is above 0 wherever the map is.
 
     Args:
         log_size: (N, 1, H, W).
         error: x - x_init (N, 3, H, W) in [-1, 1]; no gradient reaches it.
     """
-    return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean()
+    return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean() - math.log(FLOOR)
 
 
 def _box_mean(x: Tensor, side: int) -> Tensor:

@@ -33,6 +33,8 @@ from models.sampling import seed_of
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
+SIZE_WEIGHT = 0.01  # the size head's gradient shares the clipping with the rest, and must not rule it
+
 
 class Predict(L.LightningModule):
     """Train the predictor g alone, by the mean absolute error of all its outputs.
@@ -108,7 +110,9 @@ class Predict(L.LightningModule):
             self.log("train/perceptual_loss", perceptual)
             loss = loss + perceptual
         if prediction.shape[1] > 3:  # trains the size head alone
-            loss = loss + laplace_loss(prediction[:, 3:], sharp - estimates[0])
+            size_loss = laplace_loss(prediction[:, 3:], sharp - estimates[0])
+            self.log("train/size_loss", size_loss)
+            loss = loss + SIZE_WEIGHT * size_loss
         return prediction, loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:

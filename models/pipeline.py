@@ -168,7 +168,7 @@ class DeblurPipeline(DiffusionPipeline):
             for name, blurry, prediction, settings in cases:
                 blurry, prediction = _to_network(blurry.to(device)), prediction.to(device)
                 x_init = _to_network(prediction[:3])
-                s = self._scale(torch.cat([x_init, prediction[3:]])[None], blurry[None])[0]
+                s = self.scale(torch.cat([x_init, prediction[3:]])[None], blurry[None])[0]
                 for path, users in _paths(settings).items():
                     takers = [_Taker(name, setting, x_init, s) for setting in users]
                     if path.blend == 0:
@@ -248,7 +248,7 @@ class DeblurPipeline(DiffusionPipeline):
         tiling = Tiling(self.predictor.receptive_field, self.predictor.stride, tile, memory)
         return tiling(self.predictor, [blurry])
 
-    def _scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
+    def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), of pictures in [-1, 1]."""
         return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
 
@@ -264,7 +264,7 @@ class DeblurPipeline(DiffusionPipeline):
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if settings.blend > 0:
-            s = self._scale(prediction, blurry)
+            s = self.scale(prediction, blurry)
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
             tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory, fields)
         samples, moments = [], _Moments()

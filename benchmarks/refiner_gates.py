@@ -1,0 +1,74 @@
+"""Does a refiner refine? Its errors in flat regions and at edges, and the power of its samples, in seconds.
+
+    python -m benchmarks.refiner_gates pretrained/lite PAIRS
+
+PAIRS is a dataset in any layout of docs/data.md. Of each image the centre is taken. Prints a table; with --output FILE
+also writes it as JSON, with the command's arguments, the checkpoint's hash and the commit.
+"""
+
+import sys
+from dataclasses import asdict
+from typing import Literal
+
+import torch
+from jsonargparse import auto_cli
+
+from benchmarks.record import machine, write_json
+from data.layouts import list_pairs, whole
+from data.pairs import centre_crop, read_pair
+from models.checkpoints import checkpoint_hash, load_pipeline
+from models.settings import SamplingSettings
+from training.gates import SIGMAS, refiner_gates
+
+
+def main(
+    checkpoint: str,
+    data: str,
+    split: str = "test",
+    images: int = 12,
+    crop: int = 160,
+    settings: SamplingSettings = SamplingSettings(steps=8, eta=1.0),  # noqa: B008 (frozen)
+    sigmas: list[float] = list(SIGMAS),  # noqa: B006 (never changed)
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    seed: int = 0,
+    output: str | None = None,
+) -> None:
+    """Print the gates of a checkpoint's refiner.
+
+    Args:
+        checkpoint: what sample.py's --checkpoint takes.
+        data: blurry and sharp pairs.
+        split: of the dataset.
+        images: how many are taken, from the first on.
+        crop: pixels a side of their centres.
+        settings: how the samples are drawn whose power is compared.
+        sigmas: noise levels.
+        precision: of the networks.
+        seed: of the noise.
+        output: JSON file to write to.
+    """
+    pipeline = load_pipeline(checkpoint, precision=precision)
+    if pipeline.denoiser is None:
+        raise ValueError(f"{checkpoint} has no denoiser, so there is nothing to judge")
+    pairs = whole(list_pairs(data, split), data)[:images]
+    crops = [(pair.name, *(centre_crop(side, crop) for side in read_pair(pair))) for pair in pairs]
+    gates = refiner_gates(pipeline, crops, sigmas, settings, seed)
+    columns = ("flat_error", "edge_error", "edge_slope")
+    print(f"{'sigma':>8}" + "".join(f"{column:>12}" for column in columns))
+    for sigma in sigmas:
+        print(f"{sigma:8g}" + "".join(f"{gates[f'{column}/{sigma:g}']:12.3f}" for column in columns))
+    power = f"flat {gates['flat_power']:.3f}, edge {gates['edge_power']:.3f}"
+    print(f"power of the sampled residual over the true one: {power}")
+    if output is not None:
+        facts = {"checkpoint": checkpoint_hash(checkpoint), "data": data, "images": len(crops), "crop": crop}
+        facts |= {"settings": asdict(settings), "seed": seed, "gates": gates, "machine": machine()}
+        write_json(output, facts)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    try:
+        auto_cli(main, as_positional=True, description=__doc__)
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.refiner_gates: error: {error}", file=sys.stderr)
+        sys.exit(2)

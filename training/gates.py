@@ -1,0 +1,102 @@
+"""What a refiner must pass before its samples are worth looking at: errors of r_0's estimate, and the samples' power.
+
+A denoiser whose estimate in flat regions is worse than zero adds noise there; one whose estimate at edges is shrunken
+adds nothing there. Neither shows in the loss, which is a mean over both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.diffusion import add_noise, estimate_r_0, residual
+from models.pipeline import DeblurPipeline
+from models.sampling import noise_generator
+from models.settings import SamplingSettings
+
+SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # noise over signal of r_0, from nearly clean to nearly pure noise
+FLAT, EDGE = 0.2, 0.6  # local size of the true residual, over its size in all images
+
+
+@dataclass
+class _Sums:
+    """Sums over a region's pixels: squares of the true residual, of its estimate's error, of the estimate; product."""
+
+    true: float = 0.0
+    error: float = 0.0
+    estimate: float = 0.0
+    product: float = 0.0
+
+    def add(self, true: Tensor, estimate: Tensor, mask: Tensor) -> None:
+        self.true += (true.square() * mask).sum().item()
+        self.error += ((estimate - true).square() * mask).sum().item()
+        self.estimate += (estimate.square() * mask).sum().item()
+        self.product += (estimate * true * mask).sum().item()
+
+
+@torch.no_grad()
+def refiner_gates(
+    pipeline: DeblurPipeline,
+    images: Sequence[tuple[str, Tensor, Tensor]],
+    sigmas: Sequence[float] = SIGMAS,
+    settings: SamplingSettings | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """The gates of a refiner over some images, in the units of the image (so that a scale map weighs nothing).
+
+    A pixel is flat where the true residual's root mean square over 9 x 9 pixels is below FLAT of that over all images,
+    at an edge where it is above EDGE.
+
+    Args:
+        pipeline: with a denoiser.
+        images: (name, blurry, sharp), both (3, H, W) in [0, 1].
+        sigmas: noise levels, sigma^2 = (1 - alpha_bar) / alpha_bar.
+        settings: how to sample; None: the pipeline's default. blend 0 leaves the samples out.
+        seed: of the noise.
+
+    Returns:
+        For each sigma `flat_error/sigma` and `edge_error/sigma` (squared error of r_0's estimate over that of zero: below
+        1 the estimate helps), `edge_slope/sigma` (of the true residual on its estimate: 1 is unbiased, above 1 the
+        estimate is shrunken), and of one sample an image `flat_power` and `edge_power` (of the sampled residual over the
+        true one).
+    """
+    known = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
+    overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
+    levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in sigmas}
+    sampled = {"flat": _Sums(), "edge": _Sums()}
+    settings = settings or pipeline.default_settings
+    for name, blurry, x_init, s, true, prediction in known:
+        local = F.avg_pool2d(true.square().mean(1, keepdim=True), 9, 1, 4, count_include_pad=False).sqrt()
+        masks = {"flat": (local < FLAT * overall).float(), "edge": (local > EDGE * overall).float()}
+        r_0 = residual(true, 0.0, s)
+        eps = torch.randn(r_0.shape, generator=noise_generator(seed, name, 0)).to(r_0)
+        for sigma, regions in levels.items():
+            alpha_bar = r_0.new_full((1,), 1 / (1 + sigma**2))
+            r_t = add_noise(r_0, eps, alpha_bar)
+            output = pipeline.denoiser(r_t, blurry, alpha_bar, x_init)
+            estimate = s * estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
+            for region, sums in regions.items():
+                sums.add(true, estimate, masks[region])
+        if settings.blend > 0:
+            restored = pipeline.refine((blurry + 1) / 2, prediction, settings, seed, [name]).images[:1]
+            for region, sums in sampled.items():
+                sums.add(true, restored * 2 - 1 - x_init.clamp(-1, 1), masks[region])
+    gates = {}
+    for sigma, regions in levels.items():
+        for region, sums in regions.items():
+            gates[f"{region}_error/{sigma:g}"] = sums.error / max(sums.true, 1e-12)
+        gates[f"edge_slope/{sigma:g}"] = regions["edge"].product / max(regions["edge"].estimate, 1e-12)
+    if settings.blend > 0:
+        gates |= {f"{region}_power": sums.estimate / max(sums.true, 1e-12) for region, sums in sampled.items()}
+    return gates
+
+
+def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, ...]:
+    """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in the units of [-1, 1], and what `predict` gave."""
+    blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
+    prediction = pipeline.predict(blurry)
+    own = torch.cat([prediction[:, :3] * 2 - 1, prediction[:, 3:]], dim=1)
+    x_init = own[:, :3]
+    return blurry * 2 - 1, x_init, pipeline.scale(own, blurry * 2 - 1), sharp * 2 - 1 - x_init, prediction
