@@ -35,6 +35,7 @@ from models.checkpoints import has_bf16, load_pipeline
 from models.lightning_module import Predict
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
+from training.gates import Gates
 from training.guards import Guard, replay
 from training.plan import describe_plan, measure, plan
 from training.resume import AtomicCheckpointIO, Last, Progress, RunLog, changes, newest, read_checkpoint
@@ -127,6 +128,7 @@ class DeblurCLI(LightningCLI):
         parser.add_lightning_class_args(Scores, "scores")
         parser.add_lightning_class_args(Guard, "guard")
         parser.add_lightning_class_args(Scale, "scale")
+        parser.add_lightning_class_args(Gates, "gates")
         parser.add_argument(
             "--auto_resume",
             type=bool,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from models.diffusion import add_noise, estimate_r_0, residual
@@ -57,10 +58,10 @@ def refiner_gates(
         seed: of the noise.
 
     Returns:
-        For each sigma `flat_error/sigma` and `edge_error/sigma` (squared error of r_0's estimate over that of zero: below
-        1 the estimate helps), `edge_slope/sigma` (of the true residual on its estimate: 1 is unbiased, above 1 the
-        estimate is shrunken), and of one sample an image `flat_power` and `edge_power` (of the sampled residual over the
-        true one).
+        For each sigma `flat_error/sigma` and `edge_error/sigma` (squared error of r_0's estimate over that of zero:
+        below 1 the estimate helps), `edge_slope/sigma` (of the true residual on its estimate: 1 is unbiased, above 1
+        the estimate is shrunken), and of one sample per image `flat_power` and `edge_power` (of the sampled residual
+        over the true one).
     """
     known = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
     overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
@@ -100,3 +101,40 @@ def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Ten
     own = torch.cat([prediction[:, :3] * 2 - 1, prediction[:, 3:]], dim=1)
     x_init = own[:, :3]
     return blurry * 2 - 1, x_init, pipeline.scale(own, blurry * 2 - 1), sharp * 2 - 1 - x_init, prediction
+
+
+class Gates(Callback):
+    """Log the gates of a run's refiner at each validation, as gates/... .
+
+    Args:
+        images: how many images of the validation set they are computed on, from the first on; 0: no gates.
+        crop: pixels a side of the images' centres.
+    """
+
+    def __init__(self, images: int = 6, crop: int = 128):
+        self.images, self.crop = images, crop
+        self._kept: list[tuple[str, Tensor, Tensor]] = []
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._kept = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs,
+        batch: dict,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # Not at the epoch's end, when the averaged weights may be gone again.
+        if trainer.sanity_checking or pl_module.pipeline().denoiser is None or len(self._kept) == self.images:
+            return
+        self._kept.append((batch["name"][0], *(self._centre(batch[side][0]) for side in ("blurry", "sharp"))))
+        if len(self._kept) == self.images:
+            gates = refiner_gates(pl_module.pipeline(), self._kept, settings=pl_module.validation)
+            pl_module.log_dict({f"gates/{name}": value for name, value in gates.items()}, on_epoch=True, sync_dist=True)
+
+    def _centre(self, image: Tensor) -> Tensor:
+        top, left = ((side - min(side, self.crop)) // 2 for side in image.shape[-2:])
+        return image[:, top : top + self.crop, left : left + self.crop].float()

@@ -1,0 +1,143 @@
+"""The residual's scale as a number and as a map: closed forms, oracles, tiles, checkpoints."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from models.checkpoints import load_pipeline
+from models.diffusion import FLOOR, add_residual, laplace_loss, residual, residual_size
+from models.lightning_module import PredictAndRefine
+from models.pipeline import DeblurPipeline
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from models.untrained import IdentityPredictor
+from models.weights import CheckpointError
+from tests.models.test_pipeline import tiny_pipeline
+
+
+def with_kind(kind, predictor=None, residual_scale=1.5):
+    """A pipeline with stirred weights whose residual's scale is of that kind."""
+    predictor = predictor or UNetPredictor(8, (1, 2), 1, size_head=kind == "learned")
+    own = tiny_pipeline(predictor)
+    return DeblurPipeline(own.predictor, own.denoiser, own.scheduler, residual_scale, scale_kind=kind)
+
+
+def test_global_is_one_everywhere():
+    size = residual_size("global", torch.rand(2, 3, 7, 9), torch.rand(2, 3, 7, 9))
+    assert size.shape == (2, 1, 7, 9) and (size == 1).all()
+
+
+def test_local_is_the_mean_change_over_nine_by_nine_pixels():
+    blurry = torch.zeros(1, 3, 30, 30)
+    x_init = blurry.clone()
+    x_init[0, 1, 15, 15] = 0.81  # a third of it in the mean over the channels, an 81st of that in the box
+    size = residual_size("local", x_init, blurry)
+    inside = torch.zeros(30, 30, dtype=torch.bool)
+    inside[11:20, 11:20] = True
+    assert torch.allclose(size[0, 0][inside], torch.tensor(0.81 / 3 / 81 + FLOOR), rtol=1e-4)
+    assert torch.allclose(size[0, 0][~inside], torch.tensor(FLOOR), rtol=1e-4)
+
+
+def test_at_the_border_the_mean_is_over_the_pixels_there_are():
+    blurry = torch.zeros(1, 3, 20, 20)
+    assert torch.allclose(residual_size("local", blurry + 0.1, blurry), torch.tensor(0.1 + FLOOR))
+
+
+def test_learned_is_the_predictor_s_estimate_floored():
+    prediction = torch.zeros(1, 4, 20, 20)
+    prediction[:, 3] = math.log(0.03)
+    prediction[:, 3, :, :8] = -20.0
+    size = residual_size("learned", prediction, torch.zeros(1, 3, 20, 20))
+    assert torch.allclose(size[..., 10:], torch.tensor(0.03)) and torch.allclose(size[..., :6], torch.tensor(FLOOR))
+
+
+def test_a_map_is_divided_by_and_multiplied_with():
+    sharp, x_init, s = torch.rand(2, 3, 6, 7), torch.rand(2, 3, 6, 7), 0.01 + torch.rand(2, 1, 6, 7)
+    r_0 = residual(sharp, x_init, s)
+    assert torch.allclose(r_0 * s, sharp - x_init, atol=1e-6)
+    assert torch.allclose(add_residual(x_init, r_0, s), sharp, atol=1e-6)
+
+
+def test_laplace_loss_is_least_at_the_mean_absolute_error():
+    error = 0.05 * torch.randn(1, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    log_size = torch.zeros(1, 1, 1, 1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_size], max_iter=50)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = laplace_loss(log_size.expand(1, 1, 40, 40), error)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert log_size.exp().item() == pytest.approx(error.abs().mean().item(), rel=1e-3)
+
+
+def test_the_size_loss_trains_the_size_head_alone():
+    predictor = UNetPredictor(8, (1, 2), 1, size_head=True)
+    prediction = predictor(torch.rand(1, 3, 16, 16))
+    laplace_loss(prediction[:, 3:], torch.rand(1, 3, 16, 16) - prediction[:, :3]).backward()
+    trained = {name for name, p in predictor.named_parameters() if p.grad is not None and p.grad.any()}
+    assert trained == {"unet.log_size.conv.weight", "unet.log_size.conv.bias"}
+
+
+@pytest.mark.parametrize("kind", ["global", "local", "learned"])
+def test_an_oracle_restores_the_sharp_image_through_every_kind(kind):
+    blurry, sharp = torch.rand(2, 2, 3, 21, 30, generator=torch.Generator().manual_seed(3))
+    pipeline = with_kind(kind)
+    prediction = pipeline.predict(blurry)
+    own = torch.cat([prediction[:, :3] * 2 - 1, prediction[:, 3:]], dim=1)
+    s = pipeline.scale(own, blurry * 2 - 1)
+
+    class Oracle(nn.Module):
+        prediction_type, receptive_field, stride, device = "sample", 0, 1, torch.device("cpu")
+
+        def forward(self, r_t, blurry, alpha_bar, x_init):
+            return (sharp * 2 - 1 - x_init) / s
+
+    pipeline.denoiser = Oracle()
+    restored = pipeline(blurry, SamplingSettings(steps=3), output_type="pt").images
+    assert torch.allclose(restored, sharp, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["local", "learned"])
+def test_tiles_give_the_same_image_with_a_map(kind):
+    pipeline, blurry = with_kind(kind), torch.rand(1, 3, 170, 150, generator=torch.Generator().manual_seed(0))
+    settings = SamplingSettings(steps=3, eta=1.0)
+    whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
+    tiled = pipeline(blurry, settings, output_type="pt", tile=64, predictor_tile=64)
+    assert (whole.images - tiled.images).abs().max() < 0.1 / 255
+    if kind == "learned":
+        assert (whole.expected_error - tiled.expected_error).abs().max() < 1e-5
+
+
+def test_one_call_is_predict_then_refine_with_a_learned_map():
+    pipeline, blurry = with_kind("learned"), torch.rand(1, 3, 20, 24)
+    settings = SamplingSettings(steps=2)
+    parts = pipeline.refine(blurry, pipeline.predict(blurry), settings, seed=1)
+    assert torch.allclose(parts.images, pipeline(blurry, settings, seed=1, output_type="pt").images, atol=1e-6)
+
+
+def test_the_kind_is_kept_and_old_checkpoints_are_global(tmp_path):
+    pipeline, blurry = with_kind("local"), torch.rand(1, 3, 20, 24)
+    pipeline.save_pretrained(tmp_path / "new")
+    again = load_pipeline(str(tmp_path / "new"), precision="fp32")
+    assert again.config.scale_kind == "local" and again.config.residual_scale == 1.5
+    settings = SamplingSettings(steps=2)
+    images = [p(blurry, settings, output_type="pt").images for p in (pipeline, again)]
+    assert torch.allclose(*images, atol=1e-5)
+    index = json.loads((tmp_path / "new" / "model_index.json").read_text())
+    del index["scale_kind"]
+    (tmp_path / "new" / "model_index.json").write_text(json.dumps(index))
+    assert load_pipeline(str(tmp_path / "new")).config.scale_kind == "global"
+    (tmp_path / "new" / "model_index.json").write_text(json.dumps(index | {"scale_kind": "round"}))
+    with pytest.raises(CheckpointError, match="scale_kind 'round'; known are global, local, learned"):
+        load_pipeline(str(tmp_path / "new"))
+
+
+def test_a_learned_scale_needs_a_size_head():
+    with pytest.raises(ValueError, match="needs a predictor with size_head"):
+        PredictAndRefine(IdentityPredictor(), Denoiser(4, (1, 2), 1), scale_kind="learned")
