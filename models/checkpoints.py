@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from models.diffusion import ScaleKind
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
+from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
@@ -28,7 +29,16 @@ from models.weights import CheckpointError, check_keys, read_folder, read_json, 
 
 NETWORKS = {
     c.__name__: c
-    for c in (U2NetPredictor, UNetPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor, Denoiser)
+    for c in (
+        U2NetPredictor,
+        UNetPredictor,
+        SlimPredictor,
+        IdentityPredictor,
+        ZeroPredictor,
+        SpandrelPredictor,
+        Denoiser,
+        SlimDenoiser,
+    )
 }
 PARTS = ("predictor", "denoiser")
 INDEX = "model_index.json"

@@ -15,10 +15,11 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 # Loading a saved pipeline looks its classes up among the modules already imported.
+import models.slim_unet
 import models.spandrel_predictor
 import models.u2net
 import models.unet
-import models.untrained  # noqa: F401
+import models.untrained
 from models.diffusion import ScaleKind, add_residual, residual_size
 from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
 from models.settings import SamplingSettings
@@ -237,7 +238,7 @@ class DeblurPipeline(DiffusionPipeline):
         """
         require_compiler(self.device)
         for network in (self.predictor, self.denoiser):
-            if hasattr(network, "unet"):
+            if isinstance(getattr(network, "unet", None), models.unet.UNet):
                 network.unet.banded = False
         self.predictor.compile(dynamic=False)
         if self.denoiser is not None:

@@ -1,0 +1,226 @@
+"""A U-Net that is thin where pixels are many: additive skips, bare resampling, most blocks at the bottom.
+
+The shape of NAFNet (Chen et al., ECCV 2022), behind a pixel unshuffle: at equal arithmetic it is deeper than the
+paper's U-Net (models/unet.py), whose widest convolutions stand at its highest resolution. Blocks are plain 3x3 convolutions,
+which run and quantise well on a CPU, or NAFNet's. As local as the paper's: nothing is averaged over the image.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+from models.diffusion import PREDICTION_TYPES, PredictionType
+from models.heads import SizeHead
+from models.unet import NoiseLevelEmbedding, PixelNorm
+
+BlockKind = Literal["plain", "naf"]
+
+
+class Modulation(nn.Module):
+    """Scale and shift each channel by the noise level (ADM, Dhariwal and Nichol 2021); starts as the identity."""
+
+    def __init__(self, embedding_channels: int, channels: int):
+        super().__init__()
+        self.dense = nn.Linear(embedding_channels, 2 * channels)
+        nn.init.zeros_(self.dense.weight)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        factor, shift = self.dense(F.silu(embedding))[:, :, None, None].chunk(2, dim=1)
+        return x * (1 + factor) + shift
+
+
+class PlainBlock(nn.Module):
+    """x + conv(silu(conv(norm(x)))), 3x3 convolutions; the second starts at zero."""
+
+    radius = 2
+
+    def __init__(self, channels: int, embedding_channels: int = 0):
+        super().__init__()
+        self.norm = PixelNorm(channels)
+        self.modulation = Modulation(embedding_channels, channels) if embedding_channels else None
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.kaiming_normal_(self.conv1.weight)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
+
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
+        h = self.norm(x)
+        if self.modulation is not None:
+            h = self.modulation(h, embedding)
+        return x + self.conv2(F.silu(self.conv1(h)))
+
+
+class NafBlock(nn.Module):
+    """NAFNet's block (figure 3c) without its channel attention, which averages over the image."""
+
+    radius = 1
+
+    def __init__(self, channels: int, embedding_channels: int = 0):
+        super().__init__()
+        self.norm1, self.norm2 = PixelNorm(channels), PixelNorm(channels)
+        self.modulation = Modulation(embedding_channels, channels) if embedding_channels else None
+        self.expand = nn.Conv2d(channels, 2 * channels, 1)
+        self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
+        self.project = nn.Conv2d(channels, channels, 1)
+        self.wide = nn.Conv2d(channels, 2 * channels, 1)
+        self.narrow = nn.Conv2d(channels, channels, 1)
+        for layer in (self.project, self.narrow):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
+        h = self.norm1(x)
+        if self.modulation is not None:
+            h = self.modulation(h, embedding)
+        a, b = self.depthwise(self.expand(h)).chunk(2, dim=1)  # the simple gate: one half times the other
+        x = x + self.project(a * b)
+        a, b = self.wide(self.norm2(x)).chunk(2, dim=1)
+        return x + self.narrow(a * b)
+
+
+class SlimUNet(nn.Module):
+    """widths[i] channels and blocks[i] blocks at resolution 1 / (unshuffle 2^i), down and up; the last are the bottom.
+
+    Input (images whose channels are put together) and output (N, channels, H, W), any H and W: padded inside to a
+    multiple of `stride` by repeating the border, and cropped back. The last layer starts at zero.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        block: BlockKind = "plain",
+        unshuffle: int = 2,
+        embedding_channels: int = 0,
+        size_head: bool = False,
+    ):
+        super().__init__()
+        if len(widths) != len(blocks):
+            raise ValueError(f"widths and blocks must be of one length, got {list(widths)} and {list(blocks)}")
+        if block not in get_args(BlockKind):
+            raise ValueError(f"block must be one of {', '.join(get_args(BlockKind))}, got {block!r}")
+        kind = {"plain": PlainBlock, "naf": NafBlock}[block]
+
+        def level(i: int) -> nn.ModuleList:
+            return nn.ModuleList([kind(widths[i], embedding_channels) for _ in range(blocks[i])])
+
+        self.unshuffle, self.stride = unshuffle, unshuffle * 2 ** (len(widths) - 1)
+        steps = range(len(widths) - 1)
+        self.stem = nn.Conv2d(in_channels * unshuffle**2, widths[0], 3, padding=1)
+        self.encoder = nn.ModuleList([level(i) for i in steps])
+        self.down = nn.ModuleList([nn.Conv2d(widths[i], widths[i + 1], 2, stride=2) for i in steps])
+        self.bottom = level(len(widths) - 1)
+        self.up = nn.ModuleList([nn.Conv2d(widths[i + 1], 4 * widths[i], 1, bias=False) for i in steps])
+        self.decoder = nn.ModuleList([level(i) for i in steps])
+        self.head = nn.Conv2d(widths[0], out_channels * unshuffle**2, 3, padding=1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.log_size = SizeHead(widths[0], unshuffle) if size_head else None
+
+    @property
+    def receptive_field(self) -> int:
+        """How many pixels beyond a multiple of `stride` the outputs inside it see; itself such a multiple."""
+        radius = 1  # the stem; in places of the current resolution
+        for blocks in self.encoder:
+            radius = -(-(radius + sum(block.radius for block in blocks)) // 2)
+        radius += sum(block.radius for block in self.bottom)
+        for blocks in reversed(self.decoder):
+            radius = 2 * radius + sum(block.radius for block in blocks)
+        return -(-(radius + 1) * self.unshuffle // self.stride) * self.stride
+
+    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
+        height, width = images[0].shape[-2:]
+        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
+        if height % self.stride or width % self.stride:
+            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        h, skips = self.stem(F.pixel_unshuffle(x, self.unshuffle)), []  # (N, widths[0], H / k, W / k)
+        for blocks, down in zip(self.encoder, self.down, strict=True):
+            for block in blocks:
+                h = block(h, embedding)
+            skips.append(h)
+            h = down(h)
+        for block in self.bottom:
+            h = block(h, embedding)
+        for blocks, up in zip(reversed(self.decoder), reversed(self.up), strict=True):
+            h = F.pixel_shuffle(up(h), 2) + skips.pop()
+            for block in blocks:
+                h = block(h, embedding)
+        out = F.pixel_shuffle(self.head(h), self.unshuffle)
+        if self.log_size is not None:
+            out = torch.cat([out.float(), self.log_size(h)], dim=1)
+        return out[..., :height, :width]
+
+
+class SlimPredictor(ModelMixin, ConfigMixin):
+    """A predictor g of SlimUNet: x_init = y + network(y). Starts as the identity.
+
+    Args:
+        widths, blocks, block, unshuffle: as in `SlimUNet`.
+        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
+            features, which it does not train.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        widths: Sequence[int] = (24, 48, 96, 192),
+        blocks: Sequence[int] = (1, 1, 2, 8),
+        block: BlockKind = "plain",
+        unshuffle: int = 2,
+        size_head: bool = False,
+    ):
+        super().__init__()
+        self.unet = SlimUNet(3, 3, widths, blocks, block, unshuffle, size_head=size_head)
+        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped; (N, 4, H, W) with a size head."""
+        out = self.unet(blurry).float()
+        x_init = blurry.float() + out[:, :3]
+        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """All outputs that training supervises: what `forward` gives."""
+        return [self(blurry)]
+
+
+class SlimDenoiser(ModelMixin, ConfigMixin):
+    """A denoiser f(r_t, y, alpha_bar, x_init) of SlimUNet; it sees the prediction, too.
+
+    Args:
+        widths, blocks, block, unshuffle: as in `SlimUNet`.
+        prediction_type: what the last layer puts out: "v_prediction", "epsilon" or "sample".
+        embedding_channels: width of the noise-level embedding.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        widths: Sequence[int] = (32, 64, 96),
+        blocks: Sequence[int] = (1, 1, 3),
+        block: BlockKind = "plain",
+        unshuffle: int = 2,
+        prediction_type: PredictionType = "sample",
+        embedding_channels: int = 64,
+    ):
+        super().__init__()
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
+        self.prediction_type = prediction_type
+        self.unet = SlimUNet(9, 3, widths, blocks, block, unshuffle, embedding_channels)
+        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
+        self.embedding = NoiseLevelEmbedding(embedding_channels)
+
+    def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:
+        """As `models.unet.Denoiser`: noisy residual, blurry and predicted image (N, 3, H, W), alpha_bar (N,)."""
+        embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
+        return self.unet(r_t, blurry, x_init, embedding=embedding).float()
