@@ -1,8 +1,9 @@
 """A U-Net that is thin where pixels are many: additive skips, bare resampling, most blocks at the bottom.
 
 The shape of NAFNet (Chen et al., ECCV 2022), behind a pixel unshuffle: at equal arithmetic it is deeper than the
-paper's U-Net (models/unet.py), whose widest convolutions stand at its highest resolution. Blocks are plain 3x3 convolutions,
-which run and quantise well on a CPU, or NAFNet's. As local as the paper's: nothing is averaged over the image.
+paper's U-Net (models/unet.py), whose widest convolutions stand at its highest resolution. Blocks are plain 3x3
+convolutions, which run and quantise well on a CPU, or NAFNet's. As local as the paper's: nothing is averaged over the
+image.
 """
 
 from collections.abc import Sequence

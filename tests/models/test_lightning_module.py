@@ -222,3 +222,75 @@ class TestTraining:
         assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
         assert rates[4] == pytest.approx(0.01) and rates[8] == pytest.approx(0.005)
         assert all(later <= earlier for earlier, later in itertools.pairwise(rates[4:]))
+
+    def test_the_peak_learning_rate_lasts_until_the_decay(self, tmp_path):
+        rates = []
+
+        class Record(L.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+        fit(module(warmup_steps=2, decay_steps=4), tmp_path, 12, [Record()])
+        assert rates[:9] == pytest.approx([0.005] + [0.01] * 8)
+        assert rates[9:] == pytest.approx([0.01 * 0.5 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3)])
+
+    def test_noises_of_a_crop_share_its_prediction_and_have_strata_of_their_own(self, tmp_path):
+        """Three noises for each of two crops, from each crop's own random numbers; levels in six equal shares."""
+        objective = Objective(loss="l2", levels="log_normal", log_normal=(0.3, 1.1), stratified=True)
+        model = module(residual_scale=0.2, objective=objective, noises=3, predictor_training="frozen")
+        seen, calls = {}, []
+        model.predictor.register_forward_hook(lambda *_: calls.append("predictor"))
+        model.denoiser.register_forward_hook(lambda _, given, __: seen.update(r_t=given[0], blurry=given[1]))
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen.update(alpha_bar=outputs["alpha_bar"], batch=batch, losses=outputs["losses"])
+
+        fit(model, tmp_path, 1, [Record()])
+        assert calls == ["predictor"] and seen["losses"].shape == (6,)
+        assert torch.equal(seen["blurry"][0], seen["blurry"][2]) and not torch.equal(seen["r_t"][0], seen["r_t"][1])
+        y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
+        r_0 = (x - y) / 0.2  # the untrained predictor is the identity
+        for crop, key in enumerate([b"7/0", b"7/1"]):
+            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
+            generator = torch.Generator().manual_seed(seed)
+            u = torch.rand(3, generator=generator, dtype=torch.float64).tolist()
+            for k in range(3):
+                eps = torch.randn(1, 3, 16, 16, generator=generator)
+                log_sigma = 0.3 + 1.1 * statistics.NormalDist().inv_cdf((2 * k + crop + u[k]) / 6)
+                a = 1 / (1 + math.exp(2 * log_sigma))
+                assert seen["alpha_bar"][3 * crop + k].item() == pytest.approx(a, rel=1e-5)
+                expected = a**0.5 * r_0[crop] + (1 - a) ** 0.5 * eps[0]
+                assert torch.allclose(seen["r_t"][3 * crop + k], expected, atol=1e-5)
+
+    def test_the_refiner_s_perceptual_term_sees_the_restored_image_and_rises(self, tmp_path):
+        shares, seen = [], {}
+
+        def perceptual(restored, sharp):
+            seen.update(restored=restored, sharp=sharp)
+            return restored.mean() * 0 + 100.0
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                shares.append((outputs["loss"] - outputs["losses"].mean()).item() / 100)
+
+        own = {"residual_scale": 0.2, "predictor_training": "frozen", "prediction_type": "sample", "lr": 0.0}
+        fit(module(**own, refiner_perceptual=perceptual, perceptual_ramp=(1, 4)), tmp_path, 5, [Record()])
+        assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-3)
+        # The denoiser starts at zero, so its estimate of r_0 is zero and the restored image is the prediction.
+        assert torch.allclose(seen["restored"], (seen["sharp"] + 1) / 2 * 1.6 + 0.2 - 1, atol=1e-4)
+
+    @pytest.mark.parametrize("loss", ["l1", "l2", "charbonnier"])
+    def test_the_predictor_s_distance_is_the_named_one(self, tmp_path, loss):
+        model, seen = module(kind=Predict, loss=loss, fft_weight=0.1), {}
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen.update(loss=outputs["loss"].item(), batch=batch)
+
+        fit(model, tmp_path, 1, [Record()])
+        error = 2 * (seen["batch"]["blurry"] - seen["batch"]["sharp"]).double()
+        distances = {"l1": error.abs(), "l2": error**2, "charbonnier": (error**2 + 1e-6) ** 0.5}
+        spectrum = torch.fft.rfft2(error) / 16  # of 16 x 16 pixels; orthonormal
+        fft = (spectrum.real.abs().mean() + spectrum.imag.abs().mean()) / 2
+        assert seen["loss"] == pytest.approx((distances[loss].mean() + 0.1 * fft).item(), rel=1e-5)

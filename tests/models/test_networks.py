@@ -4,6 +4,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.recompute import recompute
+from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import RSU, U2NetPredictor
 from models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
@@ -21,7 +22,7 @@ def seed():
 def stir(network):
     """Give the zero-started layers values, so that a test sees what flows through them."""
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d) and not layer.weight.any():
+        if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.any():
             nn.init.normal_(layer.weight, std=0.05)
     return network.eval()
 
@@ -76,17 +77,29 @@ def test_rsu_4f_dilates_and_does_not_pool():
     assert not stage.pooled
 
 
+PREDICTORS = [
+    U2NetPredictor("lite"),
+    U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest"),
+    UNetPredictor(8, (1, 2), 1),
+    SlimPredictor((8, 12), (1, 1)),
+]
+
+
 @pytest.mark.parametrize(
     "predictor",
     [
         U2NetPredictor("lite"),
         U2NetPredictor("lite", norm="none"),
         UNetPredictor(8, (1, 2, 3), 1),
+        U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest"),
+        U2NetPredictor("lite", unshuffle=3),
         UNetPredictor(8, (1, 2), 1, unshuffle=2, norm="pixel"),
+        SlimPredictor((8, 12), (1, 1)),
+        SlimPredictor((8, 12), (1, 1), "naf", unshuffle=1),
         IdentityPredictor(),
         ZeroPredictor(),
     ],
-    ids=["lite", "lite-none", "unet", "unet-unshuffled-normed", "identity", "zero"],
+    ids=lambda predictor: type(predictor).__name__,
 )
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 3), (33, 65)])
 def test_any_size_goes_through(predictor, size):
@@ -97,11 +110,56 @@ def test_any_size_goes_through(predictor, size):
             assert estimate.shape == blurry.shape and estimate.isfinite().all()
 
 
-@pytest.mark.parametrize("predictor", [U2NetPredictor("lite"), UNetPredictor(8, (1, 2), 1)], ids=["u2net", "unet"])
+@pytest.mark.parametrize("predictor", PREDICTORS, ids=lambda p: type(p).__name__)
 def test_untrained_predictors_are_the_identity(predictor):
     fresh = type(predictor).from_config(predictor.config).eval()
     blurry = torch.rand(1, 3, 20, 20) * 2 - 1
     assert torch.equal(fresh(blurry), blurry)
+
+
+def test_a_size_head_adds_a_channel_and_changes_no_other():
+    for with_head, without in (
+        (UNetPredictor(8, (1, 2), 1, size_head=True), UNetPredictor(8, (1, 2), 1)),
+        (SlimPredictor((8, 12), (1, 1), size_head=True), SlimPredictor((8, 12), (1, 1))),
+        (
+            U2NetPredictor("lite", norm="none", unshuffle=2, size_head=True),
+            U2NetPredictor("lite", norm="none", unshuffle=2),
+        ),
+    ):
+        stir(with_head)
+        body = {key: value for key, value in with_head.state_dict().items() if "log_size." not in key}
+        without.load_state_dict(body)
+        blurry = torch.rand(1, 3, 21, 30) * 2 - 1
+        with torch.no_grad():
+            four, three = with_head(blurry), without(blurry)
+        assert four.shape == (1, 4, 21, 30) and torch.equal(four[:, :3], three)
+
+
+def test_a_size_head_expects_a_small_error_until_it_is_trained():
+    size = SlimPredictor((8, 12), (1, 1), size_head=True)(torch.rand(1, 3, 16, 16))[:, 3:].exp()
+    assert torch.allclose(size, torch.tensor(0.02))
+
+
+def test_small_networks_keep_to_the_efficiency_challenges_limits():
+    """GMAC at 1280x720: at most 80 for the predictor and 30 a step (200 at 1920x1200 in AIM 2025 and NTIRE 2026)."""
+    small = U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True)
+    y, level = torch.rand(1, 3, 128, 128), torch.ones(1)
+    for network, arguments, limit in ((small, (y,), 80), (SlimDenoiser(), (y, y, level, y), 30)):
+        with FlopCounterMode(display=False) as counter:
+            network(*arguments)
+        assert counter.get_total_flops() / 2 * (1280 * 720 / 128**2) < limit * 1e9
+    assert sum(p.numel() for n in (small, SlimDenoiser()) for p in n.parameters()) * 2 < 16 * 2**20
+
+
+def test_the_slim_denoiser_depends_on_what_it_is_told():
+    denoiser = stir(SlimDenoiser((8, 12), (1, 1), embedding_channels=8))
+    r_t, y, x_init = torch.randn(3, 2, 3, 16, 16)
+    low, high = torch.tensor([0.1, 0.1]), torch.tensor([0.1, 0.9])
+    with torch.no_grad():
+        base, other = denoiser(r_t, y, low, x_init), denoiser(r_t, y, high, x_init)
+        assert torch.allclose(base[0], other[0], atol=1e-6) and not torch.allclose(base[1], other[1], atol=1e-3)
+        for changed in ((r_t + 1, y, low, x_init), (r_t, y + 1, low, x_init), (r_t, y, low, x_init + 1)):
+            assert not torch.allclose(base, denoiser(*changed), atol=1e-3)
 
 
 def test_deep_supervision_reaches_every_side_output():

@@ -44,6 +44,18 @@ class TestDraws:
             below = (log_sigma < -1.2 + 1.2 * deviations).double().mean().item()
             assert below == pytest.approx(0.5 * (1 + math.erf(deviations / 2**0.5)), abs=0.01)
 
+    def test_bounds_cut_the_normal_off(self):
+        log_sigma = -log_snr(sample_log_normal(0.3, 1.1, (0.5, 2.0), uniform(40_000))) / 2
+        assert log_sigma.min() >= math.log(0.5) - 1e-3 and log_sigma.max() <= math.log(2) + 1e-3
+        whole = -log_snr(sample_log_normal(0.3, 1.1, None, uniform(400_000))) / 2
+        inside = whole[(whole > math.log(0.5)) & (whole < math.log(2))]
+        assert log_sigma.mean().item() == pytest.approx(inside.mean().item(), abs=0.01)
+        assert log_sigma.std().item() == pytest.approx(inside.std().item(), rel=0.02)
+
+    def test_bounds_that_are_none_are_refused(self):
+        with pytest.raises(ValueError, match="sigma_range must be two numbers, 0 < least < largest"):
+            Objective(levels="log_normal", sigma_range=(2.0, 0.5))
+
     def test_the_config_s_word_chooses_the_draw(self):
         assert torch.equal(Objective().draw(SCHEDULE, uniform(5)), sample_alpha_bar(SCHEDULE, uniform(5)))
         assert torch.equal(Objective(levels="log_snr").draw(SCHEDULE, uniform(5)), sample_log_snr(SCHEDULE, uniform(5)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from models.settings import SamplingSettings
+from models.slim_unet import SlimUNet
 from models.tiling import Tiling, _LiveBytes, ramps, spans
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNet, UNetPredictor
@@ -33,6 +34,19 @@ def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks
     seen_above = border - (above[0, 0] != 0).any(dim=1).nonzero().min().item()
     seen_below = (below[0, 0] != 0).any(dim=1).nonzero().max().item() + 1 - border
     assert max(seen_above, seen_below) <= unet.receptive_field < min(seen_above, seen_below) + unet.stride
+
+
+@pytest.mark.parametrize("block", ["plain", "naf"])
+@pytest.mark.parametrize(("widths", "blocks", "unshuffle"), [((2, 2, 2), (1, 1, 2), 2), ((2,), (2,), 4)])
+def test_the_slim_receptive_field_is_enough(block, widths, blocks, unshuffle):
+    network = stir(SlimUNet(1, 1, widths, blocks, block, unshuffle)).double()
+    border = (network.receptive_field // network.stride + 2) * network.stride
+    x = torch.rand(1, 1, 2 * border, 16, dtype=torch.float64, requires_grad=True)
+    (above,) = torch.autograd.grad(network(x)[:, :, border:].sum(), x)
+    (below,) = torch.autograd.grad(network(x)[:, :, :border].sum(), x)
+    seen_above = border - (above[0, 0] != 0).any(dim=1).nonzero().min().item()
+    seen_below = (below[0, 0] != 0).any(dim=1).nonzero().max().item() + 1 - border
+    assert max(seen_above, seen_below) <= network.receptive_field < min(seen_above, seen_below) + 2 * network.stride
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++"])
