@@ -164,6 +164,7 @@ def _evaluate(
 
     from data.pairs import read_pair
     from evaluation import statistics
+    from evaluation.controls import RECIPES
     from evaluation.grid import Picture, Restorer, run_grid, summarise
     from evaluation.journal import Journal
     from evaluation.metrics import make_metrics
@@ -209,7 +210,7 @@ def _evaluate(
         "precision": precision,
         "device": place.type,
         "batch_size": batch_size or "auto",
-        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()},
+        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "picture": hashes,
         "outputs": {label: folder_hash for label, (_, folder_hash) in rivals.items()},
     }
@@ -230,6 +231,7 @@ def _evaluate(
         race,
         (processes.global_rank, processes.world_size),
         processes.barrier,
+        seed,
     )
     if not processes.is_global_zero:
         return processes
