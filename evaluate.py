@@ -76,9 +76,10 @@ def main(
         precision: of the networks; auto is bf16 where the device computes in it.
         batch_size: pictures that the denoiser sees at a time; default: what suits the device and the pictures' size.
         metrics: names, separated by commas, out of docs/evaluation.md; psnr and ssim are always there.
-        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: torchvision's
-            cache or download.
-        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg and dists.
+        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
+            pretrained/metrics.
+        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg and dists; default: torchvision's cache or a
+            download.
         inception_backbone: torch-fidelity's Inception weights, for fid and kid; default: torch's cache or download.
         niqe_model: the authors' model of pristine photographs, for niqe.
         kernels: .npz file with the blur kernel of each picture, for consistency.
@@ -163,6 +164,7 @@ def _evaluate(
 
     from data.pairs import read_pair
     from evaluation import statistics
+    from evaluation.controls import RECIPES
     from evaluation.grid import Picture, Restorer, run_grid, summarise
     from evaluation.journal import Journal
     from evaluation.metrics import make_metrics
@@ -208,7 +210,7 @@ def _evaluate(
         "precision": precision,
         "device": place.type,
         "batch_size": batch_size or "auto",
-        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()},
+        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "picture": hashes,
         "outputs": {label: folder_hash for label, (_, folder_hash) in rivals.items()},
     }
@@ -229,6 +231,7 @@ def _evaluate(
         race,
         (processes.global_rank, processes.world_size),
         processes.barrier,
+        seed,
     )
     if not processes.is_global_zero:
         return processes

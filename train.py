@@ -49,8 +49,8 @@ class Scores(Callback):
     """Score validation and test pictures: PSNR of prediction and restoration, LPIPS of the restoration.
 
     Args:
-        lpips_backbone: file with AlexNet's feature layers; None to let torchvision find or download them. Without them
-            LPIPS is left out, and says so.
+        lpips_backbone: file with AlexNet's feature layers; None: those in pretrained/metrics. Without them LPIPS is
+            omitted, and a message says so.
         panels: pictures of the validation set to show in Weights & Biases or TensorBoard.
         samples: samples of each that are drawn for it.
     """

@@ -204,7 +204,7 @@ def main(
         only: names of arms, with commas and no space between them; none: all.
         teraflop: arithmetic of every run, in place of the file's.
         minutes: begin no run after so long; the same command goes on. A run is never cut short.
-        lpips_backbone: AlexNet's feature layers on disk; none: torchvision's cache or download, or no LPIPS.
+        lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
     """
     from data import make_test_set
     from evaluation.metrics import make_metrics

@@ -22,11 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from evaluation import race
+from evaluation.controls import LABELS, Verdict, control_images, judge
 from evaluation.journal import Journal, Score
 from evaluation.metrics import Metric, MetricError
 from evaluation.statistics import Estimate, estimates
 
 BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every grid has
+CONTROLS = [label for labels in LABELS.values() for label in labels]  # and these where there is a predictor
 SECONDS_RECIPE = (
     "wall-clock seconds an image, the predictor's pass included, metrics and disk excluded; of a batch that several "
     "settings shared, an equal part for each of its samples; mean over the images; 0 for rows that restore nothing"
@@ -72,7 +74,8 @@ class Row:
     """The means over the pictures of one setting; `settings` is empty for the rows that are no setting.
 
     `metrics` are the means alone; `estimates` have their intervals and `differences` those of the paired differences to
-    the predictor. `dropped` says why a race did not run the setting on all pictures.
+    the predictor. `dropped` says why a race did not run the setting on all pictures. `verdict` compares a setting with
+    the controls.
     """
 
     label: str
@@ -84,6 +87,7 @@ class Row:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     differences: dict[str, Estimate] = field(default_factory=dict)
     dropped: str | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -221,8 +225,9 @@ def run_grid(
     racing: bool = False,
     share: tuple[int, int] = (0, 1),
     barrier: Callable[[], object] = lambda: None,
+    seed: int = 0,
 ) -> Outcome:
-    """Score blurry, predictor, sharp and every setting on every picture; what the journal holds is not done again.
+    """Score blurry, predictor, sharp, the controls and every setting on every picture, but for what the journal holds.
 
     The predictor runs once a picture, and settings run together in the batches of `restorer.refine`. Batches have a
     size that depends on the plan alone, and metrics too are computed in batches of that size, so a score does not
@@ -239,6 +244,7 @@ def run_grid(
         racing: run the race of `evaluation.race`, on PSNR and LPIPS, or SSIM where LPIPS is missing.
         share: rank of this process, and number of processes.
         barrier: waits for the other processes.
+        seed: of the controls' noise.
     """
     labels = dict(zip(map(key, settings), label_settings(settings), strict=True))
     labels |= {row: row for row in (BLURRY, PREDICTOR)}
@@ -248,7 +254,7 @@ def run_grid(
     for number, end in enumerate(ends, start=1):
         stage = [pictures[at] for at in order[before:end]]
         text = f"stage {number}/{len(ends)}, {len(alive)} settings" if racing else f"{len(alive)} settings"
-        _run_stage(stage, alive, restorer, metrics, journal, outputs or {}, share, text)
+        _run_stage(stage, alive, restorer, metrics, journal, outputs or {}, share, text, seed)
         barrier()
         steps += len(stage) * (restorer.cost(alive)[1] if restorer else 0)
         scores, before = journal.scores(), end
@@ -282,15 +288,16 @@ def _losers(rows: Sequence[str], names: Sequence[str], images: int, scores: Mapp
     return {rows[at]: rows[winner] for at, winner in enumerate(winners) if winner is not None and at not in stay}
 
 
-def _run_stage(pictures, settings, restorer, metrics, journal, outputs, share, text) -> None:
+def _run_stage(pictures, settings, restorer, metrics, journal, outputs, share, text, seed) -> None:
     """`run_grid` for its pictures and settings: the share of this process."""
     rank, processes = share
     fixed = [BLURRY, SHARP, *outputs] + ([PREDICTOR] if restorer else [])
     by_key = {key(setting): setting for setting in settings}
+    controls = CONTROLS if restorer else []
     done = journal.scores()
     # Each process has the same pictures whenever it starts, so that none is done twice and none is left.
     own = sorted(pictures, key=lambda p: p.size)[rank::processes]
-    lacking = {p: [row for row in [*fixed, *by_key] if (row, p.name) not in done] for p in own}
+    lacking = {p: [row for row in [*fixed, *controls, *by_key] if (row, p.name) not in done] for p in own}
     mine = [p for p in own if lacking[p]]
     wanted = {p: [by_key[row] for row in lacking[p] if row in by_key] for p in mine}
     samples, _ = restorer.cost(settings) if restorer else (0, 0)
@@ -307,6 +314,10 @@ def _run_stage(pictures, settings, restorer, metrics, journal, outputs, share, t
                     if row in lacking[picture]:
                         image = shown[row] if row in shown else outputs[row](picture.name).to(scorer.device)
                         scorer.add(row, picture.name, image[None], seconds if row == PREDICTOR else 0.0)
+                if controls:
+                    for row, image in control_images(x_init[0].clamp(0, 1), blurry, seed, picture.name):
+                        if row in lacking[picture]:
+                            scorer.add(row, picture.name, image[None], seconds)
                 if not steps:
                     bar.update()
                 if wanted[picture]:
@@ -447,7 +458,7 @@ def summarise(
     seed: int = 0,
     outputs: Sequence[str] = (),
 ) -> list[Row]:
-    """One row a setting, after the rows blurry, predictor, sharp and `outputs`: means over the pictures, intervals.
+    """One row a setting, after those of blurry, predictor, sharp, controls and `outputs`: means and intervals.
 
     A metric's mean is over the pictures that the metric can score at all, which are those where it scored the blurry
     picture. A setting that lacks one of them has no mean, since a mean over fewer pictures cannot be compared.
@@ -458,7 +469,7 @@ def summarise(
         seed: of the bootstrap.
     """
     scores = outcome.scores
-    kinds = {BLURRY: {}, PREDICTOR: {}, SHARP: {}} | {label: {} for label in outputs}
+    kinds = {label: {} for label in (BLURRY, PREDICTOR, SHARP, *CONTROLS, *outputs)}
     rows = {label: (label, fields) for label, fields in kinds.items() if (label, names[0]) in scores}
     for label, setting in zip(label_settings(settings), settings, strict=True):
         rows[label] = key(setting), dataclasses.asdict(setting)
@@ -504,9 +515,30 @@ def summarise(
             columns[label],
             differences[label],
             outcome.dropped.get(label),
+            _verdict(row, images[label], scores, seed) if fields else None,
         )
         for label, (row, fields) in rows.items()
     ]
+
+
+def _verdict(row: str, images: Sequence[str], scores: Mapping[tuple[str, str], Score], seed: int) -> Verdict:
+    """The setting `row` beside the controls, on the images whose prediction has an LPIPS."""
+
+    def place(row: str, image: str) -> tuple[float | None, float | None]:
+        found = scores[row, image].metrics
+        return found.get("psnr"), found.get("lpips")
+
+    scored = [image for image in images if None not in place(PREDICTOR, image)]
+    if not scored:
+        return Verdict(None, {}, "LPIPS is missing")
+    own = [place(row, image) for image in scored]
+    if any(None in point for point in own):
+        return Verdict(None, {}, "its LPIPS is missing for an image")
+    curves = {
+        control: [[place(label, image) for label in (PREDICTOR, *labels)] for image in scored]
+        for control, labels in LABELS.items()
+    }
+    return judge(own, curves, seed)
 
 
 def _set_metric(name, metrics, scores, rows, images, journal, columns, differences, missing) -> None:
@@ -539,7 +571,7 @@ def perception_metric(rows: Sequence[Row]) -> str:
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that no other row beats on both axes, by rising PSNR; a row that a race dropped is on no front.
+    """The rows that no other row beats on both axes, by rising PSNR; controls and dropped rows are on no front.
 
     The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is better).
     """
@@ -548,7 +580,10 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
     points = [
         (row.metrics["psnr"], sign * row.metrics[metric], row)
         for row in rows
-        if row.metrics["psnr"] is not None and row.metrics[metric] is not None and row.dropped is None
+        if row.metrics["psnr"] is not None
+        and row.metrics[metric] is not None
+        and row.dropped is None
+        and row.label not in CONTROLS
     ]
     front = [
         (x, y, row) for x, y, row in points if not any(a >= x and b >= y and (a, b) != (x, y) for a, b, _ in points)

@@ -103,6 +103,7 @@ METRICS = {
     "ssim_uniform": "SSIM (uniform window)",
     "ssim_matlab": "SSIM (MATLAB)",
     "lpips": "LPIPS (AlexNet)",
+    "lpips_squeeze": "LPIPS (SqueezeNet)",
     "lpips_vgg": "LPIPS (VGG16)",
     "dists": "DISTS",
     "niqe": "NIQE",
@@ -113,7 +114,7 @@ METRICS = {
     "fid": "FID",
     "kid": "KID",
 }
-_LOWER_IS_BETTER = ("lpips", "lpips_vgg", "dists", "niqe", "fid", "kid")
+_LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "dists", "niqe", "fid", "kid")
 DEFAULT_METRICS = ("psnr", "ssim", "lpips")
 
 
@@ -129,9 +130,9 @@ def make_metrics(
 
     Args:
         names: out of METRICS.
-        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: torchvision's cache
-            or download.
-        vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg and dists.
+        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: those in
+            pretrained/metrics.
+        vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg and dists; None: torchvision's cache or download.
         inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
             cache or download.
         niqe_model: the authors' model of pristine photographs, for niqe.
@@ -155,6 +156,7 @@ def make_metrics(
     }
     loaded = {
         "lpips": lambda: Lpips(lpips_backbone),
+        "lpips_squeeze": lambda: Lpips(net="squeeze"),
         "lpips_vgg": lambda: Lpips(vgg_backbone, "vgg"),
         "dists": lambda: Dists(vgg_backbone),
         "niqe": lambda: Niqe(niqe_model),

@@ -1,6 +1,7 @@
 """LPIPS and DISTS: distances between the features of a network that is trained on ImageNet; LPIPS as a loss, too.
 
-The backbone's weights come from torchvision's cache or download, or from a file; without them the metric is missing.
+AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or
+download, or any of them from a file; without them the metric is missing.
 """
 
 import importlib.metadata
@@ -23,12 +24,17 @@ class _Backbone:
 
     name: str
     builder: str
-    flag: str
     least_side: int  # the smallest side that leaves the last pooling one pixel
+    shipped: Path | None = None  # its feature layers, where they come with the repository
+    flag: str | None = None  # of evaluate.py that names another file
 
 
-_ALEXNET = _Backbone("AlexNet", "alexnet", "--lpips_backbone", 31)
-_VGG16 = _Backbone("VGG16", "vgg16", "--vgg_backbone", 16)
+_SHIPPED = Path(__file__).parents[1] / "pretrained" / "metrics"
+_ALEXNET = _Backbone("AlexNet", "alexnet", 31, _SHIPPED / "alexnet_features.safetensors", "--lpips_backbone")
+_SQUEEZENET = _Backbone("SqueezeNet", "squeezenet1_1", 17, _SHIPPED / "squeezenet1_1_features.safetensors")
+_VGG16 = _Backbone("VGG16", "vgg16", 16, flag="--vgg_backbone")
+_NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
+Net = Literal["alex", "squeeze", "vgg"]
 
 
 class Lpips:
@@ -36,9 +42,9 @@ class Lpips:
 
     Args:
         backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same
-            names. None takes torchvision's weights from its cache or the network; where neither has them the
-            metric is missing and `reason` says why.
-        net: AlexNet or VGG16, which give different numbers.
+            names. None takes those in pretrained/metrics; where the network is not there, torchvision's weights
+            from its cache or a download; where that fails, too, the metric is missing and `reason` says why.
+        net: AlexNet, SqueezeNet or VGG16, which give different numbers.
 
     Attributes:
         reason: None, or one sentence that says why there are no values.
@@ -50,9 +56,9 @@ class Lpips:
             differs.
     """
 
-    def __init__(self, backbone: str | Path | None = None, net: Literal["alex", "vgg"] = "alex"):
+    def __init__(self, backbone: str | Path | None = None, net: Net = "alex"):
         self.reason, self.recipe = None, None
-        self._backbone = {"alex": _ALEXNET, "vgg": _VGG16}[net]
+        self._backbone = _NETS[net]
         try:
             state = _state(self._backbone, backbone, "LPIPS")
         except _Missing as error:
@@ -104,16 +110,19 @@ class PerceptualLoss:
     """LPIPS as a term of the predictor's loss, for `perceptual` in a config of train.py. Not learnt, nor ever random.
 
     Args:
-        backbone: the network's feature layers on disk, as for `Lpips`; nothing is downloaded.
+        backbone: the network's feature layers on disk, as for `Lpips`; None: those in pretrained/metrics for AlexNet
+            and SqueezeNet, torchvision's for VGG16.
         weight: of the term.
-        net: as for `Lpips`.
+        net: as for `Lpips`. The score `val/lpips` looks through AlexNet, so `squeeze` leaves it held out.
 
     Raises:
-        MetricError: `backbone` cannot be read, or does not hold the network's feature layers.
+        MetricError: the weights cannot be had, or `backbone` does not hold the network's feature layers.
     """
 
-    def __init__(self, backbone: str | Path, weight: float = 0.1, net: Literal["alex", "vgg"] = "alex"):
+    def __init__(self, backbone: str | Path | None = None, weight: float = 0.1, net: Net = "alex"):
         self._lpips, self.weight, self.net = Lpips(backbone, net), weight, net
+        if self._lpips.reason is not None:
+            raise MetricError(self._lpips.reason)
 
     def __repr__(self) -> str:
         """What a checkpoint says of it, and a resumed run compares."""
@@ -219,7 +228,9 @@ class _Missing(Exception):
 
 
 def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[str, Tensor]:
-    """The tensors of a file, or of torchvision's cache or download."""
+    """The tensors of a file, of the one that comes with the repository, or of torchvision's cache or download."""
+    if path is None and backbone.shipped is not None and backbone.shipped.is_file():
+        path = backbone.shipped
     if path is not None:
         return read_backbone(path, metric, f"torchvision's {backbone.name} .pth or safetensors of its features")
 
@@ -229,10 +240,10 @@ def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[st
         weights = get_model_weights(backbone.builder).IMAGENET1K_V1
         return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()) or type(error).__name__
+        wanted = f"give them with {backbone.flag} FILE" if backbone.flag else f"put them into {backbone.shipped}"
         raise _Missing(
-            f"{metric} is missing: {backbone.name}'s weights could not be loaded ({said or type(error).__name__}); "
-            f"give them with {backbone.flag} FILE."
+            f"{metric} is missing: {backbone.name}'s weights could not be loaded ({said}); {wanted}."
         ) from error
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -35,8 +36,8 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
     """The perception-distortion curve: PSNR to the right, LPIPS upwards to the better; the best corner is top right.
 
     Every row with its 95 % intervals, one series a sampler, the Pareto front as a line, beside each point its steps and
-    what preset it is. Rows that a race dropped are pale. Where LPIPS is missing the vertical axis is SSIM and the title
-    says why.
+    what preset it is. The controls are thin lines from the prediction on, which may leave the frame. Rows that a race
+    dropped are pale. Where LPIPS is missing the vertical axis is SSIM and the title says why.
 
     Args:
         document: the contents of results.json.
@@ -53,7 +54,10 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
         # The truth itself has no place: its PSNR is infinite, which is a text in JSON.
         return tuple(values) if all(isinstance(value, int | float) for value in values) else None
 
-    drawn = [row for row in document["rows"] if place(row) is not None]
+    controls = document["controls"]["rows"]
+    places = {row["setting"]: place(row) for row in document["rows"] if place(row) is not None}
+    of_controls = {label for labels in controls.values() for label in labels}
+    drawn = [row for row in document["rows"] if row["setting"] in places.keys() - of_controls]
     front = sorted((row for row in drawn if row["front"]), key=place)
     figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -87,6 +91,13 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
             zorder=4,
             label=series,
         )
+    least = min((place(row)[0] for row in drawn), default=0.0)
+    for (control, labels), style in zip(controls.items(), ("--", ":"), strict=True):
+        line = [places[label] for label in (PREDICTOR, *labels) if label in places]
+        if line:
+            look = {"color": "0.3", "linewidth": 0.8, "linestyle": style, "marker": ".", "markersize": 4}
+            axes.add_artist(Line2D(*zip(*line, strict=True), **look, zorder=2, label=control))
+            axes.update_datalim([point for point in line if point[0] >= least])
     for name, axis, set_label in ((across, axes.xaxis, axes.set_xlabel), (up, axes.yaxis, axes.set_ylabel)):
         arrow = "→" if axis is axes.xaxis else "↑"
         better = "higher" if metrics[name]["higher_is_better"] else "lower"

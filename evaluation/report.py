@@ -89,7 +89,7 @@ def write_report(folder: str | Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if not all(document[key] for key in ("rows", "metrics", "axes")) or "pictures" not in document:
+        if not all(document[key] for key in ("rows", "metrics", "axes", "controls")) or "pictures" not in document:
             raise KeyError("rows")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; run evaluate.py first.") from error
@@ -121,6 +121,13 @@ def _page(document: dict[str, Any], folder: Path) -> str:
             f'<tr><th scope="row">{html.escape(metric["title"])}</th>'
             f"<td>{html.escape(metric['recipe'] or metric['reason'])}</td></tr>"
             for metric in document["metrics"].values()
+        )
+        + "\n".join(
+            f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(recipe)}</td></tr>'
+            for name, recipe in {
+                **document["controls"]["recipes"],
+                "perceptual": document["controls"]["verdict"],
+            }.items()
         ),
         "facts": "".join(
             f"<dt>{word}</dt><dd>{_fact(document[key])}</dd>"
@@ -148,6 +155,7 @@ def _head(metrics: Mapping[str, Any]) -> str:
     for metric in metrics.values():
         up = metric["higher_is_better"]
         columns.append((metric["title"] + (" ▲" if up else " ▼"), "number", "descending" if up else "ascending"))
+    columns.append(("perceptual", "number", "ascending"))
     columns.append(("seconds an image ▼", "number", "ascending"))
     return "".join(
         f'<th scope="col" class="{kind}" data-first="{first}"><button type="button">{html.escape(name)}</button></th>'
@@ -168,8 +176,22 @@ def _line(row: Mapping[str, Any], metrics: Mapping[str, Any], number: int) -> st
     cells.append(f'<td class="number" data-value="{row["images"]}">{row["images"]}</td>')
     for name, metric in metrics.items():
         cells.append(_cell(row["metrics"].get(name) or {}, _digits(name, metric), metric["reason"]))
+    cells.append(_verdict(row["verdict"]))
     cells.append(f'<td class="number" data-value="{row["seconds"]}">{row["seconds"]:.3f}</td>')
     return f'<tr class="{kind}">{"".join(cells)}</tr>'
+
+
+def _verdict(verdict: Mapping[str, Any] | None) -> str:
+    """Whether a setting is perceptual, with its LPIPS minus each control's at equal PSNR."""
+    if verdict is None:
+        return '<td class="number" data-value=""></td>'
+    word = verdict["perceptual"]
+    text = word or f'<abbr title="{html.escape(verdict["missing"])}">–</abbr>'
+    for control, entry in verdict["differences"].items():
+        interval = "" if entry["low"] is None else f" ({entry['low']:+.4f} to {entry['high']:+.4f})"
+        text += f"<small>{html.escape(control)} {entry['mean']:+.4f}{interval}</small>"
+    place = ("yes", "unclear", "no").index(word) if word else ""
+    return f'<td class="number" data-value="{place}">{text}</td>'
 
 
 def _digits(name: str, metric: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evaluation import controls
 from evaluation.grid import Outcome, Row, key, label_settings, pareto_front, perception_metric
 from evaluation.journal import whole_file
 from evaluation.metrics import Metric
@@ -67,6 +68,7 @@ def write_results(
             }
             for name, metric in metrics.items()
         },
+        "controls": {"rows": controls.LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
         "axes": {"distortion": "psnr", "perception": perception_metric(rows)},
         "rows": [
             {
@@ -78,6 +80,7 @@ def write_results(
                 "preset": ", ".join(named[row.label]) or None,
                 "seconds": row.seconds,
                 "metrics": {name: _entry(row, name, metrics[name]) for name in metrics},
+                "verdict": row.verdict and dataclasses.asdict(row.verdict),
             }
             for row in rows
         ],
@@ -122,7 +125,8 @@ def format_table(rows: Sequence[Row]) -> str:
     shown = [name for name in _TABLE if any(row.metrics.get(name) is not None for row in rows)]
     width = max(len(row.label) for row in rows)
     lines = [f"  {'setting':{width}}  " + "  ".join(f"{_TABLE[name][0]:>8} {'± 95 %':>8}" for name in shown)]
-    lines[0] += f"  {'s/image':>8}"
+    judged = any(row.verdict for row in rows)
+    lines[0] += f"  {'s/image':>8}" + ("  perceptual" if judged else "")
     for row in sorted(rows, key=lambda row: (row.metrics.get(metric) is None, sign * (row.metrics.get(metric) or 0))):
         if not any(row.metrics.get(name) is not None for name in shown):
             continue
@@ -132,11 +136,13 @@ def format_table(rows: Sequence[Row]) -> str:
             value = "-" if row.metrics[name] is None else format(row.metrics[name], digits)
             half = "-" if estimate.low is None else format((estimate.high - estimate.low) / 2, digits)
             cells.append(f"{value:>8} {half:>8}")
-        note = f"  ({row.images} images)" if row.dropped else ""
-        lines.append(
-            f"{'*' if row in front else ' '} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}{note}"
-        )
+        note = f"  {(row.verdict and row.verdict.perceptual) or '-':10}" if judged else ""
+        note += f"  ({row.images} images)" if row.dropped else ""
+        star = "*" if row in front else " "
+        lines.append(f"{star} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}{note}".rstrip())
     images = max(row.images for row in rows)
+    if judged:
+        lines.append("perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR")
     lines.append(f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} images")
     return "\n".join(lines)
 
@@ -152,6 +158,12 @@ def _flat(row: Row, metrics: Mapping[str, Metric], front: bool, presets: list[st
         line |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
         line |= {f"{name}_difference": difference.mean}
         line |= {f"{name}_difference_low": difference.low, f"{name}_difference_high": difference.high}
+    verdict = row.verdict or controls.Verdict(None, {})
+    line |= {"perceptual": verdict.perceptual}
+    for control in controls.LABELS:
+        difference = verdict.differences.get(control, _NOTHING)
+        line |= {f"lpips_over_{control}": difference.mean}
+        line |= {f"lpips_over_{control}_low": difference.low, f"lpips_over_{control}_high": difference.high}
     return line | {"seconds": row.seconds}
 
 

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from evaluation.controls import NOISED, SHARPENED
 from evaluation.grid import (
+    CONTROLS,
     NO_INTERVAL,
     GridError,
     Outcome,
@@ -44,7 +46,7 @@ def read(tmp_path: Path, text: str) -> list[SamplingSettings]:
 
 
 def row(label: str, psnr: float | None, lpips: float | None = None, ssim: float | None = 0.5) -> Row:
-    settings = {} if label in ("blurry", "predictor") else {"sampler": "ddim", "steps": 5}
+    settings = {} if label in ("blurry", "predictor", *CONTROLS) else {"sampler": "ddim", "steps": 5}
     return Row(label, settings, 1, 0.0, {"psnr": psnr, "ssim": ssim, "lpips": lpips})
 
 
@@ -203,7 +205,7 @@ class Toy:
         return summarise(outcome, [p.name for p in self.pictures], settings, metrics, None)
 
 
-def decibels(offset: int) -> float:
+def decibels(offset: float) -> float:
     return 20 * math.log10(255 / offset)
 
 
@@ -213,7 +215,14 @@ def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_an_image
     rows = toy.rows(tmp_path, settings)
     assert toy.log[:5] == ["read", "predict", *["refine picture1"] * 3], "pictures of one size together"
     assert toy.log[5:] == ["read", "predict", *["refine picture0"] * 3]
-    assert [r.label for r in rows] == ["blurry", "predictor", "sharp", *label_settings(settings)]
+    labels = ["blurry", "predictor", "sharp", *label_settings(settings)]
+    assert [r.label for r in rows] == [*labels[:3], *CONTROLS, *labels[3:]]
+    controls, rows = rows[3:-3], [*rows[:3], *rows[-3:]]
+    assert all(r.seconds == rows[1].seconds and r.images == 2 and r.verdict is None for r in controls)
+    for control in controls:  # what is flat does not get sharper, and the change of 20 levels is the same everywhere
+        sharpened = control.label.startswith(SHARPENED)
+        level = 0 if sharpened else float(control.label.split()[1])
+        assert control.metrics["psnr"] == pytest.approx(decibels(math.hypot(20, level)), abs=1e-4 if sharpened else 0.5)
     expected = [decibels(40), decibels(20), None, decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
     assert [r.metrics["psnr"] for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
     assert [r.images for r in rows] == [2] * 6
@@ -243,7 +252,7 @@ def test_a_distance_of_sets_is_made_of_all_pictures_and_says_why_it_has_no_inter
         outcome = toy.run(folder, settings, metrics)  # out of the journal
         return summarise(outcome, ["picture0", "picture1"], settings, metrics, Journal(folder, facts))
 
-    blurry, predictor, sharp, setting = rows([(24, 20), (16, 12)])
+    blurry, predictor, sharp, *_, setting = rows([(24, 20), (16, 12)])
     assert [row.metrics["fid"] for row in (blurry, predictor, setting)] == pytest.approx([40, 20, 2], abs=1e-3)
     assert sharp.metrics["fid"] is None
     assert setting.estimates["fid"].low is None and setting.missing["fid"] == NO_INTERVAL
@@ -277,9 +286,9 @@ def test_a_setting_that_breaks_on_one_picture_has_no_mean_and_spoils_no_other(tm
 
     toy.restorer = dataclasses.replace(toy.restorer, refine=refine)
     rows = toy.rows(tmp_path, settings)
-    assert rows[3].metrics["psnr"] == pytest.approx(decibels(2), abs=1e-4)
-    assert rows[4].metrics["psnr"] is None
-    assert "picture1" in rows[4].missing["psnr"] and "not finite" in rows[4].missing["psnr"]
+    assert rows[-2].metrics["psnr"] == pytest.approx(decibels(2), abs=1e-4)
+    assert rows[-1].metrics["psnr"] is None
+    assert "picture1" in rows[-1].missing["psnr"] and "not finite" in rows[-1].missing["psnr"]
 
 
 def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
@@ -303,6 +312,43 @@ def test_pictures_of_another_program_are_a_row(tmp_path):
     assert [r.label for r in rows] == ["blurry", "sharp", "outputs rival"]
     assert rows[2].metrics["psnr"] == pytest.approx(decibels(10), abs=1e-4)
     assert rows[2].estimates["psnr"].n == 2 and not rows[2].differences
+
+
+def test_a_setting_is_perceptual_where_it_beats_both_controls(tmp_path):
+    """LPIPS is planted: the controls' falls with their strength, and the first setting's is a little lower still."""
+    settings = [SamplingSettings(steps=steps) for steps in (22, 23, 24)]
+    labels = dict(zip(map(key, settings), ("better", "worse", "broken"), strict=True))
+
+    def lpips(restored, sharp):
+        return (restored - sharp).abs().mean((1, 2, 3))  # about the offset in levels: sharpening changes nothing
+
+    metrics = METRICS | {"lpips": dataclasses.replace(METRICS["ssim"], higher_is_better=False, function=lpips)}
+    toy = Toy([(16, 12)] * 6)
+    outcome = toy.run(tmp_path, settings, metrics)
+    scores = {}
+    for (row, name), score in outcome.scores.items():
+        spread = 0.001 * (int(name[-1]) - 2.5)
+        values = {"better": 0.05 + spread, "worse": 0.5 + spread, "broken": None}
+        if row in labels:
+            score = dataclasses.replace(
+                score,
+                metrics=score.metrics | {"lpips": values[labels[row]]},
+                missing={} if values[labels[row]] else {"lpips": "not finite"},
+            )
+        elif row in CONTROLS:
+            psnr = decibels(20) - 2 * (CONTROLS.index(row) % 5)
+            score = dataclasses.replace(score, metrics=score.metrics | {"psnr": psnr, "lpips": 0.07})
+        scores[row, name] = score
+    rows = summarise(
+        dataclasses.replace(outcome, scores=scores), [p.name for p in toy.pictures], settings, metrics, None
+    )
+    better, worse, broken = (row.verdict for row in rows[-3:])
+    assert (better.perceptual, worse.perceptual) == ("yes", "no")
+    for control in (SHARPENED, NOISED):
+        assert better.differences[control].mean == pytest.approx(-0.02, abs=0.003)
+        assert better.differences[control].high < 0 < worse.differences[control].low
+    assert broken.perceptual is None and broken.missing == "its LPIPS is missing for an image"
+    assert all(row.verdict is None for row in rows[:-3])
 
 
 # Stopping and going on
@@ -440,6 +486,7 @@ def test_pareto_front_is_what_nothing_beats():
         row("equal on one axis", 26.0, 0.27),
         row("twin", 26.0, 0.25),
         row("unscored", None, None),
+        row("sharpened 0.6", 26.5, 0.2),
     ]
     assert [r.label for r in pareto_front(rows)] == ["front", "twin", "predictor"]
     assert best_sample(rows).label == "front"
@@ -491,6 +538,7 @@ def test_files_hold_the_rows(tmp_path):
 
     table = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [line["setting"] for line in table] == ["blurry", "predictor", "ddim 5", "ddpm 5"]
+    assert {line["perceptual"] for line in table} == {line["lpips_over_noised_high"] for line in table} == {""}
     assert (table[0]["sampler"], table[0]["steps"]) == ("", "")
     assert (table[3]["sampler"], table[3]["steps"], table[3]["psnr"]) == ("ddpm", "5", "24.5")
     assert (table[2]["preset"], table[2]["front"], table[3]["front"]) == ("vivid", "False", "False")
@@ -514,6 +562,8 @@ def test_files_hold_the_rows(tmp_path):
     assert [r["front"] for r in document["rows"]] == [False, True, False, False]
     assert document["rows"][2]["fields"]["steps"] == 5
     assert document["rows"][2]["metrics"]["lpips"]["missing"] == "no weights"
+    assert document["rows"][2]["verdict"] == {"perceptual": None, "differences": {}, "missing": "LPIPS is missing"}
+    assert document["rows"][1]["verdict"] is None and "Gaussian noise" in document["controls"]["recipes"]["noised"]
     assert document["rows"][2]["metrics"]["ssim"]["difference"] == pytest.approx(-0.3)
     assert document["cost"] == {"denoising_steps": 20, "denoising_steps_in_full": 40}
 

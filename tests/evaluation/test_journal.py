@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.grid import run_grid, summarise
+from evaluation.grid import CONTROLS, run_grid, summarise
 from evaluation.journal import Journal
 from evaluation.results import write_results
 from models.settings import SamplingSettings
@@ -71,10 +71,10 @@ def test_killed_at_random_moments_it_goes_on_and_ends_the_same(tmp_path):
         file = tmp_path / "killed" / "journal" / "scores_0.jsonl"
         lines.append(file.read_bytes().count(b"\n") if file.is_file() else 0)
     assert process.exitcode == 0 and kills >= 2
-    assert lines == sorted(lines) and 0 < lines[-1] <= 6 * (3 + len(SETTINGS))
+    assert lines == sorted(lines) and 0 < lines[-1] <= 6 * (3 + len(CONTROLS) + len(SETTINGS))
     assert without_seconds(tmp_path / "killed") == without_seconds(tmp_path / "whole")
     scores = (tmp_path / "killed" / "journal" / "scores_0.jsonl").read_bytes().count(b"\n")
-    assert scores == 6 * (3 + len(SETTINGS)), "nothing was done twice"
+    assert scores == 6 * (3 + len(CONTROLS) + len(SETTINGS)), "nothing was done twice"
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -92,4 +92,4 @@ def test_several_processes_at_once_end_the_same(tmp_path, count):
     files = list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))
     assert len(files) == count
     lines = sum(file.read_bytes().count(b"\n") for file in files)
-    assert lines == 6 * (3 + len(SETTINGS)), "nothing was done twice"
+    assert lines == 6 * (3 + len(CONTROLS) + len(SETTINGS)), "nothing was done twice"

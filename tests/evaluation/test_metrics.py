@@ -17,12 +17,13 @@ from evaluation.metrics import DEFAULT_METRICS, METRICS, MetricError, make_metri
 from tests.evaluation.pictures import RESTORED, SHARP, tensor
 
 TABLE = Path(__file__).with_name("expected_metrics.json")
-ALEXNET = Path(__file__).parents[2] / ".." / "shared" / "weights" / "alexnet_features.safetensors"
 HERE = (
     "psnr",
     "ssim",
     "ssim_uniform",
     "ssim_matlab",
+    "lpips",
+    "lpips_squeeze",
     "sharpness",
     "consistency",
     "niqe",
@@ -42,7 +43,7 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def scores(folder: Path, names: tuple[str, ...], restored: torch.Tensor) -> dict[str, float]:
-    made = make_metrics(names, lpips_backbone=ALEXNET, **files(folder))
+    made = make_metrics(names, **files(folder))
     sharp = tensor(SHARP)
     blurry = (sharp + sharp.roll(1, 3)) / 2
     return {name: metric(restored, sharp, blurry, [NAME]).item() for name, metric in made.items()}
@@ -66,10 +67,6 @@ def test_values_do_not_drift(tmp_path, name):
     """Each of these values agrees with a second implementation in the tests of its metric."""
     expected = json.loads(TABLE.read_text())[name]
     assert scores(tmp_path, HERE, tensor(RESTORED[name])) == pytest.approx({k: expected[k] for k in HERE}, rel=1e-4)
-    if ALEXNET.is_file():
-        assert scores(tmp_path, ("lpips",), tensor(RESTORED[name]))["lpips"] == pytest.approx(
-            expected["lpips"], abs=1e-5
-        )
 
 
 def test_distances_of_sets_do_not_drift():
@@ -77,18 +74,19 @@ def test_distances_of_sets_do_not_drift():
 
 
 def test_the_metrics_come_in_the_order_of_the_columns_with_recipes(tmp_path):
-    made = make_metrics(
-        reversed([*HERE, "lpips"]), lpips_backbone=None if not ALEXNET.is_file() else ALEXNET, **files(tmp_path)
-    )
-    assert list(made) == [name for name in METRICS if name in HERE or name == "lpips"]
+    made = make_metrics(reversed(HERE), **files(tmp_path))
+    assert list(made) == [name for name in METRICS if name in HERE]
     assert set(DEFAULT_METRICS) <= METRICS.keys()
     for name, metric in made.items():
         assert (metric.name, metric.title, metric.is_set) == (name, METRICS[name], False)
-        assert (metric.recipe is None) == (metric.reason is not None)
-        if metric.recipe is not None:
-            assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
-            assert any(library in metric.recipe for library in ("torch 2", "kornia", "lpips 0"))
-    assert [name for name in made if not made[name].higher_is_better] == ["lpips", "niqe"]
+        assert metric.reason is None
+        assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
+        assert any(library in metric.recipe for library in ("torch 2", "kornia", "lpips 0"))
+    assert [name for name in made if not made[name].higher_is_better] == [
+        "lpips",
+        "lpips_squeeze",
+        "niqe",
+    ]
     assert [name for name in made if not made[name].reference] == ["niqe", "consistency"]
     assert [name for name in made if made[name].extra] == ["consistency"]
     assert len({metric.recipe for metric in made.values()}) == len(made)
@@ -102,7 +100,7 @@ def test_an_unknown_name_is_one_sentence():
 def test_metrics_without_weights_are_there_with_their_reason(no_network):
     made = make_metrics(METRICS)
     missing = [name for name, metric in made.items() if metric.reason is not None]
-    assert missing == ["lpips", "lpips_vgg", "dists", "niqe", "consistency", "fid", "kid"]
+    assert missing == ["lpips_vgg", "dists", "niqe", "consistency", "fid", "kid"]
     picture = tensor(SHARP)
     for name in missing:
         assert made[name].recipe is None
@@ -152,6 +150,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        table = {name: scores(Path(folder), (*HERE, "lpips"), tensor(picture)) for name, picture in RESTORED.items()}
+        table = {name: scores(Path(folder), HERE, tensor(picture)) for name, picture in RESTORED.items()}
     opencv = json.loads(TABLE.read_text())["OpenCV 5.0.0"]  # made by tests.evaluation.test_alignment.opencv_scores
     TABLE.write_text(json.dumps(table | {"sets": set_scores(), "OpenCV 5.0.0": opencv}, indent=2) + "\n")

@@ -1,5 +1,8 @@
 """LPIPS and DISTS against their authors' values, the lpips package and torchmetrics, and what they refuse."""
 
+import dataclasses
+import hashlib
+import re
 import warnings
 from pathlib import Path
 
@@ -11,13 +14,16 @@ from safetensors.torch import load_file, save_file
 from skimage import io
 from torchvision.models import vgg16
 
+from evaluation import perceptual as module
 from evaluation.fidelity import MetricError
 from evaluation.perceptual import Dists, Lpips, PerceptualLoss
 from tests.evaluation.pictures import RESTORED, SHARP, tensor
 
-WEIGHTS = Path(__file__).parents[2] / ".." / "shared" / "weights"
+WEIGHTS = Path(__file__).parents[2] / "pretrained" / "metrics"
+EXAMPLE = Path(__file__).parent / "lpips_example"  # the authors' own images
 ALEXNET = "alexnet-owt-7be5be79.pth"  # the name in torchvision's cache
-needs_weights = pytest.mark.skipif(not WEIGHTS.is_dir(), reason="../shared/weights is absent")
+# What LPIPS's authors print of their images is 0.722 and 0.138 for AlexNet. The weights' own hashes are in their card.
+PUBLISHED = {"alex": [0.7219, 0.1376], "squeeze": [0.7110, 0.1479]}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +41,23 @@ def features(tmp_path_factory) -> Path:
     return path
 
 
-@needs_weights
+@pytest.fixture
+def unshipped(monkeypatch):
+    """The repository without pretrained/metrics."""
+    moved = {
+        net: dataclasses.replace(one, shipped=one.shipped and Path("/nowhere") / one.shipped.name)
+        for net, one in module._NETS.items()
+    }
+    monkeypatch.setattr(module, "_NETS", moved)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torchvision")
-def test_lpips_equals_the_package():
+@pytest.mark.parametrize(("net", "file"), [("alex", "alexnet_features"), ("squeeze", "squeezenet1_1_features")])
+def test_lpips_equals_the_package(net, file):
     """The package's own use: its way into [-1, 1], one picture after the other."""
-    ours = Lpips(WEIGHTS / "alexnet_features.safetensors")
-    package = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
-    for name, weight in load_file(WEIGHTS / "alexnet_features.safetensors").items():
+    ours = Lpips(net=net)
+    package = lpips.LPIPS(net=net, pnet_rand=True, verbose=False)
+    for name, weight in load_file(WEIGHTS / f"{file}.safetensors").items():
         [key] = [key for key in package.net.state_dict() if key.split(".", 1)[1] == name.removeprefix("features.")]
         package.net.state_dict()[key].copy_(weight)
     sharp = lpips.im2tensor(SHARP)
@@ -101,29 +117,33 @@ def test_dists_says_what_it_refuses(features, tmp_path):
         Dists(tmp_path / "other.safetensors")
 
 
-@needs_weights
-def test_lpips_gives_the_authors_values_in_silence(capsys):
-    reference, near, far = (tensor(io.imread(WEIGHTS / f"ex_{name}.png")[..., :3]) for name in ("ref", "p1", "p0"))
+@pytest.mark.parametrize("net", PUBLISHED)
+def test_lpips_gives_the_authors_values_in_silence_without_a_network(net, no_network, capsys):
+    reference, far, near = (tensor(io.imread(EXAMPLE / f"{name}.png")[..., :3]) for name in ("ref", "p0", "p1"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lpips = Lpips(WEIGHTS / "alexnet_features.safetensors")
-    assert lpips.reason is None
-    assert "9f97fd313f4da83dbe6bbfbe6effca1241de9edfcd7c53386261ed9697286dd9" in lpips.recipe
+        lpips = Lpips(net=net)
+    assert lpips.reason is None and not no_network.exists()
+    assert re.search(r"backbone sha256 (\w+)", lpips.recipe)[1] in (WEIGHTS / "README.md").read_text()
     values = lpips(torch.cat([far, near]), torch.cat([reference, reference]))
-    assert values.tolist() == pytest.approx([0.7219, 0.1376], abs=5e-5)
+    assert values.tolist() == pytest.approx(PUBLISHED[net], abs=5e-5)
     assert capsys.readouterr() == ("", "")
 
 
-@needs_weights
-def test_lpips_takes_31_pixels_and_no_fewer():
-    lpips = Lpips(WEIGHTS / "alexnet_features.safetensors")
-    assert lpips(torch.rand(1, 3, 31, 40), torch.rand(1, 3, 31, 40)) > 0
-    with pytest.raises(MetricError, match="LPIPS needs 31 pixels a side and the picture is 40x30"):
-        lpips(torch.rand(1, 3, 30, 40), torch.rand(1, 3, 30, 40))
+def test_the_shipped_weights_are_those_of_their_card():
+    for file in WEIGHTS.glob("*.safetensors"):
+        assert f"`{hashlib.sha256(file.read_bytes()).hexdigest()}`" in (WEIGHTS / "README.md").read_text()
 
 
-@needs_weights
-def test_torchvision_file_and_cache_are_the_same_backbone(no_network):
+@pytest.mark.parametrize(("net", "side"), [("alex", 31), ("squeeze", 17)])
+def test_lpips_takes_a_least_side_and_no_fewer(net, side):
+    lpips = Lpips(net=net)
+    assert lpips(torch.rand(1, 3, side, 40), torch.rand(1, 3, side, 40)) > 0
+    with pytest.raises(MetricError, match=f"LPIPS needs {side} pixels a side and the picture is 40x{side - 1}"):
+        lpips(torch.rand(1, 3, side - 1, 40), torch.rand(1, 3, side - 1, 40))
+
+
+def test_torchvision_file_and_cache_are_the_same_backbone(no_network, unshipped):
     """torchvision's own .pth holds the classifier too, and its cache needs no network."""
     features = load_file(WEIGHTS / "alexnet_features.safetensors")
     no_network.mkdir(parents=True)
@@ -133,16 +153,19 @@ def test_torchvision_file_and_cache_are_the_same_backbone(no_network):
     assert Lpips().recipe == expected
 
 
-def test_lpips_without_network_is_missing_with_a_reason(no_network):
+def test_lpips_without_weights_or_network_is_missing_with_a_reason(no_network, unshipped):
     lpips = Lpips()
     assert lpips.recipe is None
     assert lpips.reason.startswith("LPIPS is missing: AlexNet's weights could not be loaded (")
     assert "--lpips_backbone FILE" in lpips.reason and "\n" not in lpips.reason
+    assert Lpips(net="squeeze").reason.endswith("put them into /nowhere/squeezenet1_1_features.safetensors.")
     with pytest.raises(MetricError, match="LPIPS is missing"):
         lpips(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
+    with pytest.raises(MetricError, match="LPIPS is missing"):
+        PerceptualLoss(net="squeeze")
 
 
-def test_a_spoilt_cache_is_a_reason_and_not_a_crash(no_network):
+def test_a_spoilt_cache_is_a_reason_and_not_a_crash(no_network, unshipped):
     no_network.mkdir(parents=True)
     (no_network / ALEXNET).write_text("half a download")
     assert Lpips().reason.startswith("LPIPS is missing")
@@ -163,24 +186,23 @@ def test_a_wrong_backbone_names_the_first_key(tmp_path):
         Lpips(tmp_path / "absent.pth")
 
 
-@needs_weights
 def test_another_network_with_more_layers_is_refused():
     with pytest.raises(MetricError, match=r"squeezenet1_1_features.safetensors holds features.0.weight of shape"):
         Lpips(WEIGHTS / "squeezenet1_1_features.safetensors")
 
 
-@needs_weights
-def test_the_loss_is_lpips_with_a_gradient_in_float32():
-    weights = WEIGHTS / "alexnet_features.safetensors"
+@pytest.mark.parametrize("net", PUBLISHED)
+def test_the_loss_is_lpips_with_a_gradient_in_float32(net, no_network):
     sharp, x_init = tensor(SHARP), tensor(next(iter(RESTORED.values())))
     leaf = (x_init * 2 - 1).requires_grad_()
+    perceptual = PerceptualLoss(weight=0.5, net=net)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = PerceptualLoss(weights, 0.5)(leaf, sharp * 2 - 1)
-    assert loss.item() == pytest.approx(0.5 * Lpips(weights)(x_init, sharp).item(), rel=1e-4)
+        loss = perceptual(leaf, sharp * 2 - 1)
+    assert loss.item() == pytest.approx(0.5 * Lpips(net=net)(x_init, sharp).item(), rel=1e-4)
     loss.backward()
     step = leaf.detach() - 0.1 * leaf.grad / leaf.grad.abs().max()
-    assert PerceptualLoss(weights, 0.5)(step, sharp * 2 - 1) < loss
-    assert repr(PerceptualLoss(weights, 0.5)) == "0.5 LPIPS (alex)"
+    assert perceptual(step, sharp * 2 - 1) < loss
+    assert repr(perceptual) == f"0.5 LPIPS ({net})"
 
 
 def test_no_weights_no_loss(tmp_path):

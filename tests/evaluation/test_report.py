@@ -15,6 +15,7 @@ from matplotlib.text import Annotation
 from PIL import Image
 
 from evaluation import report
+from evaluation.controls import LABELS
 from evaluation.plots import plot_curve
 from evaluation.report import write_report
 from tests.evaluation.pictures import RESTORED, SHARP
@@ -47,7 +48,7 @@ def results(count: int = 12) -> dict:
         x, y = 25.9 - steps / 120 + numbers.gauss(0, 0.1), 0.31 - steps / 800 + numbers.gauss(0, 0.008)
         places.append((f"{SAMPLERS[k % 3]} {steps}", {"sampler": SAMPLERS[k % 3], "steps": steps}, x, y, steps / 40))
     rows = []
-    for label, fields, x, y, seconds in places:
+    for k, (label, fields, x, y, seconds) in enumerate(places, start=-2):
         beaten = any(a >= x and b <= y and (a, b) != (x, y) for _, _, a, b, _ in places)
         scores = {
             "psnr": estimate(x, 0.25, 26.0 if fields else None),
@@ -56,7 +57,12 @@ def results(count: int = 12) -> dict:
         rows.append(
             {"setting": label, "fields": fields, "images": 6, "dropped": None, "front": not beaten, "preset": None}
         )
-        rows[-1] |= {"seconds": seconds, "metrics": scores | {"dists": nothing(REASON)}}
+        rows[-1] |= {"seconds": seconds, "metrics": scores | {"dists": nothing(REASON)}, "verdict": None}
+        if fields:
+            gaps = {"sharpened": -0.004 + k / 1000, "noised": -0.02}
+            entries = {name: {"mean": gap, "low": gap - 0.003, "high": gap + 0.003} for name, gap in gaps.items()}
+            word = "yes" if k == 0 else "no" if k > 6 else "unclear"
+            rows[-1]["verdict"] = {"perceptual": word, "differences": entries, "missing": None}
     sharp = {
         "setting": "sharp",
         "fields": {},
@@ -65,9 +71,17 @@ def results(count: int = 12) -> dict:
         "front": False,
         "preset": None,
         "seconds": 0.0,
+        "verdict": None,
     }
     sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "dists": nothing(REASON)}
     rows.insert(2, sharp)
+    rows[3:3] = [
+        rows[1]
+        | {"setting": label, "front": False}
+        | {"metrics": {"psnr": estimate(x, 0.2, 26.0), "lpips": estimate(y, 0.02, 0.32), "dists": nothing(REASON)}}
+        for slope, labels in zip((0.05, 0.02), LABELS.values(), strict=True)
+        for label, x, y in ((label, 26.0 - k / 2, 0.32 - slope * k) for k, label in enumerate(labels, start=1))
+    ]
     front = [row for row in rows if row["front"]]
     own = [row for row in front if row["fields"]] or [row for row in rows if row["fields"]]
     own[0]["preset"], own[-1]["preset"] = "faithful, balanced", "vivid"
@@ -89,6 +103,11 @@ def results(count: int = 12) -> dict:
             "dists": {"title": "DISTS", "recipe": None, "reason": REASON, "higher_is_better": False},
         },
         "axes": {"distortion": "psnr", "perception": "lpips"},
+        "controls": {
+            "rows": LABELS,
+            "recipes": {"sharpened": "an unsharp mask", "noised": "noise & its shape"},
+            "verdict": "below both controls",
+        },
         "statistics": "Mean over the images with its 95 % bootstrap interval.",
         "rows": rows,
         "pictures": [
@@ -149,9 +168,16 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
     ends = {tuple(np.round(end, 6)) for c in axes.containers for bar in c[2] for s in bar.get_segments() for end in s}
     for row in document["rows"]:
         psnr, lpips = row["metrics"]["psnr"], row["metrics"]["lpips"]
-        if row["setting"] != "sharp":
+        if row["fields"] or row["setting"] in ("blurry", "predictor"):
             assert (round(psnr["low"], 6), round(lpips["mean"], 6)) in ends
             assert (round(psnr["mean"], 6), round(lpips["high"], 6)) in ends
+    for control, labels in LABELS.items():
+        [line] = [line for line in axes.lines if line.get_label() == control]
+        own = {row["setting"]: row["metrics"] for row in document["rows"]}
+        points = [[own[at]["psnr"]["mean"], own[at]["lpips"]["mean"]] for at in ("predictor", *labels)]
+        assert line.get_xydata().tolist() == points and line.get_linewidth() < 1
+    least = min(x for group in points_of(axes) for x, _ in group)
+    assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
     assert axes.yaxis_inverted() and not axes.xaxis_inverted()
     assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
     assert any(text.get_text().endswith(" vivid") for text in axes.texts)
@@ -168,6 +194,10 @@ def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
     axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
     assert reason in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()
+
+
+def points_of(axes) -> list[list]:
+    return [c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")]
 
 
 # The page, read
@@ -216,6 +246,14 @@ def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
     entry = document["rows"][3]["metrics"]["psnr"]
     assert f'data-value="{entry["mean"]}">{entry["mean"]:.2f}<small class="interval">{entry["low"]:.2f} to' in page
     assert f"{entry['difference']:+.2f} ({entry['difference_low']:+.2f} to {entry['difference_high']:+.2f})" in page
+    for row in document["rows"]:
+        if row["verdict"]:
+            gap = row["verdict"]["differences"]["sharpened"]
+            word = row["verdict"]["perceptual"]
+            assert (
+                f">{word}<small>sharpened {gap['mean']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})</small>" in page
+            )
+    assert "noise &amp; its shape" in page and "below both controls" in page
     assert "PSNR: RGB, 8 bits" in page and html.escape(REASON) in page
     assert "after 2 of 6 images: beaten by ddim 5" in page and "∞" in page
 
@@ -261,7 +299,7 @@ def test_results_without_grid_presets_or_pictures(tmp_path):
         "lpips": nothing() | {"mean": 0.2},
         "dists": nothing(REASON),
     }
-    document["rows"] = [document["rows"][0], other | {"seconds": 0.0}]
+    document["rows"] = [document["rows"][0], other | {"seconds": 0.0, "verdict": None}]
     write_report(write(tmp_path, document))
     page = (tmp_path / "report.html").read_text()
     assert "outputs rival" in page and 'id="view"' not in page and "Evaluation of pictures" in page

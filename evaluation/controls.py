@@ -1,0 +1,145 @@
+"""Two controls without a denoiser, which a sampling setting must beat before it counts as perceptual.
+
+LPIPS falls when a prediction is sharpened, and a little noise where the prediction changed much lowers it, too. So a
+sample's LPIPS says something only beside those of the prediction sharpened and the prediction noised at equal PSNR.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import kornia
+import numpy as np
+import torch
+from torch import Tensor
+
+from evaluation.fidelity import full_precision
+from evaluation.statistics import Estimate, estimates
+
+SHARPENED, NOISED = "sharpened", "noised"
+# Curves from the prediction, which is strength 0, far down in PSNR: amounts of the unsharp mask, and root mean squares
+# of the noise in 8-bit levels. The last strengths are there so that every useful setting's PSNR lies on the curves.
+STRENGTHS = {SHARPENED: (0.3, 0.6, 1.0, 2.0, 4.0), NOISED: (2.0, 5.0, 10.0, 20.0, 40.0)}
+LABELS = {control: [f"{control} {a:g}" for a in strengths] for control, strengths in STRENGTHS.items()}
+
+_SIGMA, _KERNEL = 1.5, 13  # of the unsharp mask, in pixels; the kernel ends at four sigma
+_WINDOW = 9  # side of the local mean, in pixels
+_FLOOR = 1e-6  # keeps the noise even where the prediction changed nothing at all
+RECIPES = {
+    SHARPENED: f"x + a (x - G x): x is the prediction, G a Gaussian of {_SIGMA} px, a the number in the row's name",
+    NOISED: (
+        f"x + n: x is the prediction, n Gaussian noise whose standard deviation is proportional to the {_WINDOW} x "
+        f"{_WINDOW} mean of |x - blurry| over the channels, too; the root of its mean variance is the number in the "
+        "row's name, in 8-bit levels; drawn from the seed and the image's name"
+    ),
+}
+VERDICT_RECIPE = (
+    "a setting is perceptual where the 95 % intervals of its LPIPS minus that of both controls at its own PSNR lie "
+    "below 0, paired by image: yes; no where one lies at or above 0; unclear otherwise. A control's LPIPS at a PSNR is "
+    "linear between its strengths, the lowest where its curve has that PSNR twice, and that of its highest PSNR where "
+    "the setting's is higher"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a setting is perceptual.
+
+    Attributes:
+        perceptual: yes, no or unclear; None where it cannot be said.
+        differences: control -> LPIPS of the setting minus the control's at equal PSNR, below 0 is better.
+        missing: why `perceptual` is None.
+    """
+
+    perceptual: str | None
+    differences: dict[str, Estimate]
+    missing: str | None = None
+
+
+def control_images(prediction: Tensor, blurry: Tensor, seed: int, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Every control of one image, one after the other: (label, image (3, H, W), not clipped).
+
+    Args:
+        prediction: (3, H, W) in [0, 1].
+        blurry: (3, H, W) in [0, 1].
+        seed, name: the noise comes from these alone, and is the same field at every strength.
+    """
+    shape = noise_shape(prediction, blurry)
+    field = np.random.default_rng([seed, *name.encode()]).standard_normal(prediction.shape, dtype=np.float32)
+    noise = torch.from_numpy(field).to(prediction)
+    for label, amount in zip(LABELS[SHARPENED], STRENGTHS[SHARPENED], strict=True):
+        yield label, sharpen(prediction, amount)
+    for label, level in zip(LABELS[NOISED], STRENGTHS[NOISED], strict=True):
+        yield label, prediction + level / 255 * shape * noise
+
+
+def sharpen(image: Tensor, amount: float) -> Tensor:
+    """Unsharp mask: x + amount (x - G x), G a Gaussian of 1.5 px, the edge repeated. (3, H, W) -> the same."""
+    with full_precision():
+        blurred = kornia.filters.gaussian_blur2d(image[None], (_KERNEL,) * 2, (_SIGMA,) * 2, "replicate")[0]
+    return image + amount * (image - blurred)
+
+
+def noise_shape(prediction: Tensor, blurry: Tensor) -> Tensor:
+    """Local standard deviation of the noise, of mean square 1: (1, H, W), from two images (3, H, W).
+
+    Proportional to the local mean of |prediction - blurry|, over 9 x 9 pixels and the channels, the edge repeated; 1
+    everywhere where the two are equal.
+    """
+    change = (prediction - blurry).abs().mean(0, keepdim=True)
+    with full_precision():
+        local = kornia.filters.box_blur(change[None], _WINDOW, "replicate")[0] + _FLOOR
+    return local / local.square().mean().sqrt()
+
+
+def at_equal_psnr(psnr: float, curve: Sequence[tuple[float, float]]) -> float:
+    """LPIPS of a control at a PSNR.
+
+    Args:
+        psnr: in dB.
+        curve: (PSNR, LPIPS) of one image at each strength, from 0 on.
+
+    Returns:
+        Linear between neighbouring strengths; the lowest where the curve comes by that PSNR twice. Above the whole
+        curve, that of its highest PSNR: no control is as faithful, and this is the nearest. nan below the curve, where
+        stronger controls would be needed, and where a PSNR is not finite.
+    """
+    points = np.array(curve, dtype=float)
+    if not np.isfinite(points).all() or not np.isfinite(psnr):
+        return float("nan")
+    best = points[:, 0].argmax()
+    if psnr >= points[best, 0]:
+        return float(points[best, 1])
+    found = []
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if min(x0, x1) <= psnr <= max(x0, x1):
+            share = (psnr - x0) / (x1 - x0) if x1 != x0 else np.array([0.0, 1.0])
+            found.append(np.min(y0 + share * (y1 - y0)))
+    return float(min(found, default=float("nan")))
+
+
+def judge(
+    scores: Sequence[tuple[float, float]], curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], seed: int = 0
+) -> Verdict:
+    """The verdict on one setting by VERDICT_RECIPE.
+
+    Args:
+        scores: (PSNR, LPIPS) of the setting on each image.
+        curves: control -> the curve of each of the same images, as for `at_equal_psnr`.
+        seed: of the bootstrap.
+    """
+    gaps = np.array(
+        [
+            [lpips - at_equal_psnr(psnr, curve) for (psnr, lpips), curve in zip(scores, own, strict=True)]
+            for own in curves.values()
+        ]
+    )
+    off = int(np.isnan(gaps).any(axis=0).sum())
+    if off:
+        return Verdict(None, {}, f"there is no control at its PSNR for {off} of {len(scores)} images")
+    differences = dict(zip(curves, estimates(gaps.T, seed), strict=True))
+    if len(scores) < 2:
+        return Verdict(None, differences, "a single image has no interval")
+    if all(one.high < 0 for one in differences.values()):
+        return Verdict("yes", differences)
+    return Verdict("no" if any(one.low >= 0 for one in differences.values()) else "unclear", differences)
