@@ -76,7 +76,8 @@ def restore(
         guard: a sample that is less sharp than its input, or whose mean colour drifts from the prediction's by more
             than 2 of 255 levels, is warned of; with fallback the prediction is written in its place.
         uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
-            (float, in units of the [0, 1] range).
+            (float, in units of the [0, 1] range); where the checkpoint's predictor has a size head, also the error
+            that it expects of its estimate, as NAME_error.png and .tif, for which no sample is needed.
         compare: also write NAME_compare.png: blurry, prediction, restored.
         overwrite: restore again what the manifest says is done with the same checkpoint, settings and seed.
 
@@ -103,8 +104,11 @@ def restore(
         place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
     pipeline = load_pipeline(checkpoint, place, precision)
     settings = replace(pipeline.preset(preset) if preset else pipeline.default_settings, **numbers)
-    if uncertainty and settings.num_samples == 1:
-        raise ValueError("--uncertainty needs several samples: give --num_samples 2 or more")
+    if uncertainty and settings.num_samples == 1 and not pipeline.predictor.config.get("size_head"):
+        raise ValueError(
+            "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it expects:"
+            " give --num_samples 2 or more"
+        )
     if compile:
         pipeline.compile()
     if memory is None and place.type == "cpu":
@@ -160,7 +164,12 @@ def restore(
                     names = [f"{target.stem}_{k}{target.suffix}" for k in range(len(restored))]
                 for name, image in zip(names, restored, strict=True):
                     images.write(target.with_name(name), image, picture, depth)
-                extra = {"std_white": _write_uncertainty(target, out.std[0])} if uncertainty else {}
+                maps = {"std": out.std, "error": out.expected_error} if uncertainty else {}
+                extra = {
+                    f"{kind}_white": _write_uncertainty(target, kind, values[0])
+                    for kind, values in maps.items()
+                    if values is not None
+                }
                 if compare:
                     _write_comparison(target, picture.values, out.predictions[0], restored[0])
                 seconds += time.perf_counter() - start
@@ -217,6 +226,7 @@ def _restored(run: Callable, pictures: list[tuple]) -> Iterator[tuple]:
             images=out.images.unflatten(0, (len(pictures), -1))[i],
             predictions=out.predictions[i : i + 1],
             std=None if out.std is None else out.std[i : i + 1],
+            expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
         )
         yield picture, own, seconds
 
@@ -284,7 +294,7 @@ def _faults(sample, prediction, picture) -> list[str]:
     return faults
 
 
-def _write_uncertainty(target: Path, std) -> float:
+def _write_uncertainty(target: Path, kind: str, values) -> float:
     """The heat map, whose brightest colour stands for the 99.5th percentile, which is returned, and the floats."""
     import matplotlib
     import numpy as np
@@ -293,14 +303,15 @@ def _write_uncertainty(target: Path, std) -> float:
 
     from data import images
 
-    std = std.cpu()
-    mean = std.mean(dim=0).numpy()
+    values = values.cpu()
+    mean = values.mean(dim=0).numpy()
     white = float(np.percentile(mean, 99.5))  # a few bright pixels would leave the rest black
     heat = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
-    images.write(target.with_name(f"{target.stem}_std.png"), torch.from_numpy(heat).movedim(-1, 0) / 255)
-    part = target.with_name(f".{target.stem}_std.part")
-    tifffile.imwrite(part, std.movedim(0, -1).contiguous().numpy(), photometric="rgb")
-    os.replace(part, target.with_name(f"{target.stem}_std.tif"))
+    images.write(target.with_name(f"{target.stem}_{kind}.png"), torch.from_numpy(heat).movedim(-1, 0) / 255)
+    part = target.with_name(f".{target.stem}_{kind}.part")
+    pixels = values.expand(3, -1, -1).movedim(0, -1).contiguous().numpy()
+    tifffile.imwrite(part, pixels, photometric="rgb")
+    os.replace(part, target.with_name(f"{target.stem}_{kind}.tif"))
     return round(white, 6)
 
 

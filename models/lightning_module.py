@@ -187,6 +187,8 @@ class PredictAndRefine(Predict):
         refiner_perceptual: the same for the refiner: a term of the denoiser's loss, of x_init + s r_0 with its estimate
             of r_0. What is best by squared error alone is smooth where the residual is uncertain.
         perceptual_ramp: the steps between which that term rises from nothing to its weight.
+        perceptual_sigma: the least noise level, as sigma in units of r_0, at which that term counts. What few steps
+            show is what they make of much noise; at little noise squared error alone keeps samples close to the data.
         noises: noise levels and fields drawn for each crop, which share its prediction; the denoiser's batch is so many
             times the predictor's.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
@@ -214,6 +216,7 @@ class PredictAndRefine(Predict):
         scale_kind: ScaleKind = "global",
         refiner_perceptual: Callable | None = None,
         perceptual_ramp: tuple[int, int] = (0, 0),
+        perceptual_sigma: float = 0.0,
         noises: int = 1,
         validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
         init_from: str | None = None,
@@ -237,6 +240,7 @@ class PredictAndRefine(Predict):
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
+        self.perceptual_level = 1 / (1 + perceptual_sigma**2)  # alpha_bar
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
         if compiled:
             denoiser.compile()
@@ -300,9 +304,12 @@ class PredictAndRefine(Predict):
         output = self.denoiser(r_t, blurry, alpha_bar, x_init)
         losses = self.objective.losses(output, missed, eps, alpha_bar, self.denoiser.prediction_type)
         denoiser_loss = losses.mean()
-        if self.refiner_perceptual is not None:
+        noisy = alpha_bar <= self.perceptual_level
+        if self.refiner_perceptual is not None and noisy.any():
             r_0 = estimate_r_0(output, r_t, alpha_bar, self.denoiser.prediction_type)
-            perceptual = self.refiner_perceptual(add_residual(x_init, r_0, s), sharp)
+            restored = add_residual(x_init, r_0, s)
+            # A mean over all crops: those without the term count as zero.
+            perceptual = self.refiner_perceptual(restored[noisy], sharp[noisy]) * noisy.float().mean()
             self.log("train/refiner_perceptual", perceptual)
             start, end = self.perceptual_ramp
             share = min(1.0, max(0.0, (self.global_step - start + 1) / max(1, end - start)))

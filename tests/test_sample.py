@@ -17,6 +17,7 @@ from PIL import Image
 import sample
 from data import images
 from models.pipeline import DeblurPipeline
+from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
 from tests.models.test_pipeline import tiny_pipeline
 
@@ -341,6 +342,15 @@ def test_uncertainty_and_comparison(checkpoint, photos, tmp_path):
     assert set(restored(tmp_path / "out")) == {"a.png", "a_std.png", "a_std.tif", "a_compare.png"}
     std = tifffile.imread(tmp_path / "out" / "a_std.tif")
     assert std.shape == (20, 31, 3) and std.dtype == "float32" and 0 < std.mean() < 0.5
+
+
+def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp_path):
+    tiny_pipeline(SlimPredictor((8, 12), (1, 1), size_head=True)).save_pretrained(tmp_path / "checkpoint")
+    command = [photos / "a.png", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "out"]
+    run(*command, "--uncertainty", "true", "--blend", "0")
+    assert set(restored(tmp_path / "out")) == {"a.png", "a_error.png", "a_error.tif"}
+    error = tifffile.imread(tmp_path / "out" / "a_error.tif")
+    assert error.shape == (20, 31, 3) and (error > 0).all() and (error[..., 0] == error[..., 2]).all()
 
 
 def test_a_preset_is_its_settings(photos, tmp_path):

@@ -280,6 +280,24 @@ class TestTraining:
         # The denoiser starts at zero, so its estimate of r_0 is zero and the restored image is the prediction.
         assert torch.allclose(seen["restored"], (seen["sharp"] + 1) / 2 * 1.6 + 0.2 - 1, atol=1e-4)
 
+    def test_the_refiner_s_perceptual_term_counts_from_its_noise_level_on(self, tmp_path):
+        seen = {}
+
+        def perceptual(restored, sharp):
+            seen["crops"] = len(restored)
+            return restored.mean() * 0 + 100.0
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen["share"] = (outputs["loss"] - outputs["losses"].mean()).item() / 100
+                seen["noisy"] = (outputs["alpha_bar"] <= 1 / (1 + 1.5**2)).sum().item()
+
+        objective = Objective(levels="log_normal", log_normal=(0.4, 1.0), stratified=True)
+        own = {"residual_scale": 0.2, "predictor_training": "frozen", "objective": objective, "noises": 4}
+        fit(module(**own, refiner_perceptual=perceptual, perceptual_sigma=1.5), tmp_path, 1, [Record()])
+        # ln 1.5 is the mean of ln sigma: half of the eight levels lie above.
+        assert seen["crops"] == seen["noisy"] == 4 and seen["share"] == pytest.approx(0.5, abs=1e-3)
+
     @pytest.mark.parametrize("loss", ["l1", "l2", "charbonnier"])
     def test_the_predictor_s_distance_is_the_named_one(self, tmp_path, loss):
         model, seen = module(kind=Predict, loss=loss, fft_weight=0.1), {}
