@@ -206,8 +206,8 @@ def main(
         minutes: begin no run after so long; the same command goes on. A run is never cut short.
         lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
     """
-    from data import make_test_set
     from evaluation.metrics import make_metrics
+    from tools import make_pairs
 
     begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
     wanted = list(plan["arms"]) if only is None else only.split(",")
@@ -221,7 +221,7 @@ def main(
     tests = {name: folder / name for name in ("crops", "frames")}
     for root, side in zip(tests.values(), (plan["crop"], plan["frame"]), strict=True):
         if not root.is_dir():
-            make_test_set.make(photos, str(base), str(root), crop=side)
+            make_pairs.make([photos], str(base), str(root), names="test.txt", size=side)
     metrics = make_metrics(["psnr", "lpips"], lpips_backbone)
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}

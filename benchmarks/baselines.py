@@ -1,7 +1,7 @@
 """Restore a test set by classical methods, as pictures to score: python -m benchmarks.baselines DATA --output FOLDER
 
 FOLDER/unsharp_mask needs nothing but the picture. FOLDER/richardson_lucy and FOLDER/wiener are given the true kernel,
-which only a synthetic test set with one kernel a picture has (data.make_test_set --uniform true): what knowing the blur
+which only a synthetic test set with one kernel a picture has (tools.make_pairs --uniform true): what knowing the blur
 is worth. All three are scikit-image's.
 """
 

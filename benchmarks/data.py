@@ -1,13 +1,12 @@
 """Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 4]
 
 All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed
-shards, (d) the blur on the device, apart from reading. Prints a table and writes benchmarks/results/data.json.
+shards. Prints a table and writes benchmarks/results/data.json. Blur is apart: benchmarks/blur.py.
 """
 
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.record import machine, write_json
 from data import images, pack
-from data.blur import CameraShake, SixDegrees, SyntheticBlur, UniformShake
+from data.blur import SyntheticBlur
+from data.camera import CameraShake
 from data.layouts import find_pairs
 from data.pairs import TrainPairs, flatten, generator_of
 
@@ -26,14 +26,16 @@ PATCH = 128
 
 def make_pairs(root: Path, count: int) -> None:
     """Pairs of 1280x720 that compress about as photographs do: smooth structure with some noise."""
+    blur = SyntheticBlur([CameraShake()], shot_noise=(1e-4, 1e-4))
+    size = 720 + 2 * blur.margin, 1280 + 2 * blur.margin
     for number in range(count):
         generator = generator_of("benchmark", number)
-        sharp = torch.zeros(1, 3, 720, 1280)
+        wide = torch.zeros(1, 3, *size)
         for cells in (4, 16, 64, 256):
             noise = torch.rand(1, 3, cells, cells, generator=generator)
-            sharp += torch.nn.functional.interpolate(noise, (720, 1280), mode="bilinear") / cells**0.5
-        sharp = (sharp / sharp.max())[0] + 0.01 * torch.randn(3, 720, 1280, generator=generator)
-        blurry = CameraShake(noise=(0.005, 0.005))(sharp[None].clamp(0, 1), [generator])[0]
+            wide += torch.nn.functional.interpolate(noise, size, mode="bilinear") / cells**0.5
+        wide = (wide / wide.max() + 0.01 * torch.randn(1, 3, *size, generator=generator)).clamp(0, 1)
+        (blurry,), (sharp,) = blur(wide, [generator])
         images.write(root / "sharp" / f"{number:03}.png", sharp)
         images.write(root / "blur" / f"{number:03}.png", blurry)
 
@@ -53,33 +55,12 @@ def loader(dataset: TrainPairs, decodes: int, workers: int) -> Iterator[dict]:
     return iter(DataLoader(dataset, decodes, **options))
 
 
-BLURS = {
-    "CameraShake": CameraShake(),
-    "SyntheticBlur, uniform": SyntheticBlur([UniformShake()], read_noise=(0, 0.01)),
-    "SyntheticBlur, six degrees": SyntheticBlur([SixDegrees()], read_noise=(0, 0.01), jpeg=(70, 95)),
-}
-
-
-def blurred(blur: CameraShake | SyntheticBlur, device: str) -> Iterator[dict]:
-    """Batches of 16 crops, blurred with other seeds each time."""
-    side = PATCH + 2 * blur.margin
-    sharp = torch.rand(16, 3, side, side, generator=generator_of(0)).to(device)
-    number = 0
-    while True:
-        blurry = blur(sharp, [generator_of("bench", number, i) for i in range(len(sharp))])
-        if device != "cpu":
-            torch.cuda.synchronize()
-        yield {"name": [""] * len(blurry)}
-        number += 1
-
-
 def main(
     source: str | None = None,
     output: str = "benchmarks/results/data.json",
     seconds: float = 4.0,
     workers: int = 2,
     crops_per_image: int = 16,
-    device: str = "cpu",
 ) -> None:
     """Measure and write.
 
@@ -89,7 +70,6 @@ def main(
         seconds: of each measurement, of which there are three.
         workers: processes that read.
         crops_per_image: crops of each decoded or unpacked pair in (b) and (c).
-        device: where (d) runs; on the cpu with one thread.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +85,6 @@ def main(
             f"c: packed shards, {crops_per_image} crops a pair": lambda: loader(
                 TrainPairs(shards, PATCH, **several), 2, workers
             ),
-            **{f"d: {name} on {device}": partial(blurred, blur, device) for name, blur in BLURS.items()},
         }
         # In turns, so that what else the machine does meets all alike; the medians count.
         rounds = [{name: rate(way(), seconds) for name, way in ways.items()} for _ in range(3)]
@@ -120,7 +99,7 @@ def main(
         "patch": PATCH,
         "frames": "1280x720 PNG pairs" + (f" of {Path(source).name}" if source else ", made"),
     }
-    write_json(output, result | machine(device))
+    write_json(output, result | machine())
     print(f"wrote {output}")
 
 

@@ -1,326 +1,150 @@
-"""Synthetic blur as a camera makes it: motion and defocus in linear light, then the sensor, then the file.
+"""Synthetic blur as a camera makes it: motion and defocus in light, then the sensor, then the file.
 
-CameraShake is the simple case in one class. SyntheticBlur puts together a scene's blur out of parts (UniformShake,
-MeasuredKernels, SixDegrees, Defocus, ObjectMotion) and what the camera adds (response, saturation, noise, JPEG).
+SyntheticBlur puts together a scene's blur out of the parts in data/camera.py, moving objects, and what the camera adds
+(response, saturation, noise, JPEG).
 """
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
+import imagecodecs
 import numpy as np
 import torch
-import torch.nn.functional as F
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
-from kornia.enhance import jpeg_codec_differentiable
-from kornia.geometry.transform import warp_perspective
+from kornia.filters import gaussian_blur2d
 from torch import Generator, Tensor
 
-Range = tuple[float, float]
-
-
-class CameraShake:
-    """Blur sharp pictures as a camera does that moves, without rotation, while its shutter is open.
-
-    Every picture gets a trajectory of its own (after the random motion of Boracchi & Foi, "Modeling the
-    performance of image restoration from motion blur", 2012, and of Kupyn et al., "DeblurGAN", 2018): its
-    direction and its speed perform random walks, the highest speed at most four times the lowest. The kernel
-    is the time spent at each place, centred at its centroid so that the blurry picture is not shifted.
-
-    Args:
-        length: range of the trajectory's length in pixels, drawn uniformly.
-        curvature: range, drawn uniformly, of the standard deviation in radians of the direction's change from
-            the start to the end of the exposure; 0 moves along a straight line, 3 loops.
-        noise: range, drawn uniformly, of the standard deviation of the Gaussian noise added to the finished
-            picture in [0, 1].
-        linear_light: blur in linear light (inverse sRGB, blur, sRGB), as a sensor does, not in the file's
-            values.
-    """
-
-    def __init__(
-        self,
-        length: tuple[float, float] = (3.0, 21.0),
-        curvature: tuple[float, float] = (0.0, 3.0),
-        noise: tuple[float, float] = (0.0, 0.02),
-        linear_light: bool = True,
-    ):
-        _check("CameraShake", length=length, curvature=curvature, noise=noise)
-        self.length = length
-        self.curvature = curvature
-        self.noise = noise
-        self.linear_light = linear_light
-        self.margin = _margin(length)
-        self.instants = _instants(length)
-
-    def __call__(self, sharp: Tensor, generators: Sequence[Generator]) -> Tensor:
-        """Blur (N, 3, H, W) pictures in [0, 1], on their device, with one CPU generator a picture.
-
-        A picture's result depends on the picture and its generator, not on its batch. Its outer `margin`
-        pixels see a border made by repeating the edge. A trajectory of length 0 leaves the picture exactly as
-        it is, noise 0 adds none.
-        """
-        trajectories, noises, seeds = zip(*(self._draw(generator) for generator in generators), strict=True)
-        kernels = rasterise(torch.stack(trajectories), self.margin).to(sharp.device)
-        light = rgb_to_linear_rgb(sharp) if self.linear_light else sharp
-        light = convolve(light, kernels).clamp(0, 1)
-        blurry = linear_rgb_to_rgb(light) if self.linear_light else light
-        still = torch.tensor([not trajectory.any() for trajectory in trajectories], device=sharp.device)
-        blurry = torch.where(still.view(-1, 1, 1, 1), sharp, blurry)
-        for picture, noise, seed in zip(blurry, noises, seeds, strict=True):
-            if noise:
-                generator = Generator(sharp.device).manual_seed(seed)
-                grain = torch.randn(picture.shape, generator=generator, device=sharp.device)
-                picture.add_(grain, alpha=noise).clamp_(0, 1)
-        return blurry
-
-    def _draw(self, generator: Generator) -> tuple[Tensor, float, int]:
-        """One trajectory as (instants, 2) offsets (x, y) in pixels, the noise's strength and its seed."""
-
-        length, curvature, noise = (_between(generator, span) for span in (self.length, self.curvature, self.noise))
-        seed = torch.randint(2**62, (), generator=generator).item()
-        return draw_trajectory(generator, length, curvature, self.instants), noise, seed
-
-
-class UniformShake:
-    """A part of SyntheticBlur: the same random trajectory for every place of the picture, as CameraShake's.
-
-    Args:
-        length: range of the trajectory's length in pixels.
-        curvature: range of the standard deviation in radians of the direction's change during the exposure.
-    """
-
-    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0)):
-        _check("UniformShake", length=length, curvature=curvature)
-        self.length = length
-        self.curvature = curvature
-        self.margin = _margin(length)
-
-    def kernels(self, generators: Sequence[Generator]) -> Tensor:
-        """One (2 margin + 1)^2 kernel for each generator."""
-        paths = [
-            draw_trajectory(g, _between(g, self.length), _between(g, self.curvature), _instants(self.length))
-            for g in generators
-        ]
-        return rasterise(torch.stack(paths), self.margin)
-
-    def __call__(self, light: Tensor, generators: Sequence[Generator]) -> Tensor:
-        return convolve(light, self.kernels(generators).to(light.device))
-
-
-class MeasuredKernels:
-    """A part of SyntheticBlur: kernels out of a file, for instance measured ones (Levin et al., CVPR 2009).
-
-    Args:
-        file: an .npz file of square arrays of odd size; each is normalised to sum 1.
-        largest: kernels of more pixels a side are left out; bounds the margin.
-    """
-
-    def __init__(self, file: str, largest: int = 41):
-        if not Path(file).is_file():
-            raise ValueError(f"{file} is no file: give an .npz file of kernels.")
-        arrays = np.load(file)
-        self.bank = []
-        for name in arrays.files:
-            kernel = torch.from_numpy(arrays[name]).float()
-            if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or len(kernel) % 2 == 0 or kernel.sum() <= 0:
-                raise ValueError(f"{file} holds {name}, which is no square kernel of odd size and positive sum.")
-            if len(kernel) <= largest:
-                self.bank.append(kernel / kernel.sum())
-        if not self.bank:
-            raise ValueError(f"{file} holds no kernel of at most {largest} x {largest} pixels: raise largest.")
-        # Centred at the pixel next to its centroid, so that no kernel shifts the picture.
-        self.bank = [_centred(kernel) for kernel in self.bank]
-        self.margin = max(len(kernel) for kernel in self.bank) // 2
-        self.bank = torch.stack([F.pad(k, [self.margin - len(k) // 2] * 4) for k in self.bank])
-
-    def __call__(self, light: Tensor, generators: Sequence[Generator]) -> Tensor:
-        chosen = [int(torch.randint(len(self.bank), (), generator=g)) for g in generators]
-        # A kernel spreads a point of light as it is drawn, which is the mirror image of where a pixel looks.
-        return convolve(light, self.bank[chosen].flip(-1, -2).to(light.device))
-
-
-class Defocus:
-    """A part of SyntheticBlur: the disc of a lens out of focus.
-
-    Args:
-        radius: range of the disc's radius in pixels; 0 is in focus.
-    """
-
-    def __init__(self, radius: Range = (1.0, 6.0)):
-        _check("Defocus", radius=radius)
-        self.radius = radius
-        self.margin = math.ceil(radius[1] + 0.5)
-
-    def __call__(self, light: Tensor, generators: Sequence[Generator]) -> Tensor:
-        radii = torch.tensor([_between(g, self.radius) for g in generators])
-        return convolve(light, disc(radii, self.margin).to(light.device))
-
-
-class SixDegrees:
-    """A part of SyntheticBlur: a hand-held camera that turns and moves in all six degrees of freedom.
-
-    The pose follows smooth random paths about its mean; the picture is the average of the scene, taken as a plane in
-    front of the camera, seen from `instants` poses (Whyte et al., "Non-uniform deblurring for shaken images", IJCV
-    2012, for rotations; Tai et al., "Richardson-Lucy deblurring for scenes under a projective motion path", TPAMI
-    2011, for homographies).
-
-    Args:
-        length: range, drawn uniformly, of the largest shift in pixels of a corner of the picture from its place.
-        rotation: strength of turns about the two axes in the picture's plane (tilt and pan), relative to the others.
-        roll: strength of turns about the line of sight, which blur the corners and leave the centre sharp.
-        translation: strength of shifts parallel to the picture.
-        zoom: strength of moves along the line of sight.
-        focal: focal length over the photograph's longer side.
-        instants: poses that are averaged, 16 to 64.
-        frame: longer side in pixels of the 4:3 photograph that the picture is a crop of, at a random place, so that
-            the blur varies over the crop as it does there; none: the picture is the whole photograph, as is a side
-            that is longer than the photograph's.
-    """
-
-    def __init__(
-        self,
-        length: Range = (1.0, 12.0),
-        rotation: float = 1.0,
-        roll: float = 1.0,
-        translation: float = 0.3,
-        zoom: float = 0.3,
-        focal: float = 1.2,
-        instants: int = 32,
-        frame: int | None = None,
-    ):
-        _check("SixDegrees", length=length)
-        if frame is not None and frame < 1:
-            raise ValueError(f"SixDegrees's frame must be at least 1 pixel, not {frame}.")
-        if not 16 <= instants <= 64:
-            raise ValueError(f"SixDegrees's instants must be from 16 to 64, not {instants}.")
-        if min(rotation, roll, translation, zoom) < 0 or max(rotation, roll, translation, zoom) == 0:
-            raise ValueError("SixDegrees's rotation, roll, translation and zoom must be at least 0, and one above.")
-        self.length = length
-        self.strengths = torch.tensor([rotation, rotation, roll, translation, translation, zoom])
-        self.focal = focal
-        self.instants = instants
-        self.frame = frame
-        self.margin = math.ceil(length[1]) + 1
-
-    def __call__(self, light: Tensor, generators: Sequence[Generator]) -> Tensor:
-        height, width = light.shape[-2:]
-        centres = torch.stack([self._centre(g, height, width) for g in generators])
-        poses = torch.stack([self._path(g, height, width, c) for g, c in zip(generators, centres, strict=True)])
-        return average_views(light, homographies(poses, self._focal(height, width), centres[:, None]))
-
-    def _focal(self, height: int, width: int) -> float:
-        return self.focal * max(height, width, self.frame or 0)
-
-    def _centre(self, generator: Generator, height: int, width: int) -> Tensor:
-        """The photograph's centre (x, y) in the picture's pixels."""
-        centre = torch.tensor([(width - 1) / 2, (height - 1) / 2])
-        if self.frame is None:
-            return centre
-        sides = torch.tensor([self.frame, 0.75 * self.frame])
-        sides = sides.flip(0) if torch.rand((), generator=generator) < 0.5 else sides  # crops are turned, too
-        room = (sides - torch.tensor([width, height])).clamp_min(0)
-        return centre + (torch.rand(2, generator=generator) - 0.5) * room
-
-    def _path(self, generator: Generator, height: int, width: int, centre: Tensor) -> Tensor:
-        """(instants, 6) poses: turns in radians about x, y and the line of sight; shifts x, y, z over the distance."""
-        length = _between(generator, self.length)
-        walk = torch.randn(2, self.instants, 6, generator=generator).cumsum(1).cumsum(1)[0]  # integrated twice: smooth
-        walk = walk - walk.mean(0)
-        path = walk / walk.abs().amax(0).clamp_min(1e-6) * torch.rand(6, generator=generator) * self.strengths
-        # Small motions shift corners in proportion, so that one small trial gives the strength.
-        trial = 1e-3
-        views = homographies(trial * path.double(), self._focal(height, width), centre)
-        x, y = width - 1.0, height - 1.0
-        corners = torch.tensor([[0, 0, 1], [x, 0, 1], [0, y, 1], [x, y, 1]], dtype=torch.float64).T
-        moved = views @ corners
-        shift = (moved[:, :2] / moved[:, 2:] - corners[:2]).norm(dim=1).max()
-        return path * (trial * length / shift.clamp_min(1e-12)).float()
+from data.camera import (
+    CameraShake,
+    Defocus,
+    MeasuredKernels,
+    Range,
+    SixDegrees,
+    between,
+    check_ranges,
+    convolve,
+    cut,
+)
 
 
 class ObjectMotion:
-    """A part of SyntheticBlur for scenes with a moving thing: a region with a soft edge and a motion of its own.
+    """A moving thing in some images: a region with a soft edge and a motion of its own.
 
     The region is cut out softly, its light and its mask are blurred by the thing's trajectory and laid over the
     scene, which the camera's own blur has blurred already.
 
     Args:
-        probability: of a picture to have such a region.
+        probability: of an image to have such a region; a list has one number for each camera part of the blur.
         length: range of its trajectory's length in pixels.
         curvature: range of the direction's change.
-        size: range of the region's radius over the picture's shorter side.
+        size: range of the region's radius over the image's shorter side.
     """
 
     def __init__(
         self,
-        probability: float = 0.3,
+        probability: float | list[float] = 0.3,
         length: Range = (5.0, 21.0),
         curvature: Range = (0.0, 1.0),
         size: Range = (0.15, 0.4),
     ):
-        _check("ObjectMotion", length=length, curvature=curvature, size=size)
-        if not 0 <= probability <= 1:
-            raise ValueError(f"ObjectMotion's probability must be from 0 to 1, not {probability}.")
+        check_ranges("ObjectMotion", size=size)
+        _check_shares("ObjectMotion", probability=probability)
         self.probability = probability
         self.size = size
-        self.shake = UniformShake(length, curvature)
+        self.shake = CameraShake(length, curvature)
         self.margin = self.shake.margin
 
-    def over(self, scene: Tensor, light: Tensor, generators: Sequence[Generator]) -> Tensor:
-        """Lay the moving regions of `light` (N, 3, H, W), the sharp scene, over the blurred `scene`."""
-        masks = torch.stack([self._mask(g, *light.shape[-2:]) for g in generators])[:, None].to(light)
-        kernels = self.shake.kernels(generators).to(light.device)
-        moved, share = convolve(light * masks, kernels), convolve(masks, kernels)
-        still = _identity(kernels) | (masks.amax((1, 2, 3)) == 0)
-        return torch.where(still.view(-1, 1, 1, 1), scene, moved + (1 - share) * scene)
+    def over(self, scene: Tensor, light: Tensor, generator: Generator) -> Tensor:
+        """Lay a moving region of `light` (3, H, W), the sharp scene, over the blurred `scene`, smaller by `margin`."""
+        mask = self._mask(generator, *light.shape[-2:]).to(light)
+        kernel = self.shake.kernel(generator)
+        if len(kernel) == 1:
+            return scene
+        moved = convolve(torch.cat([light * mask, mask]), kernel, self.margin)
+        return moved[:3] + (1 - moved[3:]) * scene
 
     def _mask(self, generator: Generator, height: int, width: int) -> Tensor:
-        """(H, W) in [0, 1]: a random star-shaped region of wavy outline, or nothing."""
-        used = torch.rand((), generator=generator) < self.probability
+        """(1, H, W) in [0, 1]: a random star-shaped region of wavy outline."""
         top, left = torch.rand(2, generator=generator) * torch.tensor([height, width])
-        radius = _between(generator, self.size) * min(height, width)
+        radius = between(generator, self.size) * min(height, width)
         waves, phases = 0.15 * torch.randn(3, generator=generator), 2 * math.pi * torch.rand(3, generator=generator)
-        y, x = torch.meshgrid(torch.arange(height) - top, torch.arange(width) - left, indexing="ij")
+        y, x = torch.arange(float(height))[:, None] - top, torch.arange(float(width))[None] - left
         angle = torch.atan2(y, x)
         rays = zip((1, 2, 3), waves, phases, strict=True)
         outline = radius * (1 + sum(wave * torch.cos(k * angle + phase) for k, wave, phase in rays))
         soft = max(radius / 10, 1.0)
-        return torch.sigmoid((outline - torch.hypot(x, y)) / soft * 4) * used
+        return torch.sigmoid((outline - torch.hypot(x, y)) / soft * 4)[None]
+
+
+class Softening:
+    """Scenes that are not perfectly sharp: a small Gaussian over the scene before anything else, so over both sides.
+
+    Photographs that were made smaller are crisper than frames of a video, and a network that saw only those sharpens
+    such frames beyond their ground truth. Blur, noise and JPEG come after it and are not softened.
+
+    Args:
+        share: of the images, from 0 to 1; a list has one number for each camera part of the blur.
+        sigma: range, drawn uniformly, of the Gaussian's standard deviation in pixels.
+    """
+
+    def __init__(self, share: float | list[float] = 0.12, sigma: Range = (0.3, 1.2)):
+        check_ranges("Softening", sigma=sigma)
+        _check_shares("Softening", share=share)
+        if not sigma[0] > 0:
+            raise ValueError(f"Softening's sigma must be above 0, not {sigma[0]}: what is left sharp is 1 - share.")
+        self.share = share
+        self.sigma = sigma
+        self.margin = math.ceil(3 * sigma[1])
+
+    def __call__(self, sharp: Tensor, generator: Generator) -> Tensor:
+        """Soften a (3, H, W) image; its outer `margin` pixels are cut off."""
+        sigma = between(generator, self.sigma)
+        return cut(gaussian_blur2d(sharp[None], 2 * self.margin + 1, (sigma, sigma))[0], self.margin)
 
 
 class SyntheticBlur:
-    """Blur sharp pictures as cameras do; every part is on or off by itself, and zero strength changes no bit.
+    """Blur sharp images as cameras do; every part is on or off by itself, and zero strength changes no bit.
 
-    In this order (Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022): to light by the
-    inverse response, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and read noise,
-    back by the response, JPEG.
+    In this order (Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022): softening, to
+    light by the inverse response, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and
+    read noise, back by the response, JPEG. Shares are drawn for each image by itself.
 
     Args:
-        camera: the kinds of blur of the whole picture, one of which is drawn for each picture.
+        camera: the kinds of blur of the whole image, one of which is drawn for each image.
         weights: how often each is drawn, relative to each other; none: alike.
-        moving: a moving object in some pictures.
+        moving: a moving object in some images.
+        soften: some scenes softened, on both sides.
         response: from light to the file's values: srgb, gamma (value = light^(1/gamma), as GoPro's blur_gamma assumes
             with 2.2), or linear, which takes the file's values for light.
+        file_values: share of the images whose file values are taken for light, whatever the response; GoPro's folder
+            `blur` was averaged so.
         gamma: of the response gamma.
         saturation: range of the factor by which light that is clipped in the file really exceeds the clip; 0: off.
-        shot_noise: range of the Poisson noise's variance at full light, 1 / (electrons of a full pixel); 0: off.
+        shot_noise: range of the variance at full light of noise whose variance is proportional to the light,
+            1 / (electrons of a full pixel); 0: off.
         read_noise: range of the standard deviation of the sensor's Gaussian noise, in light; 0: off.
-        jpeg: range of the JPEG quality, 1 to 100; none: no JPEG.
+        jpeg: range of the JPEG quality, 1 to 100, rounded; none: no JPEG.
+        clean: share of the images without noise and JPEG.
     """
 
     def __init__(
         self,
-        camera: list[UniformShake | MeasuredKernels | SixDegrees | Defocus] | None = None,
+        camera: list[CameraShake | MeasuredKernels | SixDegrees | Defocus] | None = None,
         weights: list[float] | None = None,
         moving: ObjectMotion | None = None,
+        soften: Softening | None = None,
         response: Literal["srgb", "gamma", "linear"] = "srgb",
+        file_values: float = 0.0,
         gamma: float = 2.2,
         saturation: Range = (0.0, 0.0),
         shot_noise: Range = (0.0, 0.0),
         read_noise: Range = (0.0, 0.0),
         jpeg: Range | None = None,
+        clean: float = 0.0,
     ):
-        _check("SyntheticBlur", saturation=saturation, shot_noise=shot_noise, read_noise=read_noise)
+        check_ranges("SyntheticBlur", saturation=saturation, shot_noise=shot_noise, read_noise=read_noise)
+        _check_shares("SyntheticBlur", file_values=file_values, clean=clean)
         self.camera = camera or []
         self.weights = torch.tensor([1.0] * len(self.camera) if weights is None else weights)
         if len(self.weights) != len(self.camera) or (len(self.camera) and not self.weights.sum() > 0):
@@ -329,199 +153,138 @@ class SyntheticBlur:
             raise ValueError(f"SyntheticBlur's jpeg must be a range from 1 to 100, not {tuple(jpeg)}.")
         if not gamma > 0:
             raise ValueError(f"SyntheticBlur's gamma must be above 0, not {gamma}.")
+        # For each camera part how often an object moves, and a scene is soft.
+        self.moves = self._by_part("ObjectMotion's probability", moving.probability if moving else 0.0)
+        self.softens = self._by_part("Softening's share", soften.share if soften else 0.0)
         self.moving = moving
+        self.soften = soften
         self.response = response
+        self.file_values = file_values
         self.gamma = gamma
         self.saturation = saturation
         self.shot_noise = shot_noise
         self.read_noise = read_noise
         self.jpeg = jpeg
+        self.clean = clean
         parts = [*self.camera, *([moving] if moving else [])]
-        self.margin = max((part.margin for part in parts), default=0)
+        self.margin = max((part.margin for part in parts), default=0) + (soften.margin if soften else 0)
 
-    def __call__(self, sharp: Tensor, generators: Sequence[Generator]) -> Tensor:
-        """Blur (N, 3, H, W) pictures in [0, 1], on their device, with one CPU generator a picture.
+    def __call__(self, sharp: Tensor, generators: Sequence[Generator]) -> tuple[Tensor, Tensor]:
+        """Blur (N, 3, H, W) images in [0, 1], on their device, with one CPU generator each.
 
-        A picture's result depends on the picture and its generator, not on its batch. Its outer `margin` pixels see
-        a border made by repeating the edge.
+        Returns (blurry, ground truth), each (N, 3, H - 2 margin, W - 2 margin). An image's result depends on the image
+        and its generator, not on its batch.
         """
-        device = sharp.device
-        gain = _column([_between(g, self.saturation) for g in generators], device)
-        shot = _column([_between(g, self.shot_noise) for g in generators], device)
-        read = _column([_between(g, self.read_noise) for g in generators], device)
-        quality = torch.tensor([_between(g, self.jpeg or (100, 100)) for g in generators], device=device)
-        seeds = [torch.randint(2**62, (), generator=g).item() for g in generators]
-        light = self._to_light(sharp)
-        # Light at the clip is brighter than it says, by the factor 1 + gain; from 0.95 on it rises to that.
-        bright = light * (1 + gain * ((light.amax(1, keepdim=True) - 0.95) / 0.05).clamp(0, 1))
-        scene = bright.clone()
-        if self.camera:
-            kinds = [int(torch.multinomial(self.weights, 1, generator=g)) for g in generators]
-            for kind in set(kinds):
-                at = [i for i, own in enumerate(kinds) if own == kind]
-                scene[at] = self.camera[kind](bright[at], [generators[i] for i in at])
-        if self.moving is not None:
-            scene = self.moving.over(scene, bright, generators)
-        moved = (scene != bright).flatten(1).any(1).view(-1, 1, 1, 1)
-        noisy = self._noise(scene.clamp(0, 1), shot, read, seeds)
-        same = ~moved & (shot == 0) & (read == 0)
-        blurry = torch.where(same, sharp, self._from_light(noisy.clamp(0, 1)))
-        return blurry if self.jpeg is None else compress(blurry, quality)
+        pairs = [self._pair(image, generator) for image, generator in zip(sharp, generators, strict=True)]
+        blurry, truth = zip(*pairs, strict=True)
+        return torch.stack(blurry), torch.stack(truth)
 
-    def _to_light(self, pictures: Tensor) -> Tensor:
-        if self.response == "srgb":
-            return rgb_to_linear_rgb(pictures)
-        return pictures**self.gamma if self.response == "gamma" else pictures
+    @property
+    def has_kernels(self) -> bool:
+        """Whether every image is blurred by one kernel: without SixDegrees and moving objects."""
+        return self.moving is None and not any(isinstance(part, SixDegrees) for part in self.camera)
 
-    def _from_light(self, light: Tensor) -> Tensor:
-        if self.response == "srgb":
-            return linear_rgb_to_rgb(light)
-        return light ** (1 / self.gamma) if self.response == "gamma" else light
+    def kernel(self, generator: Generator) -> Tensor:
+        """The (K, K) kernel of sum 1 by which a blur that `has_kernels` spreads a point of light."""
+        kind, _, seed = self._draw(generator)
+        if not self.camera:
+            return torch.ones(1, 1)
+        return self.camera[kind].kernel(Generator().manual_seed(seed)).flip(0, 1)
 
-    def _noise(self, light: Tensor, shot: Tensor, read: Tensor, seeds: list[int]) -> Tensor:
-        """Poisson noise of variance shot * light and Gaussian noise of deviation read (Foi et al., TIP 2008)."""
-        noisy = light.clone()
-        for picture, variance, deviation, seed in zip(noisy, shot.flatten(), read.flatten(), seeds, strict=True):
-            generator = Generator(light.device).manual_seed(seed)
-            if variance > 0:
-                picture.copy_(torch.poisson(picture / variance, generator=generator) * variance)
-            if deviation > 0:
-                grain = torch.randn(picture.shape, generator=generator, device=light.device)
-                picture.add_(grain * deviation)
-        return noisy
+    def uniform(self) -> "SyntheticBlur":
+        """The same blur without what has no single kernel; ValueError where nothing is left."""
+        kept = [at for at, part in enumerate(self.camera) if not isinstance(part, SixDegrees)]
+        if not kept:
+            raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
+        soften = self.soften and Softening([self.softens[at] for at in kept], self.soften.sigma)
+        camera, weights = [self.camera[at] for at in kept], self.weights[kept].tolist()
+        sensor = self.saturation, self.shot_noise, self.read_noise, self.jpeg, self.clean
+        return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, self.gamma, *sensor)
+
+    def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
+        """Which camera part, the uniform numbers of everything else, and the seed of the parts' own draws."""
+        kind = int(torch.multinomial(self.weights, 1, generator=generator)) if self.camera else 0
+        numbers = torch.rand(8, generator=generator).tolist()
+        return kind, numbers, int(torch.randint(2**62, (), generator=generator))
+
+    def _pair(self, sharp: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        kind, (*shares, gain, shot, read, quality), seed = self._draw(generator)
+        limits = self.moves[kind], self.softens[kind], self.file_values, self.clean
+        moves, soft, plain, clean = (number < limit for number, limit in zip(shares, limits, strict=True))
+        gain, shot, read = (
+            low + (high - low) * number
+            for number, (low, high) in ((gain, self.saturation), (shot, self.shot_noise), (read, self.read_noise))
+        )
+        # One for each part, so that one that draws more numbers than before changes none of the others.
+        own, thing, softness, grain = (Generator().manual_seed(seed + at) for at in range(4))
+        parts = [*self.camera[kind : kind + 1], *([self.moving] if moves else [])]
+        margin = max((part.margin for part in parts), default=0)  # often less than what other parts need
+        if soft:
+            sharp = self.soften(cut(sharp, self.margin - margin - self.soften.margin), softness)
+        else:
+            sharp = cut(sharp, self.margin - margin)
+        truth = cut(sharp, margin)
+
+        response = "linear" if plain else self.response
+        light = to_light(sharp, response, self.gamma)
+        if gain:
+            # Light at the clip is brighter than it says, by the factor 1 + gain; from 0.95 on it rises to that.
+            light = light * (1 + gain * ((light.amax(0) - 0.95) / 0.05).clamp(0, 1))
+        still = cut(light, margin)
+        scene = self.camera[kind](cut(light, margin - self.camera[kind].margin), own) if self.camera else still
+        if moves:
+            scene = self.moving.over(scene, cut(light, margin - self.moving.margin), thing)
+        noisy = not clean and (shot > 0 or read > 0)
+        if torch.equal(scene, still) and not noisy:
+            blurry = truth
+        else:
+            scene = scene.clamp(0, 1)
+            scene = add_noise(scene, shot, read, grain).clamp(0, 1) if noisy else scene
+            blurry = from_light(scene, response, self.gamma)
+        if self.jpeg is not None and not clean:
+            blurry = compress(blurry, round(self.jpeg[0] + (self.jpeg[1] - self.jpeg[0]) * quality))
+        return blurry, truth
+
+    def _by_part(self, name: str, share: float | list[float]) -> list[float]:
+        if not isinstance(share, list):
+            return [share] * max(len(self.camera), 1)
+        if len(share) != len(self.camera):
+            raise ValueError(f"{name} must be {len(self.camera)} numbers, one for each camera part, or a single one.")
+        return share
 
 
-def draw_trajectory(generator: Generator, length: float, curvature: float, instants: int) -> Tensor:
-    """A random (instants, 2) trajectory of offsets (x, y) in pixels about its centroid; see CameraShake."""
-    direction, pace = 2 * math.pi * torch.rand((), generator=generator).item(), torch.randn((), generator=generator)
-    # Random walks whose standard deviation is 1 at the end of the exposure.
-    walks = torch.randn(2, instants - 1, generator=generator) / math.sqrt(instants - 1)
-    turn, change = walks.cumsum(1)
-    direction = direction + curvature * turn
-    speed = 2 ** torch.tanh(pace + change)  # 1/2 to 2
-    speed = speed * (length / speed.sum())
-    steps = torch.stack([speed * direction.cos(), speed * direction.sin()], dim=1)
-    trajectory = F.pad(steps.cumsum(0), (0, 0, 1, 0))  # starts at the origin
-    return trajectory - trajectory.mean(0)
+def to_light(image: Tensor, response: str, gamma: float) -> Tensor:
+    """File values in [0, 1] as light; see SyntheticBlur for the responses."""
+    if response == "srgb":
+        return rgb_to_linear_rgb(image)
+    return image**gamma if response == "gamma" else image
 
 
-def homographies(poses: Tensor, focal: float, centre: Tensor) -> Tensor:
-    """The (..., 3, 3) maps of pixels (x, y, 1) that (..., 6) camera poses make of a plane in front of the camera.
+def from_light(light: Tensor, response: str, gamma: float) -> Tensor:
+    """The inverse of to_light."""
+    if response == "srgb":
+        return linear_rgb_to_rgb(light)
+    return light ** (1 / gamma) if response == "gamma" else light
 
-    K (R - t n^T) K^-1 with the turns R = exp([turns]) in radians, the shifts t over the plane's distance, n the line of
-    sight, and the principal point at `centre`, (..., 2) x and y (Hartley and Zisserman, Multiple View Geometry, 13.1).
-    A pose of zeros gives the identity exactly.
+
+def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> Tensor:
+    """Gaussian noise of variance shot * light + read^2.
+
+    The Gaussian stands for the Poisson noise of many electrons (Foi et al., "Practical Poissonian-Gaussian noise
+    modeling and fitting for single-image raw-data", TIP 2008, section II), at a thirtieth of its time.
     """
-    camera = torch.diag(poses.new_tensor([focal, focal, 1])).repeat(*centre.shape[:-1], 1, 1)
-    camera[..., :2, 2] = centre
-    x, y, z = poses[..., :3].unbind(-1)
-    zero = torch.zeros_like(x)
-    skew = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).unflatten(-1, (3, 3))
-    plane = torch.linalg.matrix_exp(skew)
-    plane[..., :, 2] -= poses[..., 3:]
-    views = camera @ plane @ torch.linalg.inv(camera)
-    still = (poses == 0).all(-1)[..., None, None]  # rounding would leave 1e-7 of a pixel
-    return torch.where(still, torch.eye(3).to(views), views)
+    grain = torch.randn(light.shape, generator=generator).to(light)
+    return light + grain * (shot * light + read**2).sqrt()
 
 
-def average_views(pictures: Tensor, views: Tensor) -> Tensor:
-    """Average (N, C, H, W) pictures over (N, T, 3, 3) homographies of their pixels; beyond the border the edge repeats.
-
-    A picture whose homographies are all the identity comes back as it is.
-    """
-    views = views.to(pictures)
-    mean = torch.zeros_like(pictures)
-    for view in views.unbind(1):
-        mean += warp_perspective(pictures, view, pictures.shape[-2:], padding_mode="border") / views.shape[1]
-    still = (views == torch.eye(3).to(views)).flatten(1).all(1)
-    return torch.where(still.view(-1, 1, 1, 1), pictures, mean)
+def compress(image: Tensor, quality: int) -> Tensor:
+    """A (3, H, W) image in [0, 1] written as JPEG of a quality, with libjpeg's chroma subsampling 4:2:0, and read."""
+    values = image.mul(255).round_().byte().movedim(0, -1).cpu().numpy()
+    read = imagecodecs.jpeg8_decode(imagecodecs.jpeg8_encode(np.ascontiguousarray(values), quality))
+    return torch.from_numpy(read).to(image.device).movedim(-1, 0).float().div_(255)
 
 
-def disc(radii: Tensor, margin: int) -> Tensor:
-    """(N,) radii as (N, 2 margin + 1, 2 margin + 1) discs of sum 1, their edges one pixel soft; radius 0 is a point."""
-    axis = torch.arange(-margin, margin + 1.0)
-    distance = torch.hypot(axis[:, None], axis[None, :])
-    kernels = (radii[:, None, None] + 0.5 - distance).clamp(0, 1) * (radii[:, None, None] > 0)
-    kernels[:, margin, margin] += radii == 0
-    return kernels / kernels.sum((1, 2), keepdim=True)
-
-
-def compress(pictures: Tensor, quality: Tensor) -> Tensor:
-    """(N, 3, H, W) pictures in [0, 1] as JPEG of (N,) qualities makes them, on their device."""
-    height, width = pictures.shape[-2:]
-    padded = F.pad(pictures, (0, -width % 16, 0, -height % 16), mode="replicate")
-    return jpeg_codec_differentiable(padded, quality)[..., :height, :width].clamp(0, 1)
-
-
-def _check(whose: str, **ranges: Range) -> None:
-    for name, (low, high) in ranges.items():
-        if not 0 <= low <= high:
-            raise ValueError(f"{whose}'s {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
-
-
-def _between(generator: Generator, span: Range) -> float:
-    return span[0] + (span[1] - span[0]) * torch.rand((), generator=generator).item()
-
-
-def _column(values: list[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, device=device).view(-1, 1, 1, 1)
-
-
-def _centred(kernel: Tensor) -> Tensor:
-    """Move a kernel by whole pixels until its centroid is within half a pixel of the middle, in the room it needs."""
-    radius = len(kernel) // 2
-    offsets = torch.arange(-radius, radius + 1.0)
-    down, right = round((kernel.sum(1) @ offsets).item()), round((kernel.sum(0) @ offsets).item())
-    room = max(abs(down), abs(right))
-    kernel = F.pad(kernel, [room] * 4).roll((-down, -right), (0, 1))
-    empty = (kernel.amax(0) + kernel.amax(1) + kernel.flip(0, 1).amax(0) + kernel.flip(0, 1).amax(1)) == 0
-    border = int((empty[: len(kernel) // 2]).long().cumprod(0).sum())
-    return kernel[border : len(kernel) - border, border : len(kernel) - border]
-
-
-def _identity(kernels: Tensor) -> Tensor:
-    middle = kernels.shape[-1] // 2
-    return kernels[:, middle, middle] == 1
-
-
-def _margin(length: Range) -> int:
-    # With speeds between v and 4 v no point is farther from the centroid than 2/3 of the length.
-    return math.ceil(2 / 3 * length[1])
-
-
-def _instants(length: Range) -> int:
-    return max(16, math.ceil(4 * length[1]))
-
-
-def rasterise(trajectories: Tensor, radius: int) -> Tensor:
-    """Draw (N, T, 2) trajectories of offsets (x, y) as (N, 2 radius + 1, 2 radius + 1) kernels of sum 1.
-
-    Every instant spreads 1/T over its four nearest pixels (bilinear), which keeps the centroid. The offset
-    (0, 0) is the middle of the kernel; none may be farther away than `radius` in x or y.
-    """
-    count, instants, _ = trajectories.shape
-    size = 2 * radius + 1
-    corner = trajectories.floor()
-    high = trajectories - corner  # share of the neighbour to the right, below
-    low = 1 - high
-    stride = size + 1  # one more, for the empty neighbours of the last row and column
-    kernels = trajectories.new_zeros(count, stride * stride)
-    x, y = (corner.long() + radius).unbind(-1)
-    for right, below in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        share = (high if right else low)[..., 0] * (high if below else low)[..., 1]
-        kernels.scatter_add_(1, (y + below) * stride + x + right, share / instants)
-    return kernels.view(count, stride, stride)[:, :size, :size]
-
-
-def convolve(pictures: Tensor, kernels: Tensor) -> Tensor:
-    """Average each of (N, C, H, W) pictures over the offsets of its own (N, K, K) kernel, K odd; same size.
-
-    blurry(p) = sum over d of kernel(d) sharp(p + d); beyond the border the edge repeats.
-    """
-    count, channels = pictures.shape[:2]
-    radius = kernels.shape[-1] // 2
-    # One group a channel: on a CPU twice as fast as the FFT up to 31 x 31.
-    padded = F.pad(pictures, (radius,) * 4, mode="replicate").flatten(0, 1).unsqueeze(0)
-    weight = kernels.repeat_interleave(channels, 0).unsqueeze(1)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # TF32's 10 bits would show in a picture
-        return F.conv2d(padded, weight, groups=count * channels).view(pictures.shape)
+def _check_shares(whose: str, **shares: float | list[float]) -> None:
+    for name, share in shares.items():
+        if not all(0 <= one <= 1 for one in (share if isinstance(share, list) else [share])):
+            raise ValueError(f"{whose}'s {name} must be from 0 to 1, not {share}.")

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from data.augment import Augment
-from data.blur import CameraShake, SyntheticBlur
+from data.blur import SyntheticBlur
 from data.doctor import check_pairs, check_sharp
 from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, split_folder, whole
 from data.pack import Packed, is_packed
@@ -100,7 +100,7 @@ class DeblurDataModule(pl.LightningDataModule):
         train: str | Source | list[str | Source] | None = None,
         val: str | Source | None = None,
         test: str | Source | None = None,
-        blur: CameraShake | SyntheticBlur | None = None,
+        blur: SyntheticBlur | None = None,
         augment: Augment | None = None,
         variant: str = "blur",
         patch_size: int = 128,
@@ -240,9 +240,7 @@ class DeblurDataModule(pl.LightningDataModule):
                     logger.log_metrics({"data/skipped": total}, step=self.trainer.global_step)
         if "seed" in batch:
             generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
-            blurry = self.blur(batch["sharp"], generators)
-            inside = slice(self.blur.margin, -self.blur.margin or None)
-            blurry, sharp = blurry[..., inside, inside], batch["sharp"][..., inside, inside]
+            blurry, sharp = self.blur(batch["sharp"], generators)
             batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
         if self.augment is not None and self.trainer is not None and self.trainer.training:
             step = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed

@@ -12,7 +12,7 @@ import skimage
 from jsonargparse import auto_cli
 
 from data import images
-from data.blur import CameraShake
+from data.blur import CameraShake, SyntheticBlur
 from data.pairs import generator_of
 
 # Both motorcycles are one scene: they stay on one side. Grass and gravel are left out: in so few steps a sampler learns
@@ -52,8 +52,7 @@ def main(output: str, seed: int = 0) -> None:
         shutil.copyfile(source / name, folder / "train" / name)
     shutil.copyfile(source / REALLY_BLURRED, folder / REALLY_BLURRED)
 
-    shake = CameraShake(length=(3.0, 11.0), noise=(0.0, 0.01))  # as configs/demo.yaml trains on
-    inside = slice(shake.margin, shake.margin + CROP)
+    shake = SyntheticBlur([CameraShake(length=(3.0, 11.0))], shot_noise=(0.0, 2e-4))  # as configs/demo.yaml trains on
     for split, photos in HELD_OUT.items():
         for file, corners in photos.items():
             photo = images.read(source / file)
@@ -61,10 +60,9 @@ def main(output: str, seed: int = 0) -> None:
                 name = f"{Path(file).stem}_{number}.png"
                 # Blurred with real surroundings, which the crop then leaves out.
                 rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
-                wide = photo[:, rows, columns]
-                blurry = shake(wide[None], [generator_of(seed, name)])[0]
-                images.write(folder / split / "blur" / name, blurry[:, inside, inside])
-                images.write(folder / split / "sharp" / name, wide[:, inside, inside])
+                pair = shake(photo[None, :, rows, columns], [generator_of(seed, name)])
+                for side, (image,) in zip(("blur", "sharp"), pair, strict=True):
+                    images.write(folder / split / side / name, image)
     counts = [sum(map(len, photos.values())) for photos in HELD_OUT.values()]
     print(
         f"{folder}: {len(TRAIN)} sharp photographs in train, {counts[0]} pairs in val, {counts[1]} in test, "

@@ -209,7 +209,13 @@ def _picture(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int
     return Picture(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
 
 
-def write(path: str | Path, image: Tensor, like: Picture | None = None, depth: int | None = None) -> None:
+def write(
+    path: str | Path,
+    image: Tensor,
+    like: Picture | None = None,
+    depth: int | None = None,
+    compress_level: int = 6,
+) -> None:
     """Write a (3, H, W) picture in [0, 1], clipped and rounded; the suffix chooses the format.
 
     WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are made. The file
@@ -220,6 +226,7 @@ def write(path: str | Path, image: Tensor, like: Picture | None = None, depth: i
         like: the picture this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
             format holds them. None: 8-bit RGB.
         depth: 8 or 16 bits instead of those of `like`; 16 where the format holds them.
+        compress_level: of PNG with 8 bits, from 0 (fast) to 9 (small).
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -244,6 +251,7 @@ def write(path: str | Path, image: Tensor, like: Picture | None = None, depth: i
         if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow does write 16-bit grey
             metadata = {"exif": like.exif, "icc_profile": like.icc}
             given = {name: value for name, value in metadata.items() if value} if suffix != ".bmp" else {}
+            given |= {"compress_level": compress_level} if suffix == ".png" else {}
             Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array).save(
                 temporary, **FORMATS[suffix], **given
             )

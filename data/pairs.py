@@ -99,7 +99,7 @@ class TrainSharp(TrainPairs):
     """Random crops of sharp photographs, to be blurred on the device.
 
     As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), whose margin the blur needs and
-    the caller cuts away, name, and the seed of the blur. `files` may also be pairs, of which the sharp side
+    cuts away, name, and the seed of the blur. `files` may also be pairs, of which the sharp side
     is taken.
     """
 

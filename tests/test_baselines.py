@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.baselines import main
 from data import images
-from data.make_test_set import main as make_test_set
+from tools.make_pairs import main as make_pairs
 
 
 @pytest.fixture
@@ -15,10 +15,10 @@ def dataset(tmp_path):
         coarse = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(number))
         images.write(tmp_path / f"photos/{number}.png", torch.nn.functional.interpolate(coarse, (110, 120))[0])
     (tmp_path / "photos" / "test.txt").write_text("0.png\n1.png\n")
-    shake = "{class_path: data.blur.UniformShake, init_args: {length: [8, 8]}}"
+    shake = "{class_path: data.camera.CameraShake, init_args: {length: [8, 8]}}"
     blur = f"{{class_path: data.blur.SyntheticBlur, init_args: {{camera: [{shake}]}}}}"
     (tmp_path / "config.yaml").write_text(f"data: {{blur: {blur}}}")
-    make_test_set([f"{tmp_path}/photos", "--config", f"{tmp_path}/config.yaml", "--output", f"{tmp_path}/set"])
+    make_pairs([f"{tmp_path}/photos", "--config", f"{tmp_path}/config.yaml", "--output", f"{tmp_path}/set"])
     return tmp_path / "set"
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import train
-from data.blur import SixDegrees
+from data.camera import SixDegrees
 from evaluation.grid import read_grid
 from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
@@ -80,8 +80,8 @@ def test_the_data_page_s_examples_build(tmp_path):
         if number == 0:
             assert [source.weight for source in data.roots["train"]] == [3, 1, 1] and data.on_error == "skip"
         elif number == 2:
-            assert data.augment.exposure == 0.5 and data.augment.softness == 1.2
+            assert data.augment.exposure == 0.5 and data.augment.cutblur == 0.1
         else:
-            assert len(data.blur.camera) == 4 and isinstance(data.blur.camera[0], SixDegrees)
-            assert data.blur.jpeg == (70, 100)
-            assert data.blur.moving.probability == 0.3
+            assert len(data.blur.camera) == 6 and isinstance(data.blur.camera[3], SixDegrees)
+            assert data.blur.jpeg == (88, 100) and data.blur.file_values == 0.5
+            assert data.blur.moves == [0.2, 0.2, 0.2, 0, 0, 0] and data.blur.softens[-1] == 0

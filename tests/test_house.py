@@ -4,8 +4,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("models", "data", "evaluation", "training")
-ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}}
+ROOMS = ("models", "data", "evaluation", "training", "tools")
+ALLOWED = {"models": {"models"}, "data": {"data"}, "evaluation": {"evaluation"}, "tools": {"tools", "data"}}
 ALLOWED["training"] = {"training", "models", "evaluation"}
 MODELS_ORDER = [
     {"settings", "schedules", "diffusion", "tiling", "weights", "recompute"},

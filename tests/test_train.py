@@ -44,7 +44,7 @@ model:
 data:
   train: photos
   val: photos
-  blur: {class_path: data.blur.CameraShake, init_args: {length: [2.0, 5.0]}}
+  blur: {camera: [{class_path: data.camera.CameraShake, init_args: {length: [2.0, 5.0]}}], shot_noise: [0.0, 2.0e-4]}
   patch_size: 16
   batch_size: 2
 """

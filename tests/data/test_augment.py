@@ -47,24 +47,10 @@ def test_cutblur_takes_a_rectangle_from_the_sharp_side():
     assert 70 < (half > 0).sum() < 130
 
 
-def test_softness_is_a_gaussian_on_both_sides_of_every_second_pair():
-    sharp = torch.zeros(200, 3, 33, 33)
-    sharp[:, :, 16, 16] = 1  # a point spreads as the Gaussian itself
-    soft, same = Augment(softness=1.5)(sharp, sharp, generator_of(6))
-    assert torch.equal(soft, same)
-    changed = (soft != sharp).flatten(1).any(1)
-    assert 70 < changed.sum() < 130
-    square = (torch.arange(33) - 16.0) ** 2
-    sigma = (soft[:, 0].sum(1) * square).sum(1).sqrt()  # standard deviation of what the point became
-    assert sigma[~changed].max() == 0 and 1.3 < sigma.max() <= 1.5
-    assert 0.6 < sigma[changed].mean() < 0.9  # uniform between 0 and 1.5
-    torch.testing.assert_close(soft.sum((2, 3)), torch.ones(200, 3))
-
-
 def test_off_changes_nothing_and_bad_values_are_named():
     sharp = torch.rand(2, 3, 8, 8)
     blurry, same = Augment()(sharp, sharp, generator_of(0))
     assert torch.equal(blurry, sharp) and torch.equal(same, sharp)
-    for name in [*PARTS, "softness"]:
+    for name in PARTS:
         with pytest.raises(ValueError, match=name):
             Augment(**{name: -1})

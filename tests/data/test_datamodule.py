@@ -12,12 +12,14 @@ from lightning.pytorch.loggers import CSVLogger
 
 from data import images
 from data.augment import Augment
-from data.blur import CameraShake, SixDegrees, SyntheticBlur, UniformShake
+from data.blur import SyntheticBlur
+from data.camera import CameraShake, SixDegrees
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Source
 from data.pairs import generator_of
 
 SHARED = Path(__file__).parents[3] / "shared"
+SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -76,7 +78,7 @@ def module(root, synthetic, workers=0, **options):
     if not synthetic:
         return DeblurDataModule(str(root), str(root), str(root), **options)
     folders = [str(root / split / "sharp") for split in ("train", "val", "test")]
-    return DeblurDataModule(*folders, blur=CameraShake(length=(3, 6), noise=(0, 0.01)), **options)
+    return DeblurDataModule(*folders, blur=SHAKE, **options)
 
 
 def assert_same(left, right):
@@ -175,7 +177,7 @@ def test_training_blur_is_free_of_border_effects(tmp_path):
     # Stripes go on outside of the crop; a border made up there would show as a change in brightness.
     stripes = (torch.arange(64) % 2).float().expand(3, 64, 64)
     images.write(tmp_path / "stripes.png", stripes)
-    blur = CameraShake(length=(6, 6), noise=(0, 0), linear_light=False)
+    blur = SyntheticBlur([CameraShake(length=(6, 6))], response="linear")
     data = DeblurDataModule(str(tmp_path), blur=blur, patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)
@@ -216,7 +218,7 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
 
 
 def test_synthetic_training_with_real_validation(tmp_path, root):
-    data = DeblurDataModule(str(root), str(root), str(root / "test"), blur=CameraShake((3, 6)), patch_size=16)
+    data = DeblurDataModule(str(root), str(root), str(root / "test"), blur=SHAKE, patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
     assert all(file.parent == root / "train" / "sharp" for file in data.train_set.items)
@@ -228,7 +230,7 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     for split in ("train", "val"):
         images.write(tmp_path / "photos" / split / f"{split}.png", torch.rand(3, 40, 40))
     photos = str(tmp_path / "photos")
-    data = DeblurDataModule(photos, photos, blur=CameraShake((3, 6)), patch_size=16)
+    data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
     assert [file.stem for file in data.train_set.items + data.val_set.files] == ["train", "val"]
 
@@ -238,7 +240,7 @@ def test_missing_data(tmp_path, root):
     with pytest.raises(DatasetError, match="No test data"):
         trainer(tmp_path).test(Recorder(), DeblurDataModule(str(root)))
     with pytest.raises(DatasetError, match="missing"):
-        trainer(tmp_path).fit(Recorder(), DeblurDataModule(str(root / "missing"), blur=CameraShake()))
+        trainer(tmp_path).fit(Recorder(), DeblurDataModule(str(root / "missing"), blur=SHAKE))
     with pytest.raises(ValueError, match="must divide"):
         DeblurDataModule(str(root), batch_size=4, crops_per_image=3)
     with pytest.raises(ValueError, match="patch_size"):
@@ -252,10 +254,10 @@ def test_yaml_builds_it(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(
         "data: {class_path: data.datamodule.DeblurDataModule, init_args: {train: photos, val_crop: null,"
-        " blur: {class_path: data.blur.CameraShake, init_args: {length: [2, 9], noise: [0, 0.01]}}}}"
+        " blur: {camera: [{class_path: data.camera.CameraShake, init_args: {length: [2, 9]}}]}}}"
     )
     data = jsonargparse.auto_cli(build, args=[f"--config={config}"])
-    assert data.val_crop is None and data.blur.length == (2, 9) and data.blur.margin == 6
+    assert data.val_crop is None and data.blur.camera[0].length == (2, 9) and data.blur.margin == 6
 
 
 def test_mixed_batches_go_on_after_resuming(tmp_path, root):
@@ -299,7 +301,7 @@ def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, worker
 
 @pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
 def test_real_photographs_train_and_real_pairs_validate(tmp_path):
-    blur = SyntheticBlur([SixDegrees((2, 6)), UniformShake((3, 9))], read_noise=(0, 0.01))
+    blur = SyntheticBlur([SixDegrees((2, 6)), CameraShake((3, 9))], read_noise=(0, 0.01))
     folders = SHARED / "realblur" / "gopro"
     val = Source(blurry=str(folders / "blur"), sharp=str(folders / "sharp"))
     data = DeblurDataModule(str(SHARED / "photos"), val, blur=blur, patch_size=32, batch_size=2, val_crop=64)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data import images
-from data.blur import CameraShake
+from data.blur import SyntheticBlur
+from data.camera import CameraShake
 from data.datamodule import DeblurDataModule
 from data.doctor import _shared_scenes, check_pairs, check_sharp, diagnose, examine, find_shift, main
 from data.layouts import DatasetError, Listing, Pair, find_pairs
@@ -49,14 +50,13 @@ def scene(*seed, height=96, width=112):
 def clean(tmp_path_factory):
     """A clean dataset of two splits, four pairs each."""
     root = tmp_path_factory.mktemp("clean")
-    shake = CameraShake(length=(4, 8), noise=(0, 0.01))
+    shake = SyntheticBlur([CameraShake(length=(4, 8))], shot_noise=(0, 2e-4))
     for split in ("train", "test"):
         for i in range(4):
             wide = scene(split, i, height=96 + 2 * shake.margin, width=112 + 2 * shake.margin)
-            blurry = shake(wide[None], [generator_of("blur", split, i)])[0]
-            inside = slice(shake.margin, -shake.margin)
-            images.write(root / split / "sharp" / f"{split}{i}.png", wide[:, inside, inside])
-            images.write(root / split / "blur" / f"{split}{i}.png", blurry[:, inside, inside])
+            (blurry,), (sharp,) = shake(wide[None], [generator_of("blur", split, i)])
+            images.write(root / split / "sharp" / f"{split}{i}.png", sharp)
+            images.write(root / split / "blur" / f"{split}{i}.png", blurry)
     return root
 
 
@@ -145,10 +145,11 @@ def test_the_direction_of_a_shift_is_told(clean, tmp_path):
 
 def test_the_shift_is_measured():
     wide = scene("shift", height=160, width=160)
-    blurry = CameraShake(length=(8, 8))(wide[None], [generator_of(1)])[0].mean(0)
+    (blurry,), (sharp,) = SyntheticBlur([CameraShake(length=(8, 8))])(wide[None], [generator_of(1)])
+    blurry, sharp = blurry.mean(0), sharp.mean(0)
     for right, down in ((0, 0), (5, -3), (-11, 6)):
         moved = blurry.roll((down, right), (0, 1))
-        found = find_shift(moved, wide.mean(0))
+        found = find_shift(moved, sharp)
         assert abs(found[0] - right) <= 1 and abs(found[1] - down) <= 1 and (found[2] < 0.25) == (right != 0)
 
 

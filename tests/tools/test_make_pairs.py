@@ -10,10 +10,11 @@ from scipy.ndimage import convolve
 
 from data import images
 from data.datamodule import DeblurDataModule
-from data.layouts import find_pairs
-from data.make_test_set import main, read_blur
+from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
+from tools.make_pairs import main, read_blur
 
+SIDES = ("blur", "sharp")
 NOISE = "      shot_noise: [0.001, 0.001]\n      jpeg: [60, 95]\n"
 BLUR = """
 data:
@@ -22,9 +23,9 @@ data:
     class_path: data.blur.SyntheticBlur
     init_args:
       camera:
-        - {class_path: data.blur.SixDegrees, init_args: {length: [2, 4], instants: 16}}
-        - {class_path: data.blur.UniformShake, init_args: {length: [3, 9]}}
-        - {class_path: data.blur.Defocus, init_args: {radius: [1, 2]}}
+        - {class_path: data.camera.SixDegrees, init_args: {length: [2, 4]}}
+        - {class_path: data.camera.CameraShake, init_args: {length: [3, 9]}}
+        - {class_path: data.camera.Defocus, init_args: {radius: [1, 2]}}
       moving: {probability: 1}
 """
 
@@ -40,16 +41,17 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def make(photos, name, *flags, config="config.yaml"):
+def make(photos, name, *flags, names="test.txt", more=()):
     folder = photos.parent / name
-    main([str(photos), "--config", str(photos.parent / config), "--output", str(folder), *flags])
+    command = [str(photos), *map(str, more), "--config", str(photos.parent / "config.yaml"), "--output", str(folder)]
+    main([*command, "--workers", "1", *(["--names", names] if names else []), *flags])
     return folder
 
 
 def test_a_set_is_what_the_data_module_tests_on(photos):
     pairs = find_pairs(make(photos, "set"))
     assert [pair.name for pair in pairs] == ["a", "b"]
-    module = DeblurDataModule(test=str(photos), blur=read_blur(photos.parent / "config.yaml"))
+    module = DeblurDataModule(test=str(photos), blur=read_blur(photos.parent / "config.yaml")[0])
     module.setup("test")
     for pair, batch in zip(pairs, module.test_dataloader(), strict=True):
         batch = module.on_after_batch_transfer(batch, 0)
@@ -60,20 +62,18 @@ def test_a_set_is_what_the_data_module_tests_on(photos):
 
 def test_a_seed_makes_the_same_files(photos):
     files = [
-        (make(photos, f"set{i}", "--seed", seed, "--crop", "20") / "blur" / "a.png").read_bytes()
+        (make(photos, f"set{i}", "--seed", seed, "--size", "20") / "blur" / "a.png").read_bytes()
         for i, seed in enumerate("001")
     ]
     assert files[0] == files[1] != files[2]
     assert images.read(photos.parent / "set0" / "sharp" / "a.png").shape == (3, 20, 20)
-    facts = json.loads((photos.parent / "set2" / "test_set.json").read_text())
-    assert (facts["seed"], facts["photos"], facts["crop"]) == (1, 2, 20)
+    facts = json.loads((photos.parent / "set2" / "pairs.json").read_text())
+    assert (facts["seed"], facts["photos"], facts["size"]) == (1, 2, 20)
     assert facts["blur"]["class_path"] == "data.blur.SyntheticBlur"
 
 
-@pytest.mark.parametrize("blur", ["SyntheticBlur", "CameraShake"])
-def test_the_kernels_are_those_of_the_blur(photos, blur):
-    shake = "{class_path: data.blur.CameraShake, init_args: {length: [3, 9], noise: [0, 0.002]}}"
-    (photos.parent / "config.yaml").write_text(BLUR if blur == "SyntheticBlur" else f"data: {{blur: {shake}}}")
+def test_the_kernels_are_those_of_the_blur(photos):
+    (photos.parent / "config.yaml").write_text(BLUR)
     folder = make(photos, "set", "--uniform", "true")
     kernels = np.load(folder / "kernels.npz")
     assert sorted(kernels) == ["a", "b"] and not np.array_equal(kernels["a"], kernels["b"])
@@ -94,6 +94,58 @@ def test_without_one_kernel_there_are_none(photos):
     assert not (make(photos, "set") / "kernels.npz").exists()
 
 
+def test_regions_to_train_on(photos):
+    folder = make(photos, "set", "--crops", "3", "--size", "24", names=None)
+    pairs = find_pairs(folder)
+    assert [pair.name for pair in pairs] == [f"{photo}_{at}" for photo in ("a", "b", "left_out") for at in range(3)]
+    whole = images.read(photos / "a.png")
+    for pair in pairs[:3]:
+        blurry, sharp = read_pair(pair)
+        assert blurry.shape == sharp.shape == (3, 24, 24) and (blurry - sharp).abs().mean() > 0.01
+        places = whole.unfold(1, 24, 1).unfold(2, 24, 1)  # (3, rows, columns, 24, 24)
+        assert ((places - sharp[:, None, None]).abs().amax((0, 3, 4)) < 1e-6).sum() == 1  # cut out of the photograph
+    module = DeblurDataModule(train=str(folder), patch_size=16, batch_size=4)
+    module.setup("fit")
+    assert next(iter(module.train_dataloader()))["blurry"].shape == (4, 3, 16, 16)
+    other = make(photos, "other", "--crops", "2", "--size", "24")  # a pair follows from the seed and its name
+    for name in ("a_0", "b_1"):
+        assert (other / "blur" / f"{name}.png").read_bytes() == (folder / "blur" / f"{name}.png").read_bytes()
+
+
+def test_photographs_smaller_than_the_region_are_reflected(photos):
+    folder = make(photos, "set", "--crops", "1", "--size", "100")
+    assert images.read(folder / "sharp" / "a_0.png").shape == (3, 100, 100)
+
+
+def test_several_folders_and_processes(photos):
+    more = photos.parent / "more"
+    images.write(more / "a.png", torch.rand(3, 60, 60))
+    one = make(photos, "one", "--crops", "1", "--size", "16", more=[more])
+    two = make(photos, "two", "--crops", "1", "--size", "16", "--workers", "2", more=[more])
+    names = [pair.name for pair in find_pairs(one)]
+    assert names == ["more/a_0", "photos/a_0", "photos/b_0"]  # of a folder without the list, all
+    assert all((one / f"{s}/{n}.png").read_bytes() == (two / f"{s}/{n}.png").read_bytes() for n in names for s in SIDES)
+
+
+def test_a_stopped_command_goes_on(photos):
+    expected = make(photos, "whole")
+    (photos / "b.png").rename(photos / "kept.png")
+    (photos / "b.png").write_bytes(b"no image")
+    with pytest.raises(images.ImageError, match=r"b\.png"):
+        make(photos, "set")
+    (photos / "kept.png").rename(photos / "b.png")
+    begun = photos.parent / ".set.part"
+    assert (begun / "blur" / "a.png").is_file() and not (photos.parent / "set").exists()
+    with pytest.raises(DatasetError, match="begun with other settings"):
+        make(photos, "set", "--seed", "1")
+    (photos / "a.png").unlink()  # made already: not read again
+    (photos / "a.png").touch()
+    folder = make(photos, "set")
+    assert not begun.exists()
+    for side, name in ((side, name) for side in SIDES for name in "ab"):
+        assert (folder / side / f"{name}.png").read_bytes() == (expected / side / f"{name}.png").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -103,7 +155,8 @@ def test_without_one_kernel_there_are_none(photos):
         (lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      cam: 3"), "'cam' is not accepted"),
         (lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      jpeg: [0, 7]"), "jpeg must be"),
         (lambda photos: (photos / "test.txt").write_text("a.png\nmissing.png\n"), "lists missing.png"),
-        (lambda photos: (photos / "b.png").write_bytes(b"no picture"), "b.png"),
+        (lambda photos: (photos / "test.txt").unlink(), "test.txt is no file"),
+        (lambda photos: (photos / "a.jpg").touch() or (photos / "test.txt").write_text("a.png\na.jpg"), "same name"),
         (lambda photos: (photos.parent / "set").mkdir() or (photos.parent / "set/file").touch(), "not an empty folder"),
     ],
 )
@@ -117,7 +170,7 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
 
 
 def test_the_command_says_one_sentence(photos):
-    command = [sys.executable, "-m", "data.make_test_set", photos, "--config", "missing.yaml", "--output"]
+    command = [sys.executable, "-m", "tools.make_pairs", photos, "--config", "missing.yaml", "--output"]
     run = subprocess.run([*command, photos.parent / "set"], capture_output=True, text=True)
     assert run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1
-    assert run.stderr.startswith("data.make_test_set: error: ") and "missing.yaml" in run.stderr
+    assert run.stderr.startswith("tools.make_pairs: error: ") and "missing.yaml" in run.stderr

@@ -1,0 +1,337 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from kornia.filters import filter2d
+from kornia.geometry.transform import warp_perspective
+
+from data import images
+from data.camera import (
+    FINE,
+    CameraShake,
+    Defocus,
+    MeasuredKernels,
+    SixDegrees,
+    average_views,
+    convolve,
+    cut,
+    disc,
+    draw_trajectory,
+    homographies,
+    rasterise,
+)
+from data.pairs import generator_of
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+def generators(count, seed=0):
+    return [generator_of(seed, i) for i in range(count)]
+
+
+@pytest.fixture
+def image():
+    return torch.rand(3, 48, 56, generator=generator_of("image"))
+
+
+def middle(height, width):
+    return torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
+
+
+def blob(size=85):
+    """A smooth light in the middle of darkness: it stays away from the border, whatever its blur."""
+    axis = torch.arange(size) - size // 2
+    return torch.exp(-(axis[:, None] ** 2 + axis[None] ** 2) / 50.0).expand(3, size, size).contiguous()
+
+
+CAMERAS = {
+    "shake": CameraShake(length=(5, 9)),
+    "six": SixDegrees(length=(3, 6)),
+    "roll and shift": SixDegrees(length=(3, 6), rotation=0, zoom=0),
+    "defocus": Defocus(radius=(2, 5)),
+}
+
+
+def test_kernels_are_centred_and_of_sum_one():
+    shake = CameraShake(length=(0, 15))
+    for generator in generators(200):
+        kernel = shake.kernel(generator)
+        radius = len(kernel) // 2
+        assert kernel.shape == (2 * radius + 1, 2 * radius + 1) and radius <= shake.margin == 10 and kernel.min() >= 0
+        assert abs(kernel.sum() - 1) < 1e-5
+        offsets = torch.arange(-radius, radius + 1.0)
+        assert abs(kernel.sum(0) @ offsets) < 1e-4 and abs(kernel.sum(1) @ offsets) < 1e-4  # the centroid
+
+
+def test_trajectories_have_the_length_and_the_curvature_asked_for():
+    for curvature in (0, 2):
+        paths = torch.stack([draw_trajectory(g, 12.0, curvature, 48) for g in generators(300)])
+        steps = paths.diff(dim=1)
+        torch.testing.assert_close(steps.norm(dim=2).sum(1), torch.full((300,), 12.0))
+        assert paths.norm(dim=2).max() <= CameraShake(length=(12, 12)).margin
+        first, last = (torch.view_as_complex(steps[:, at].contiguous()) for at in (0, -1))
+        turn = (last / first).angle()
+        if curvature:  # a Gaussian turn of standard deviation c has E cos = exp(-c^2 / 2)
+            assert abs(turn.cos().mean() - torch.tensor(-(curvature**2) / 2).exp()) < 0.12
+        else:
+            assert turn.abs().max() < 1e-3
+
+
+def test_lengths_are_drawn_from_their_range_and_instants_follow_them():
+    paths = [CameraShake(length=(0, 20)).trajectory(g) for g in generators(300)]
+    lengths = torch.stack([path.diff(dim=0).norm(dim=1).sum() for path in paths])
+    assert lengths.min() < 1 and lengths.max() > 19 and abs(lengths.mean() - 10) < 1
+    assert all(len(path) == max(16, torch.ceil(4 * length)) for path, length in zip(paths, lengths, strict=True))
+
+
+def test_a_straight_trajectory_is_the_shifted_average(image):
+    path = torch.stack([torch.arange(-3.0, 4), torch.zeros(7)], dim=1)
+    average = torch.stack([image.roll(-shift, -1) for shift in range(-3, 4)]).mean(0)
+    torch.testing.assert_close(convolve(image, rasterise(path), 4), cut(average, 4), rtol=0, atol=1e-6)
+
+
+def test_a_shift_between_pixels_is_bilinear(image):
+    below = (image.roll(-1, -2) + image.roll(-2, -2)) / 2
+    expected = 0.75 * below + 0.25 * below.roll(-1, -1)
+    blurry = convolve(image, rasterise(torch.tensor([[0.25, 1.5]])), 3)
+    torch.testing.assert_close(blurry, cut(expected, 3), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [3, 9, 21])
+def test_a_convolution_is_that_of_kornia(image, side):
+    kernel = torch.rand(side, side, generator=generator_of(side))
+    kernel /= kernel.sum()
+    expected = filter2d(image[None], kernel[None], padding="same")[0]
+    torch.testing.assert_close(convolve(image, kernel, 10), cut(expected, 10), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CAMERAS)
+def test_light_is_kept(kind):
+    camera, light = CAMERAS[kind], 0.9 * blob()
+    blurry, before = camera(light, generator_of(0)), cut(light, camera.margin)
+    assert blurry.shape == before.shape and (blurry - before).abs().max() > 0.01
+    if kind != "six":  # the next test has the sum that zoom and tilt leave
+        torch.testing.assert_close(blurry.sum((1, 2)), before.sum((1, 2)), rtol=1e-4, atol=0)
+    even = torch.full((3, 40, 40), 0.3)
+    torch.testing.assert_close(camera(even, generator_of(1)), cut(even, camera.margin), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", CAMERAS)
+def test_zero_strength_changes_no_bit(kind, image):
+    zero = {"defocus": Defocus(radius=(0, 0)), "shake": CameraShake(length=(0, 0))}
+    still = zero.get(kind, SixDegrees(length=(0, 0), frame=1280))
+    assert torch.equal(still(image, generator_of(0)), cut(image, still.margin))
+
+
+def test_zoom_and_tilt_change_the_sum_of_light_by_the_area():
+    # An image is radiance: a plane's brightness stays when it comes nearer, its area and so its sum of light do not.
+    # A homography H takes the area at q to det(H) / w^3 of it, w = H[2] . (q, 1), and the image averages instants.
+    size, six = 97, SixDegrees(length=(3, 6))
+    light = blob(size).roll((-6, 8), (1, 2))  # where a tilt has an effect
+    y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    places = torch.stack([x, y, torch.ones_like(x)], -1).double()
+    effects = []
+    for generator in generators(4):
+        views = six.views(generator, size, size)
+        depth = torch.einsum("tj,hwj->thw", views[:, 2], places)
+        area = (torch.linalg.det(views)[:, None, None] / depth**3).mean(0)
+        expected = (area * light[0]).sum()
+        torch.testing.assert_close(average_views(light, views, 0)[0].double().sum(), expected, rtol=1e-4, atol=0)
+        effects.append(abs(expected / light[0].double().sum() - 1))
+    assert max(effects) > 2e-4  # more than the tolerance
+
+
+def test_a_turning_camera_keeps_light():
+    # Turns about the line of sight change no area: what they take from a place they give to another.
+    poses = torch.zeros(32, 6)
+    poses[:, 2] = torch.linspace(-0.3, 0.3, 32)
+    spot = blob(65).roll((9, 5), (1, 2))
+    blurry = average_views(spot, homographies(poses, 80.0, middle(65, 65)), 0)
+    torch.testing.assert_close(blurry.sum((1, 2)), spot.sum((1, 2)), rtol=1e-4, atol=0)
+
+
+def test_a_pure_translation_is_the_shifted_average(image):
+    focal, shifts = 60.0, torch.arange(-3.0, 4)
+    poses = torch.zeros(7, 6)
+    poses[:, 3] = shifts / focal
+    blurry = average_views(image, homographies(poses, focal, middle(48, 56)), 4)
+    average = torch.stack([image.roll(int(shift), -1) for shift in shifts]).mean(0)
+    torch.testing.assert_close(blurry, cut(average, 4), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("chunk", [1, 10**4, 2**21])
+def test_views_are_averaged_as_kornia_warps_them(image, chunk, monkeypatch):
+    monkeypatch.setattr("data.camera.CHUNK", chunk)
+    views = SixDegrees(length=(3, 6)).views(generator_of(5), 48, 56)
+    warped = [warp_perspective(image[None].double(), view[None], (48, 56), padding_mode="border")[0] for view in views]
+    expected = torch.stack(warped).mean(0).float()
+    torch.testing.assert_close(average_views(image, views, 2), cut(expected, 2), rtol=0, atol=2e-4)
+
+
+def test_roll_blur_is_zero_at_its_centre_and_grows_with_the_radius():
+    angle, size = 0.2, 129
+    poses = torch.zeros(33, 6)
+    poses[:, 2] = torch.linspace(-angle, angle, 33)
+    views = homographies(poses.double(), 100.0, middle(size, size))
+    centre = torch.tensor([64.0, 64, 1]).double()
+    torch.testing.assert_close(views @ centre, centre.expand(33, 3), rtol=0, atol=1e-4)
+    # Points of light become arcs: of angle 2 * 0.2 and a length in proportion to the radius.
+    for radius in (10, 20, 40):
+        moved = views @ torch.tensor([64.0 + radius, 64, 1]).double()
+        path = (moved[1:, :2] / moved[1:, 2:] - moved[:-1, :2] / moved[:-1, 2:]).norm(dim=1).sum()
+        assert abs(path / (2 * angle * radius) - 1) < 1e-3
+    checks = ((torch.arange(size)[:, None] // 4 + torch.arange(size)[None] // 4) % 2).float().expand(3, size, size)
+    change = (average_views(checks, views, 0) - checks).abs().mean(0)
+    rings = torch.hypot(*torch.meshgrid(torch.arange(size) - 64.0, torch.arange(size) - 64.0, indexing="ij"))
+    means = [change[(rings >= r) & (rings < r + 3)].mean().item() for r in (0, 5, 12)]
+    assert change[64, 64] < 0.01 and means[0] < means[1] < means[2]
+
+
+def test_homographies_are_those_of_a_turned_and_moved_camera():
+    # Where the place 10 right of the centre goes under a turn or shift of 0.1 each, by hand.
+    cos, sin, focal = np.cos(0.1), np.sin(0.1), 80.0
+    expected = [
+        (10 / cos, -focal * np.tan(0.1)),
+        (focal * (10 * cos + focal * sin) / (focal * cos - 10 * sin), 0),
+        (10 * cos, 10 * sin),
+        (10 - focal * 0.1, 0),
+        (10, -focal * 0.1),
+        (10 / 0.9, 0),
+    ]
+    centre = torch.tensor([30.0, 20])
+    moved = homographies(0.1 * torch.eye(6), focal, centre) @ torch.tensor([40.0, 20, 1])
+    torch.testing.assert_close(moved[:, :2] / moved[:, 2:] - centre, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_a_camera_moves_about_its_mean_pose():
+    path = SixDegrees(length=(6, 6))._path(generator_of(0), 64, 64, middle(64, 64))
+    assert path.mean(0).abs().max() < 1e-6 < 1e-3 < path.abs().max()
+
+
+def moves(views, points):
+    """How far (T, 3, 3) views move (x, y) points: (T, 2, points)."""
+    places = torch.cat([torch.tensor(points), torch.ones(len(points), 1)], 1).T.double()
+    moved = views @ places
+    return moved[:, :2] / moved[:, 2:] - places[:2]
+
+
+@pytest.mark.parametrize("frame", [None, 900])
+def test_the_largest_shift_of_a_corner_is_the_length_asked_for(frame):
+    camera = SixDegrees(length=(7, 7), frame=frame)
+    for generator in generators(20):
+        views = camera.views(generator, 64, 96)
+        shift = moves(views, [[0.0, 0], [95, 0], [0, 63], [95, 63]]).norm(dim=1).max()
+        # The first and last views stand half a pixel from the ends of the way.
+        assert 5.9 < shift < 7.5 and shift < camera.margin
+
+
+@pytest.mark.parametrize("length", [0.5, 4, 12])
+def test_there_are_as_many_views_as_the_way_travelled_has_pixels(length):
+    camera = SixDegrees(length=(length, length))
+    for generator in generators(10):
+        path = moves(camera.views(generator, 64, 96), [[0.0, 0], [95, 0], [0, 63], [95, 63]])
+        steps = path.diff(dim=0).norm(dim=1)
+        assert len(path) <= FINE
+        assert steps.mean(0).max() < 1.25 * camera.spacing if len(path) > 2 else length < 1
+
+
+@pytest.mark.skipif(not (SHARED / "photos_cid22").is_dir(), reason="needs ../shared")
+def test_few_views_are_as_good_as_many(monkeypatch):
+    # A photograph blurred through one view a pixel against through all 64: below the rounding to 8 bits.
+    photo = images.read(min((SHARED / "photos_cid22").glob("training_*")))
+    camera, errors = SixDegrees(length=(4, 12), frame=1280), []
+    for seed in range(8):
+        crop = photo[:, 100:254, 100:254].contiguous()
+        few = camera(crop, generator_of(seed))
+        monkeypatch.setattr(SixDegrees, "spacing", 1e-9)
+        many = camera(crop, generator_of(seed))
+        monkeypatch.undo()
+        errors.append(255 * (few - many).pow(2).mean().sqrt())
+    assert 0 < sum(errors) / len(errors) < 0.5
+
+
+def test_a_crop_of_a_photograph_is_blurred_as_at_its_place_there(image):
+    camera = SixDegrees(length=(4, 6), frame=1280)
+    wide = torch.rand(3, 120, 140, generator=generator_of(0), dtype=torch.float64)
+    crop = wide[:, 30:94, 20:100]
+    for seed in range(3):
+        generator = generator_of(seed)
+        centre = camera._centre(generator, 64, 80)
+        poses = camera._path(generator, 64, 80, centre)
+        whole = average_views(wide, homographies(poses, 1.2 * 1280, centre + torch.tensor([20, 30])), 0)
+        blurry = camera(crop, generator_of(seed))
+        assert (blurry - cut(crop, camera.margin)).abs().max() > 0.3
+        torch.testing.assert_close(blurry, cut(whole[:, 30:94, 20:100], camera.margin), rtol=0, atol=2e-3)
+
+
+def test_crops_lie_anywhere_in_the_photograph_and_turn_about_its_centre():
+    camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=800)
+    centres = torch.stack([camera._centre(g, 100, 120) for g in generators(500)]) - middle(100, 120)
+    far = centres.abs()
+    assert ((far <= torch.tensor([340.0, 250])).all(1) | (far <= torch.tensor([240.0, 350])).all(1)).all()
+    assert (far.amax(0) / torch.tensor([340.0, 350]) - 1).abs().max() < 0.05  # lying and standing
+    assert centres.mean(0).abs().max() < 30
+    assert torch.equal(camera._centre(generator_of(0), 900, 1000), middle(900, 1000))  # larger than the photograph
+    # A roll moves a crop's centre with its corners, but not where the crop is taken for the photograph.
+    for frame, low, high in ((None, 0, 1e-3), (800, 0.5, 1)):
+        camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=frame)
+        shares = []
+        for generator in generators(30):
+            shift = moves(camera.views(generator, 100, 100), [[0.0, 0], [99, 0], [0, 99], [99, 99], [49.5, 49.5]])
+            shift = shift.norm(dim=1)
+            shares.append(shift[:, 4].max() / shift[:, :4].max())
+        assert low <= torch.tensor(shares).median() <= high
+
+
+def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, image):
+    kernel = np.random.default_rng(0).random((5, 5)).astype("float32")
+    np.savez(tmp_path / "kernels.npz", one=kernel, large=np.ones((99, 99)))
+    part = MeasuredKernels(str(tmp_path / "kernels.npz"))
+    assert part.margin == 2 and len(MeasuredKernels(str(tmp_path / "kernels.npz"), largest=99).bank) == 2
+    with pytest.raises(ValueError, match="no kernel of at most 3 x 3 pixels: raise largest"):
+        MeasuredKernels(str(tmp_path / "kernels.npz"), largest=3)
+    direct = scipy.ndimage.convolve(image[2].numpy(), kernel / kernel.sum(), mode="nearest")
+    assert abs(part(image, generator_of(0))[2].numpy() - direct[2:-2, 2:-2]).max() < 1e-5
+    np.savez(tmp_path / "even.npz", even=np.ones((4, 4)))
+    with pytest.raises(ValueError, match="even"):
+        MeasuredKernels(str(tmp_path / "even.npz"))
+
+
+@pytest.mark.skipif(not (SHARED / "kernels").is_dir(), reason="needs ../shared")
+def test_measured_kernels():
+    file = str(SHARED / "kernels" / "kernels.npz")
+    part, files = MeasuredKernels(file, largest=101), np.load(file)
+    assert len(part.bank) == len(files.files) == 47 and len(MeasuredKernels(file).bank) == 42
+    for kernel, name in zip(part.bank, files.files, strict=True):
+        assert abs(kernel.sum() - 1) < 1e-5 and len(kernel) <= 2 * part.margin + 1 <= 101
+        offsets = torch.arange(len(kernel)) - len(kernel) // 2.0
+        assert max(abs(kernel.sum(axis) @ offsets) for axis in (0, 1)) <= 0.51  # none shifts the image by more
+        # Moved and turned, not changed.
+        assert np.allclose(np.sort(kernel[kernel > 0]), np.sort(files[name][files[name] > 0] / files[name].sum()))
+    chosen = {len(part.kernel(generator)) for generator in generators(300)}
+    assert chosen == {len(kernel) for kernel in part.bank}  # each in its own size
+
+
+def test_a_disc_is_flat_and_round():
+    kernel = disc(4.0)
+    torch.testing.assert_close(kernel.sum(), torch.tensor(1.0))
+    assert kernel[5, 5] == kernel[5, 8] == kernel[2, 5] and kernel[5, 10] == 0 and torch.equal(kernel, kernel.T)
+    assert torch.equal(disc(0.0), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: CameraShake(length=(5, 3)), "length"),
+        (lambda: CameraShake(curvature=(0.0, float("nan"))), "curvature"),
+        (lambda: Defocus(radius=(-1, 2)), "radius"),
+        (lambda: SixDegrees(rotation=0, roll=0, translation=0, zoom=0), "and one above"),
+        (lambda: SixDegrees(frame=0), "at least 1 pixel"),
+        (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),
+    ],
+)
+def test_impossible_parts(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,194 @@
+"""Blur sharp photographs once: python -m tools.make_pairs PHOTOS ... --config CONFIG --output ROOT
+
+ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred as the `data.blur` of a training config says:
+whole photographs to test on, or with --crops so many random regions of each, to train on without blurring again.
+ROOT/pairs.json says how they were made. Where one kernel blurs each image, kernels.npz has it under the pair's name,
+for methods that need to know it. A command that was stopped goes on where it was when it is given again.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from tqdm import tqdm
+
+from data import images
+from data.blur import SyntheticBlur
+from data.layouts import DatasetError, named_files
+from data.pairs import FrameSharp, generator_of, reflect_to
+
+FRAME = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Import path", "Problem with", "Given value")
+
+
+def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
+    """The `data.blur` of a config file of train.py, built and as it stands there.
+
+    ValueError where there is none or it cannot be built.
+    """
+    try:
+        section = (yaml.safe_load(Path(config).read_text()) or {}).get("data", {}).get("blur")
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
+        raise ValueError(f"{config} is no config file of train.py: it must be YAML with a section data.") from None
+    if section is None:
+        raise ValueError(f"{config} has no data.blur: give a config that blurs sharp photographs.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--blur", type=SyntheticBlur)
+    try:
+        return parser.instantiate(parser.parse_object({"blur": deepcopy(section)})).blur, section
+    except (ArgumentError, ValueError) as error:
+        # jsonargparse tells all that it tried; what is wrong stands in the first line that is no part of that frame.
+        lines = [line.strip(" -") for line in str(error).splitlines()]
+        reason = next((line for line in lines if line and not line.startswith(FRAME)), "")
+        raise ValueError(f"{config} has a data.blur that cannot be built: {reason}") from None
+
+
+def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, Path]]:
+    """Photographs as {name: (file, folder)}: all of the folders, or those in a text file of that name in a folder.
+
+    A name is the path in the folder without suffix, after the folder's own name where there are several. DatasetError
+    where no folder has the text file, or two photographs have one name.
+    """
+    found: dict[str, tuple[Path, Path]] = {}
+    roots = [Path(folder) for folder in folders]
+    if names is not None and not any((root / names).is_file() for root in roots):
+        raise DatasetError(f"{roots[0] / names} is no file: give a list of names, one a line.")
+    for root in roots:
+        listed = names is not None and (root / names).is_file()
+        for file in named_files(root / names, root) if listed else images.find(root):
+            name = file.relative_to(root).with_suffix("").as_posix()
+            name = f"{root.resolve().name}/{name}" if len(roots) > 1 else name
+            if name in found:
+                raise DatasetError(f"{found[name][0]} and {file} would have the same name: rename one of them.")
+            found[name] = file, root
+    return found
+
+
+def names_of(photo: str, crops: int | None) -> list[str]:
+    """The names of the pairs that a photograph gives."""
+    return [photo] if crops is None else [f"{photo}_{at}" for at in range(crops)]
+
+
+def regions(
+    photo: str, file: Path, root: Path, margin: int, seed: int, crops: int | None, size: int | None
+) -> Iterator:
+    """(name, (3, H, W) sharp region) of each pair of a photograph, with the blur's margin on every side."""
+    if crops is None:
+        yield photo, FrameSharp([file], root, margin, seed, size)[0]["sharp"]
+        return
+    side = size + 2 * margin
+    whole = reflect_to(images.read(file), side)
+    for name in names_of(photo, crops):
+        generator = generator_of(seed, name, "place")
+        top, left = (int(torch.randint(room - side + 1, (), generator=generator)) for room in whole.shape[-2:])
+        yield name, whole[:, top : top + side, left : left + side]
+
+
+def write_photo(
+    photo: str,
+    place: tuple[Path, Path],
+    blur: SyntheticBlur,
+    folder: Path,
+    seed: int,
+    crops: int | None,
+    size: int | None,
+) -> None:
+    """Blur one photograph and write its pairs, unless all of them are there."""
+    torch.set_num_threads(1)
+    files = {name: [folder / side / f"{name}.png" for side in ("blur", "sharp")] for name in names_of(photo, crops)}
+    if all(file.is_file() for sides in files.values() for file in sides):
+        return
+    for name, sharp in regions(photo, *place, blur.margin, seed, crops, size):
+        pair = blur(sharp[None], [generator_of(seed, name)])
+        for file, (image,) in zip(files[name], pair, strict=True):
+            images.write(file, image, compress_level=1)
+
+
+def make(
+    photos: list[str],
+    config: str,
+    output: str,
+    names: str | None = None,
+    crops: int | None = None,
+    size: int | None = None,
+    uniform: bool = False,
+    seed: int = 0,
+    workers: int | None = None,
+) -> None:
+    """Blur photographs and write the pairs.
+
+    Args:
+        photos: folders of sharp photographs.
+        config: config file of train.py, whose data.blur is used.
+        output: folder to write to; must be new or empty.
+        names: text file in a folder of photographs with the names of those to take, one a line, such as test.txt; of
+            a folder without it all are taken. None: all of every folder.
+        crops: random regions of each photograph; none: one pair of the whole photograph, without the blur's margin.
+        size: side in pixels of the regions; of whole photographs: take at most so many pixels from the centre.
+        uniform: leave out what has no single kernel for the whole image: a turning camera and moving objects.
+        seed: of the regions and the blur. What a pair gets depends on the seed and its name; of whole photographs of
+            one folder it is what train.py test gives them.
+        workers: processes; none: one for each core.
+
+    Raises:
+        ValueError, ImageError, OSError: one sentence on what cannot be read or written. What was made stays in a
+            hidden folder beside `output`, from which the same command goes on.
+    """
+    if crops is not None and (crops < 1 or size is None):
+        raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
+    blur, section = read_blur(config)
+    blur = blur.uniform() if uniform else blur
+    found, folder = find_photos(photos, names), Path(output)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DatasetError(f"{folder} is not an empty folder: give a new one.")
+    part = folder.with_name(f".{folder.name}.part")
+    facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
+    facts |= {"uniform": uniform, "seed": seed, "blur": section}
+    plan, text = part / "pairs.json", json.dumps(facts, indent=1) + "\n"
+    if plan.is_file() and plan.read_text() != text:
+        raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")
+    part.mkdir(parents=True, exist_ok=True)
+    plan.write_text(text)
+    work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size)
+    bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
+    workers = min(workers or len(os.sched_getaffinity(0)), len(found))
+    if workers == 1:
+        for name, place in tqdm(found.items(), **bar):
+            work(name, place)
+    else:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            for _ in tqdm(pool.map(work, found, found.values()), **bar):
+                pass
+    pairs = [name for photo in found for name in names_of(photo, crops)]
+    kernels = {}
+    if blur.has_kernels:
+        kernels = {name: blur.kernel(generator_of(seed, name)).numpy() for name in pairs}
+        np.savez(part / "kernels.npz", **kernels)
+    os.replace(part, folder)
+    known = f", and {len(kernels)} kernels" if kernels else ""
+    print(f"{folder}: {len(pairs)} pairs of {len(found)} photographs, blurred as in {config} with seed {seed}{known}")
+
+
+def main(args: list[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__, prog="tools.make_pairs")
+    parser.add_argument("photos", nargs="+", help="folders of sharp photographs")
+    parser.add_function_arguments(make, skip={"photos"})
+    make(**parser.parse_args(args).as_dict())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (images.ImageError, ValueError, OSError) as error:
+        print(f"tools.make_pairs: error: {error}", file=sys.stderr)
+        sys.exit(2)
