@@ -79,7 +79,7 @@ def names_of(photo: str, crops: int | None) -> list[str]:
 
 
 def regions(
-    photo: str, file: Path, root: Path, margin: int, seed: int, crops: int | None, size: int | None
+    photo: str, file: Path, root: Path, margin: int, seed: int, crops: int | None, size: int | None, candidates: int
 ) -> Iterator:
     """(name, (3, H, W) sharp region) of each pair of a photograph, with the blur's margin on every side."""
     if crops is None:
@@ -89,8 +89,16 @@ def regions(
     whole = reflect_to(images.read(file), side)
     for name in names_of(photo, crops):
         generator = generator_of(seed, name, "place")
-        top, left = (int(torch.randint(room - side + 1, (), generator=generator)) for room in whole.shape[-2:])
-        yield name, whole[:, top : top + side, left : left + side]
+        drawn = []
+        for _ in range(candidates):
+            top, left = (int(torch.randint(room - side + 1, (), generator=generator)) for room in whole.shape[-2:])
+            drawn.append(whole[:, top : top + side, left : left + side])
+        yield name, max(drawn, key=detail)
+
+
+def detail(image: torch.Tensor) -> float:
+    """Mean absolute difference between neighbouring pixels of (3, H, W): near 0 in a clear sky."""
+    return (image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()).item()
 
 
 def write_photo(
@@ -101,13 +109,14 @@ def write_photo(
     seed: int,
     crops: int | None,
     size: int | None,
+    candidates: int,
 ) -> None:
     """Blur one photograph and write its pairs, unless all of them are there."""
     torch.set_num_threads(1)
     files = {name: [folder / side / f"{name}.png" for side in ("blur", "sharp")] for name in names_of(photo, crops)}
     if all(file.is_file() for sides in files.values() for file in sides):
         return
-    for name, sharp in regions(photo, *place, blur.margin, seed, crops, size):
+    for name, sharp in regions(photo, *place, blur.margin, seed, crops, size, candidates):
         pair = blur(sharp[None], [generator_of(seed, name)])
         for file, (image,) in zip(files[name], pair, strict=True):
             images.write(file, image, compress_level=1)
@@ -120,6 +129,7 @@ def make(
     names: str | None = None,
     crops: int | None = None,
     size: int | None = None,
+    candidates: int = 1,
     uniform: bool = False,
     seed: int = 0,
     workers: int | None = None,
@@ -134,6 +144,8 @@ def make(
             a folder without it all are taken. None: all of every folder.
         crops: random regions of each photograph; none: one pair of the whole photograph, without the blur's margin.
         size: side in pixels of the regions; of whole photographs: take at most so many pixels from the centre.
+        candidates: places drawn for each region, of which the one with most detail is taken: a clear sky blurred is
+            the same sky, and teaches little.
         uniform: leave out what has no single kernel for the whole image: a turning camera and moving objects.
         seed: of the regions and the blur. What a pair gets depends on the seed and its name; of whole photographs of
             one folder it is what train.py test gives them.
@@ -152,13 +164,14 @@ def make(
         raise DatasetError(f"{folder} is not an empty folder: give a new one.")
     part = folder.with_name(f".{folder.name}.part")
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
+    facts |= {"candidates": candidates}
     facts |= {"uniform": uniform, "seed": seed, "blur": section}
     plan, text = part / "pairs.json", json.dumps(facts, indent=1) + "\n"
     if plan.is_file() and plan.read_text() != text:
         raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")
     part.mkdir(parents=True, exist_ok=True)
     plan.write_text(text)
-    work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size)
+    work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
     bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
     workers = min(workers or len(os.sched_getaffinity(0)), len(found))
     if workers == 1:
