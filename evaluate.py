@@ -395,10 +395,10 @@ def _keep_pictures(folder: Path, rows: list, outcome, pictures: list, by_label: 
     def cases(group):
         for picture in group:
             blurry, sharp = (x.to(restorer.device) for x in picture.read())
-            x_init = restorer.predict(blurry[None])[0]
-            shown = {"blurry": blurry, "predictor": x_init, "sharp": sharp}
+            prediction = restorer.predict(blurry[None])[0]
+            shown = {"blurry": blurry, "predictor": prediction[:3], "sharp": sharp}
             files[picture.name] = {what: write(picture.name, what, x) for what, x in shown.items()}
-            yield picture.name, blurry, x_init, wanted[picture.name]
+            yield picture.name, blurry, prediction, wanted[picture.name]
 
     ordered = sorted((by_name[name] for name in wanted), key=lambda picture: picture.size)
     steps = sum(restorer.cost(chosen)[1] for chosen in wanted.values()) if wanted else 0

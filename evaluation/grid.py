@@ -54,8 +54,9 @@ class Restorer:
     """What restores pictures.
 
     Args:
-        predict: blurry (1, 3, H, W) in [0, 1] -> x_init of the same shape.
-        refine: cases of one size (name, blurry (3, H, W), x_init, settings), slots, a function told the steps of each
+        predict: blurry (1, 3, H, W) in [0, 1] -> a prediction of the same shape; beyond the first three, channels for
+            `refine` alone.
+        refine: cases of one size (name, blurry (3, H, W), prediction, settings), slots, a function told the steps of each
             call of the denoiser -> (name, setting, pictures (K, 3, H, W), seconds), as they are ready.
         cost: settings -> (samples, denoising steps) that `refine` takes for one picture.
         slots: (H, W) -> the most pictures that the denoiser sees at a time.
@@ -307,21 +308,22 @@ def _run_stage(pictures, settings, restorer, metrics, journal, outputs, share, t
         def cases(group: Iterable[Picture], scorer: _Scorer) -> Iterator[tuple[str, Tensor, Tensor, list]]:
             for picture in group:
                 blurry, sharp = (x.to(scorer.device) for x in picture.read())
-                x_init, seconds = _timed(restorer.predict, blurry[None]) if restorer else (blurry[None], 0.0)
+                prediction, seconds = _timed(restorer.predict, blurry[None]) if restorer else (blurry[None], 0.0)
+                x_init = prediction[0, :3]
                 scorer.open(picture.name, blurry, sharp, seconds, len(lacking[picture]))
-                shown = {BLURRY: blurry, SHARP: sharp, PREDICTOR: x_init[0]}
+                shown = {BLURRY: blurry, SHARP: sharp, PREDICTOR: x_init}
                 for row in fixed:
                     if row in lacking[picture]:
                         image = shown[row] if row in shown else outputs[row](picture.name).to(scorer.device)
                         scorer.add(row, picture.name, image[None], seconds if row == PREDICTOR else 0.0)
                 if controls:
-                    for row, image in control_images(x_init[0].clamp(0, 1), blurry, seed, picture.name):
+                    for row, image in control_images(x_init.clamp(0, 1), blurry, seed, picture.name):
                         if row in lacking[picture]:
                             scorer.add(row, picture.name, image[None], seconds)
                 if not steps:
                     bar.update()
                 if wanted[picture]:
-                    yield picture.name, blurry, x_init[0], wanted[picture]
+                    yield picture.name, blurry, prediction[0], wanted[picture]
 
         for size, group in itertools.groupby(mine, key=lambda p: p.size):
             planned = max(1, samples * sum(p.size == size for p in pictures))

@@ -190,6 +190,19 @@ def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
         assert line["psnr"] == pytest.approx(psnr(restored, sharp[None]).item(), abs=1e-3)
 
 
+def test_a_predictor_with_a_size_head_is_scored_by_its_image(place, tmp_path):
+    plain = load_pipeline(str(place / "checkpoint"), precision="fp32")
+    predictor = UNetPredictor(4, (1, 2), 1, size_head=True)
+    predictor.load_state_dict(plain.predictor.state_dict(), strict=False)
+    learned = DeblurPipeline(predictor, plain.denoiser, plain.scheduler, 2.0, scale_kind="learned")
+    learned.save_pretrained(tmp_path / "learned")
+    for name, checkpoint in (("plain", place / "checkpoint"), ("scores", tmp_path / "learned")):
+        evaluate.main(**arguments(place, tmp_path / name, checkpoint=checkpoint, limit=2, precision="fp32"))
+    one, two = ({line["setting"]: line["psnr"] for line in rows(tmp_path / name)} for name in ("plain", "scores"))
+    assert float(one["predictor"]) == pytest.approx(float(two["predictor"]), abs=1e-5)
+    assert one["ddim 2"] != two["ddim 2"]
+
+
 def test_the_seed_decides_the_samples_and_nothing_else(place, tmp_path):
     seeds = {"first": 0, "again": 0, "other": 1}
     for name, seed in seeds.items():
