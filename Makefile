@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-.PHONY: demo test lint
+.PHONY: demo test lint gpu-check
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
@@ -21,6 +21,12 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(PY) -m pytest -n 2
+
+# On a machine with a CUDA device: its tests, then its speed, as JSON with the device's name.
+gpu-check: $(VENV)/installed
+	$(PY) -m pytest -m gpu -rs
+	$(PY) -m benchmarks.sampling --device cuda --checkpoint pretrained/lite --output benchmarks/results/sampling_gpu.json
+	$(PY) -m benchmarks.training --device cuda --output benchmarks/results/training_gpu.json
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check .

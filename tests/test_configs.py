@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import train
+from data import images
 from data.camera import SixDegrees
 from evaluation.grid import read_grid
+from models.checkpoints import load_pipeline
 from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
 
@@ -40,7 +43,7 @@ def test_every_config_builds(config, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
-    runs = {stage.stem: build(stage, tmp_path, "--model.init_from", "null") for stage in STAGES}
+    runs = {s.stem: build(s, tmp_path, "--model.init_from", "null") for s in STAGES if s.stem != "pairs"}
     models = {stage: built.model for stage, built in runs.items()}
     assert set(models) == {"predictor", "predictor_longer", "refine", "joint"}
     weights = models["predictor"].predictor.state_dict()
@@ -48,8 +51,29 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
     models["refine"].predictor.load_state_dict(weights)
     models["joint"].load_state_dict(models["refine"].state_dict())
     assert models["refine"].predictor_training == "frozen" and models["joint"].predictor_training == "joint"
-    data = {yaml.safe_dump(yaml.safe_load(stage.read_text())["data"]) for stage in STAGES if stage.stem != "predictor"}
+    others = [stage for stage in STAGES if stage.stem not in ("predictor", "pairs")]
+    data = {yaml.safe_dump(yaml.safe_load(stage.read_text())["data"]) for stage in others}
     assert len(data) == 1  # all but the first, gentle one learn on the same blur
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_stages_of_the_large_model_go_together_and_step(tmp_path):
+    """Each stage takes a step on a CPU, on a small crop, from what the stage before left."""
+    names, before = ("predictor", "refine", "finish"), None
+    for side in ("blur", "sharp"):
+        images.write(tmp_path / "pairs" / side / "a.png", torch.rand(3, 64, 64))
+    small = ["patch_size=32", "batch_size=1", "crops_per_image=1", "mix_batches=1", "num_workers=0", "val_crop=32"]
+    for name in names:
+        root, data = tmp_path / name, f"--data.train={tmp_path / 'pairs'}"
+        flags = [f"--trainer.default_root_dir={root}", data, data.replace("train", "val"), "--trainer.max_steps=1"]
+        flags += ["--trainer.val_check_interval=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+        flags += [f"--data.{value}" for value in small]
+        if before is not None:
+            flags += [f"--model.init_from={before}", "--model.validation.steps=1"]
+        config = CONFIGS[0].parent / "pretrained_base" / f"{name}.yaml"
+        assert train.main(["fit", "--config", str(config), *flags]) == 0
+        before = root / "checkpoint"
+    assert load_pipeline(str(before)).config.scale_kind == "local"
 
 
 @pytest.mark.filterwarnings("ignore")
