@@ -8,7 +8,7 @@ from typing import Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from data.augment import Augment
 from data.blur import SyntheticBlur
@@ -30,16 +30,14 @@ from data.pairs import (
 GRACE = 10  # seconds that a worker lives on after SIGTERM
 
 
-class NumberStream(DistributedSampler):
+class NumberStream(Sampler[int]):
     """The numbers of the training stream, without end, for one rank.
 
     Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each
     rank. It begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
-    resumed run goes on where its checkpoint was written. A DistributedSampler by type because Lightning replaces
-    samplers of any other type on several devices.
+    resumed run continues where its checkpoint was written. The trainer's max_steps ends the run. On several devices
+    the trainer needs use_distributed_sampler=False, or Lightning replaces this sampler.
     """
-
-    __len__ = None  # the trainer's max_steps ends the run
 
     def __init__(self, per_batch: int, trainer: pl.Trainer | None, window: int = 1):
         self.per_batch = per_batch
@@ -52,12 +50,17 @@ class NumberStream(DistributedSampler):
         return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
 
     def __iter__(self) -> Iterator[int]:
-        world, rank = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+        world, rank = world_and_rank(self.trainer)
         batch = self.processed() // self.window * self.window
         while True:
             first = (batch * world + rank) * self.per_batch
             yield from range(first, first + self.per_batch)
             batch += 1
+
+
+def world_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Processes of a run, and which of them this is."""
+    return (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
 
 
 class DeblurDataModule(pl.LightningDataModule):
@@ -211,10 +214,16 @@ class DeblurDataModule(pl.LightningDataModule):
         return Window(loader, self.mix_batches, self.seed, stream.processed)
 
     def val_dataloader(self) -> DataLoader | list:
-        return self._loader(self.val_set) if self.roots["val"] else []
+        return self._frame_loader(self.val_set) if self.roots["val"] else []
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set)
+        return self._frame_loader(self.test_set)
+
+    def _frame_loader(self, dataset: Dataset) -> DataLoader:
+        """Frames in order, one at a time; of several processes each has its share."""
+        world, rank = world_and_rank(self.trainer)
+        sampler = DistributedSampler(dataset, world, rank, shuffle=False) if world > 1 else None
+        return self._loader(dataset, sampler=sampler)
 
     def _loader(self, dataset: Dataset, **options) -> DataLoader:
         return DataLoader(
