@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from data.augment import Augment
 from data.blur import SyntheticBlur
-from data.doctor import check_pairs, check_sharp
-from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, split_folder, whole
-from data.pack import Packed, is_packed
+from data.checks import check_pairs, check_sharp
+from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
+from data.packed import Packed, is_packed
 from data.pairs import (
     FramePairs,
     FrameSharp,
@@ -72,17 +72,17 @@ class DeblurDataModule(pl.LightningDataModule):
 
     Args:
         train: the training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV
-            manifest, shards made by data.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
+            manifest, shards made by tools.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
             or a list of these to mix. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
         val: the validation data; none: no validation. Pairs are recognised by their folders and
             taken as they are, so that training on synthetic blur can be validated on real blur; sharp
             photographs need `blur`. ROOT/val is used where there are such folders.
         test: the test data, likewise.
-        blur: makes the blurry picture from the sharp one, on the training device; in validation and test
-            always alike for a seed and a picture's name, where the frames lose the blur's margin on every
+        blur: makes the blurry image from the sharp one, on the training device; in validation and test
+            always alike for a seed and an image's name, where the frames lose the blur's margin on every
             side.
         augment: changes the training pairs further, on the training device, blurry and sharp alike.
-        variant: kind of blurry pictures: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
+        variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
             RealBlur J or R; "blur" is the first of every layout.
         patch_size: side of the training crops in pixels.
         batch_size: training crops a step and device.
@@ -195,7 +195,7 @@ class DeblurDataModule(pl.LightningDataModule):
         """The pairs of a split, after the cheap part of the doctor's checks."""
         listing = source.list_pairs(split, self.variant)
         where = source.root or f"{source.blurry} and {source.sharp}"
-        pairs = whole(listing, where)
+        pairs = paired(listing, where)
         rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
         check_pairs(pairs, self.on_error)
         return pairs
@@ -236,7 +236,7 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device, then augment; every picture's draws have a seed of their own.
+        """Blur sharp photographs on the device, then augment; every image's draws have a seed of their own.
 
         Both sides come as channels_last, the layout of the networks' weights.
         """
