@@ -7,7 +7,7 @@ PY = $(VENV)/bin/python
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
-	$(PY) -m data.demo --output runs/demo/photos
+	$(PY) -m tools.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
 		--output runs/demo --panel runs/demo/demo.png --overwrite true

@@ -309,11 +309,11 @@ def _checked_pairs(data: str, split: str, variant: str, limit: int | None):
 
     from tqdm import tqdm
 
-    from data.layouts import list_pairs, whole
+    from data.layouts import list_pairs, paired
     from data.pairs import read_pair
 
     listing = list_pairs(data, split, variant)
-    pairs = whole(listing, data)
+    pairs = paired(listing, data)
     print(f"{split}: {len(pairs)} pairs of {data} (layout {listing.layout}, variant {listing.variant})")
     if limit is not None:
         if limit < 1:

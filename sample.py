@@ -141,7 +141,7 @@ def restore(
             pictures = []
             for path, target in batch:
                 try:
-                    pictures.append((path, target, images.read_picture(path)))
+                    pictures.append((path, target, images.read_file(path)))
                 except images.ImageError as error:
                     failures.append(str(error))
             bar.set_description(batch[0][0].name)

@@ -193,6 +193,7 @@ class DeblurCLI(LightningCLI):
         interval, max_steps = settings["val_check_interval"], settings["max_steps"]
         # Lightning counts this one interval in batches, of which a step accumulates several.
         kwargs["val_check_interval"] = interval * settings["accumulate_grad_batches"]
+        kwargs["use_distributed_sampler"] = False  # the data module gives each process its share
         if max_steps < 1 or max_steps % interval:
             raise ValueError(
                 f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval}), so that the last"

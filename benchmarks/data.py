@@ -15,11 +15,13 @@ from jsonargparse import auto_cli
 from torch.utils.data import DataLoader
 
 from benchmarks.record import machine, write_json
-from data import images, pack
+from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
 from data.layouts import find_pairs
+from data.packed import Packed
 from data.pairs import TrainPairs, flatten, generator_of
+from tools import pack
 
 PATCH = 128
 
@@ -77,7 +79,7 @@ def main(
             make_pairs(Path(folder) / "pairs", 8)
         pairs = find_pairs(source or Path(folder) / "pairs", "test" if source else "train")
         pack.main(source or str(Path(folder) / "pairs"), str(Path(folder) / "shards"), "test" if source else "train")
-        shards = pack.Packed(str(Path(folder) / "shards"))
+        shards = Packed(str(Path(folder) / "shards"))
         several = {"crops_per_image": crops_per_image}
         ways = {
             "a: one crop a decode": lambda: loader(TrainPairs(pairs, PATCH), 2, workers),

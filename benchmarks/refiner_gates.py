@@ -14,7 +14,7 @@ import torch
 from jsonargparse import auto_cli
 
 from benchmarks.record import machine, write_json
-from data.layouts import list_pairs, whole
+from data.layouts import list_pairs, paired
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.settings import SamplingSettings
@@ -50,7 +50,7 @@ def main(
     pipeline = load_pipeline(checkpoint, precision=precision)
     if pipeline.denoiser is None:
         raise ValueError(f"{checkpoint} has no denoiser, so there is nothing to judge")
-    pairs = whole(list_pairs(data, split), data)[:images]
+    pairs = paired(list_pairs(data, split), data)[:images]
     crops = [(pair.name, *(centre_crop(side, crop) for side in read_pair(pair))) for pair in pairs]
     gates = refiner_gates(pipeline, crops, sigmas, settings, seed)
     columns = ("flat_error", "edge_error", "edge_slope")

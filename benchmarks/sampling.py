@@ -151,7 +151,7 @@ def measure_agreement(checkpoint: str, device: str, photos: str, most: int | Non
 
     paths = [path for path in images.find(photos) if path.parent.name == "blur"][:most]
     if not paths:
-        raise ValueError(f"{photos} holds no pictures in a folder named blur")
+        raise ValueError(f"{photos} holds no images in a folder named blur")
     pipelines = [pipeline_of(checkpoint, device, f"{precision}-channels_last") for precision in ("fp32", "bf16")]
     values = {}
     for path in tqdm(paths, "agreement"):

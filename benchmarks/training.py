@@ -190,7 +190,7 @@ def main(
 
 def _photos(given: str | None, folder: Path) -> str:
     if given is None and not (folder / "photos").is_dir():
-        from data import demo
+        from tools import demo
 
         demo.main(str(folder / "photos"))
     return given or str(folder / "photos")

@@ -11,7 +11,7 @@ class Augment:
         exposure: largest change in stops: light is multiplied by 2^u, u uniform in +-exposure, in the file's values.
         saturation: largest change of the colourfulness: distances from grey are multiplied by 1 + u.
         white_balance: largest change of each channel: multiplied by 1 + u.
-        cutblur: probability that a random rectangle of the blurry picture is replaced by the sharp one, or all but
+        cutblur: probability that a random rectangle of the blurry image is replaced by the sharp one, or all but
             that rectangle (Yoo et al., "Rethinking data augmentation for image super-resolution", CVPR 2020), which
             teaches to leave alone what is sharp.
     """
@@ -44,11 +44,11 @@ class Augment:
         gain = 2 ** (self.exposure * stops) * (1 + self.white_balance * channels)  # (N, 3)
         gain, colour = (t.to(sharp.device)[:, :, None, None] for t in (gain, 1 + self.saturation * colour))
         pair = []
-        for pictures in (blurry, sharp):
+        for side in (blurry, sharp):
             if self.saturation:
-                grey = pictures.mean(1, keepdim=True)
-                pictures = grey + colour * (pictures - grey)
-            pair.append((pictures * gain).clamp(0, 1))
+                grey = side.mean(1, keepdim=True)
+                side = grey + colour * (side - grey)
+            pair.append((side * gain).clamp(0, 1))
         blurry, sharp = pair
         used, inverse, top, left, tall, wide = draws[:, 5:].unbind(1)
         rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5

@@ -12,7 +12,7 @@ import imagecodecs
 import numpy as np
 import torch
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
-from kornia.filters import gaussian_blur2d
+from kornia.filters import get_gaussian_kernel2d
 from torch import Generator, Tensor
 
 from data.camera import (
@@ -100,7 +100,8 @@ class Softening:
     def __call__(self, sharp: Tensor, generator: Generator) -> Tensor:
         """Soften a (3, H, W) image; its outer `margin` pixels are cut off."""
         sigma = between(generator, self.sigma)
-        return cut(gaussian_blur2d(sharp[None], 2 * self.margin + 1, (sigma, sigma))[0], self.margin)
+        (kernel,) = get_gaussian_kernel2d(2 * self.margin + 1, (sigma, sigma))
+        return convolve(sharp, kernel, self.margin).clamp(0, 1)
 
 
 class SyntheticBlur:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 Range = tuple[float, float]
 
 FINE = 64  # steps in which a path is drawn before it is sampled
-CHUNK = 2**21  # places that are warped at once, which bounds the memory of large images
+CHUNK = 2**16  # places that are warped at once: what a processor's cache holds
 
 
 class CameraShake:
@@ -245,7 +245,7 @@ def convolve(image: Tensor, kernel: Tensor, margin: int) -> Tensor:
     inside = cut(image, margin - len(kernel) // 2)
     if len(kernel) == 1:
         return inside
-    # By the FFT: on a CPU kornia.filters.filter2d takes twice as long at 9 x 9 and 40 times as long at 33 x 33.
+    # By the FFT: on a CPU core kornia.filters.filter2d takes 2.5 times as long at 9 x 9, and 18 times at 33 x 33.
     size = [scipy.fft.next_fast_len(side, real=True) for side in inside.shape[-2:]]
     spectrum = torch.fft.rfft2(inside, size) * torch.fft.rfft2(kernel.to(inside), size).conj()
     height, width = (side - len(kernel) + 1 for side in inside.shape[-2:])
@@ -288,8 +288,10 @@ def average_views(image: Tensor, views: Tensor, margin: int) -> Tensor:
     total = torch.zeros_like(cut(image, margin))
     for part in inverse.split(max(1, CHUNK // (len(x) * len(y)))):
         across, down, depth = (part[:, row, 0] * x + (part[:, row, 1] * y + part[:, row, 2]) for row in range(3))
-        places = torch.stack([across / depth, down / depth], -1).flatten(0, 1)  # (T H, W, 2)
-        seen = F.grid_sample(image[None], places[None], padding_mode="border", align_corners=True)
+        places = torch.empty(*depth.shape, 2, dtype=image.dtype, device=image.device)  # (T, H, W, 2)
+        torch.div(across, depth, out=places[..., 0])  # a quarter of the time of a stack
+        torch.div(down, depth, out=places[..., 1])
+        seen = F.grid_sample(image[None], places.flatten(0, 1)[None], padding_mode="border", align_corners=True)
         total += seen.view(len(image), len(part), *total.shape[-2:]).sum(1)
     return total / len(views)
 

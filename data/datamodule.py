@@ -8,13 +8,13 @@ from typing import Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from data.augment import Augment
 from data.blur import SyntheticBlur
-from data.doctor import check_pairs, check_sharp
-from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, split_folder, whole
-from data.pack import Packed, is_packed
+from data.checks import check_pairs, check_sharp
+from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
+from data.packed import Packed, is_packed
 from data.pairs import (
     FramePairs,
     FrameSharp,
@@ -30,16 +30,14 @@ from data.pairs import (
 GRACE = 10  # seconds that a worker lives on after SIGTERM
 
 
-class NumberStream(DistributedSampler):
+class NumberStream(Sampler[int]):
     """The numbers of the training stream, without end, for one rank.
 
     Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each
     rank. It begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
-    resumed run goes on where its checkpoint was written. A DistributedSampler by type because Lightning replaces
-    samplers of any other type on several devices.
+    resumed run continues where its checkpoint was written. The trainer's max_steps ends the run. On several devices
+    the trainer needs use_distributed_sampler=False, or Lightning replaces this sampler.
     """
-
-    __len__ = None  # the trainer's max_steps ends the run
 
     def __init__(self, per_batch: int, trainer: pl.Trainer | None, window: int = 1):
         self.per_batch = per_batch
@@ -52,12 +50,17 @@ class NumberStream(DistributedSampler):
         return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
 
     def __iter__(self) -> Iterator[int]:
-        world, rank = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+        world, rank = world_and_rank(self.trainer)
         batch = self.processed() // self.window * self.window
         while True:
             first = (batch * world + rank) * self.per_batch
             yield from range(first, first + self.per_batch)
             batch += 1
+
+
+def world_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Processes of a run, and which of them this is."""
+    return (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
 
 
 class DeblurDataModule(pl.LightningDataModule):
@@ -69,17 +72,17 @@ class DeblurDataModule(pl.LightningDataModule):
 
     Args:
         train: the training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV
-            manifest, shards made by data.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
+            manifest, shards made by tools.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
             or a list of these to mix. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
         val: the validation data; none: no validation. Pairs are recognised by their folders and
             taken as they are, so that training on synthetic blur can be validated on real blur; sharp
             photographs need `blur`. ROOT/val is used where there are such folders.
         test: the test data, likewise.
-        blur: makes the blurry picture from the sharp one, on the training device; in validation and test
-            always alike for a seed and a picture's name, where the frames lose the blur's margin on every
+        blur: makes the blurry image from the sharp one, on the training device; in validation and test
+            always alike for a seed and an image's name, where the frames lose the blur's margin on every
             side.
         augment: changes the training pairs further, on the training device, blurry and sharp alike.
-        variant: kind of blurry pictures: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
+        variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
             RealBlur J or R; "blur" is the first of every layout.
         patch_size: side of the training crops in pixels.
         batch_size: training crops a step and device.
@@ -192,7 +195,7 @@ class DeblurDataModule(pl.LightningDataModule):
         """The pairs of a split, after the cheap part of the doctor's checks."""
         listing = source.list_pairs(split, self.variant)
         where = source.root or f"{source.blurry} and {source.sharp}"
-        pairs = whole(listing, where)
+        pairs = paired(listing, where)
         rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
         check_pairs(pairs, self.on_error)
         return pairs
@@ -211,10 +214,16 @@ class DeblurDataModule(pl.LightningDataModule):
         return Window(loader, self.mix_batches, self.seed, stream.processed)
 
     def val_dataloader(self) -> DataLoader | list:
-        return self._loader(self.val_set) if self.roots["val"] else []
+        return self._frame_loader(self.val_set) if self.roots["val"] else []
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set)
+        return self._frame_loader(self.test_set)
+
+    def _frame_loader(self, dataset: Dataset) -> DataLoader:
+        """Frames in order, one at a time; of several processes each has its share."""
+        world, rank = world_and_rank(self.trainer)
+        sampler = DistributedSampler(dataset, world, rank, shuffle=False) if world > 1 else None
+        return self._loader(dataset, sampler=sampler)
 
     def _loader(self, dataset: Dataset, **options) -> DataLoader:
         return DataLoader(
@@ -227,7 +236,7 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device, then augment; every picture's draws have a seed of their own.
+        """Blur sharp photographs on the device, then augment; every image's draws have a seed of their own.
 
         Both sides come as channels_last, the layout of the networks' weights.
         """

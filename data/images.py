@@ -1,4 +1,4 @@
-"""Read and write pictures: one place where files become tensors and tensors become files."""
+"""Read and write images: one place where files become tensors and tensors become files."""
 
 import glob
 import importlib.util
@@ -34,7 +34,7 @@ if importlib.util.find_spec("pillow_heif"):  # an optional extra
     pillow_heif.register_heif_opener(thumbnails=False)
     FORMATS |= {suffix: {"format": "HEIF", "quality": 95, "chroma": "444"} for suffix in HEIF}
     TRANSPARENT |= HEIF
-SUFFIXES = set(FORMATS) | HEIF  # what is taken for a picture
+SUFFIXES = set(FORMATS) | HEIF  # what is taken for an image
 
 MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # where Pillow refuses too: 179 million
 
@@ -43,7 +43,7 @@ DESCRIPTIVE = {"ImageDescription", "Make", "Model", "Software", "DateTime", "Art
 
 
 class ImageError(ValueError):
-    """A picture that cannot be read or written; the message is one sentence naming the file."""
+    """An image that cannot be read or written; the message is one sentence naming the file."""
 
     def __init__(self, sentence: str):
         # A DataLoader repeats a worker's error with the whole traceback as its message: keep the sentence.
@@ -51,8 +51,8 @@ class ImageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture file's pixels, turned upright, and what else is kept when its restoration is written.
+class ImageFile:
+    """An image file's pixels, turned upright, and what else is kept when its restoration is written.
 
     Args:
         pixels: (3, H, W) uint8 or uint16; grey has three equal channels.
@@ -76,13 +76,13 @@ class Picture:
 
 
 def read(path: str | Path) -> Tensor:
-    """Read a picture as (3, H, W) float32 in [0, 1]: `read_picture` without what only writing needs."""
-    return read_picture(path).values
+    """Read an image as (3, H, W) float32 in [0, 1]: `read_file` without what only writing needs."""
+    return read_file(path).values
 
 
 def read_raw(path: str | Path) -> Tensor:
     """As `read`, but in the file's own numbers: uint8 to 255, or int32 to 65535 for 16 bits."""
-    pixels = read_picture(path).pixels
+    pixels = read_file(path).pixels
     return pixels if pixels.dtype == torch.uint8 else pixels.int()  # torch cuts and turns no uint16
 
 
@@ -91,8 +91,8 @@ def to_float(raw: Tensor) -> Tensor:
     return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
 
 
-def read_picture(path: str | Path) -> Picture:
-    """Read a picture.
+def read_file(path: str | Path) -> ImageFile:
+    """Read an image.
 
     8 and 16 bits keep their depth. The EXIF orientation is applied, grey becomes three equal channels, palette, CMYK
     and 1-bit become RGB. Of several frames the first.
@@ -101,24 +101,24 @@ def read_picture(path: str | Path) -> Picture:
     """
     path = Path(path)
     if not path.is_file():
-        raise ImageError(f"{path} is not a picture file: {'it is a folder' if path.is_dir() else 'no such file'}.")
+        raise ImageError(f"{path} is not an image file: {'it is a folder' if path.is_dir() else 'no such file'}.")
     if path.suffix.lower() in HEIF - set(FORMATS):
-        raise ImageError(f"{path} is a HEIF picture: to read those, pip install pillow-heif.")
+        raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong with a file is said once, by the error
-            picture = _read_unlike_pillow(path) or _read_pillow(path)
+            image = _read_unlike_pillow(path) or _read_pillow(path)
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError(f"{path} is not a picture of a known format.") from None
+        raise ImageError(f"{path} is not an image of a known format.") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and many more
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
-    return picture
+    return image
 
 
-def _read_unlike_pillow(path: Path) -> Picture | None:
+def _read_unlike_pillow(path: Path) -> ImageFile | None:
     """A PNG of 16 bits or a grey or RGB TIFF; None for other files.
 
     Of 16 bits in colour Pillow reads 8, and Pillow 13.0 turns a TIFF of orientation 5 to 8 twice.
@@ -153,10 +153,10 @@ def _read_unlike_pillow(path: Path) -> Picture | None:
     array = array[..., None] if array.ndim == 2 else array
     if array.dtype not in (np.uint8, np.uint16) or array.ndim != 3 or array.shape[2] > 4:
         raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
-    return _picture(array, exif, icc, frames)
+    return _image_file(array, exif, icc, frames)
 
 
-def _read_pillow(path: Path) -> Picture:
+def _read_pillow(path: Path) -> ImageFile:
     try:
         opened = Image.open(path)
     except Image.DecompressionBombError as error:
@@ -183,7 +183,7 @@ def _read_pillow(path: Path) -> Picture:
         exif.pop(ExifTags.Base.Orientation, None)
         # A profile of inks says nothing about the RGB that they were converted to.
         icc = None if opened.mode == "CMYK" else opened.info.get("icc_profile")
-        return _picture(array, exif, icc, frames)
+        return _image_file(array, exif, icc, frames)
 
 
 def _check_size(path: Path, size: tuple[int, int]) -> None:
@@ -194,7 +194,7 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
         )
 
 
-def _picture(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int) -> Picture:
+def _image_file(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int) -> ImageFile:
     """From (H, W, 1 to 4): grey, grey and alpha, RGB, RGBA."""
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
     if orientation in (5, 6, 7, 8):  # the camera was on its side: rows are columns
@@ -203,27 +203,27 @@ def _picture(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int
         array = array[:, ::-1]
     if orientation in (3, 4, 7, 8):
         array = array[::-1]
-    channels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(array, -1, 0)))
+    channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # of one pixel, contiguous is also a negative stride
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
-    return Picture(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
+    return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
 
 
 def write(
     path: str | Path,
     image: Tensor,
-    like: Picture | None = None,
+    like: ImageFile | None = None,
     depth: int | None = None,
     compress_level: int = 6,
 ) -> None:
-    """Write a (3, H, W) picture in [0, 1], clipped and rounded; the suffix chooses the format.
+    """Write a (3, H, W) image in [0, 1], clipped and rounded; the suffix chooses the format.
 
     WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are made. The file
     appears under its name only when complete. Raises ImageError for a suffix that cannot be written, OSError where the
     disk refuses.
 
     Args:
-        like: the picture this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
+        like: the image this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
             format holds them. None: 8-bit RGB.
         depth: 8 or 16 bits instead of those of `like`; 16 where the format holds them.
         compress_level: of PNG with 8 bits, from 0 (fast) to 9 (small).
@@ -232,12 +232,12 @@ def write(
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(FORMATS))}.")
-    like = like or Picture(torch.empty(3, 0, 0, dtype=torch.uint8))
+    like = like or ImageFile(torch.empty(3, 0, 0, dtype=torch.uint8))
     deep = suffix in DEEP and (like.pixels.dtype == torch.uint16 if depth is None else depth == 16)
     levels, dtype = (65535, torch.uint16) if deep else (255, torch.uint8)
     channels = image.detach().cpu().float().clamp(0, 1).mul_(levels).round_()
     if like.grey:
-        # Equal channels, as an untouched picture has them, must come out as they are: no mean that rounds.
+        # Equal channels, as an untouched image has them, must come out as they are: no mean that rounds.
         channels = channels.median(dim=0, keepdim=True).values
     channels = channels.to(dtype)
     if like.alpha is not None and suffix in TRANSPARENT:
@@ -264,7 +264,7 @@ def write(
         temporary.unlink(missing_ok=True)
 
 
-def _with_metadata(png: bytes, like: Picture) -> bytes:
+def _with_metadata(png: bytes, like: ImageFile) -> bytes:
     """A PNG file with the chunks for EXIF and colour profile behind its header (PNG specification, chunk layout)."""
     chunks = b""
     for kind, data in (
@@ -277,7 +277,7 @@ def _with_metadata(png: bytes, like: Picture) -> bytes:
     return png[:header] + chunks + png[header:]
 
 
-def _write_deep_tiff(path: Path, array: np.ndarray, like: Picture) -> None:
+def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
     exif = Image.Exif()
     exif.load(like.exif or b"")
     texts = {ExifTags.Base[name]: exif.get(ExifTags.Base[name]) for name in DESCRIPTIVE}
@@ -297,10 +297,10 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: Picture) -> None:
 
 
 def find(path: str | Path) -> list[Path]:
-    """List pictures: a file gives itself, a folder all its pictures, sorted, with those of its subfolders.
+    """List images: a file gives itself, a folder all its images, sorted, with those of its subfolders.
 
-    A pattern such as photos/**/*.png gives the pictures that match it. Hidden files and folders are passed over, and of
-    folders and patterns whatever has no picture's suffix. Raises ImageError where there is nothing, or no picture.
+    A pattern such as photos/**/*.png gives the images that match it. Hidden files and folders are passed over, and of
+    folders and patterns whatever has no image's suffix. Raises ImageError where there is nothing, or no image.
     """
     path = Path(path)
     if path.is_file():
@@ -311,7 +311,7 @@ def find(path: str | Path) -> list[Path]:
     elif glob.has_magic(str(path)):
         files = map(Path, glob.iglob(str(path), recursive=True))
     else:
-        raise ImageError(f"{path} is neither a picture nor a folder: no such file.")
+        raise ImageError(f"{path} is neither an image nor a folder: no such file.")
     files = [
         file
         for file in files
@@ -320,7 +320,7 @@ def find(path: str | Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(root).parts)
     ]
     if not files:
-        raise ImageError(f"{path} holds no picture ({' '.join(sorted(SUFFIXES))}).")
+        raise ImageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))}).")
     return sorted(files)
 
 
@@ -340,5 +340,5 @@ def header_size(path: str | Path) -> tuple[int, int] | None:
             warnings.simplefilter("ignore")
             with Image.open(path) as opened:
                 return opened.size
-    except Exception:  # as in read_picture, which says what is wrong
+    except Exception:  # as in read_file, which says what is wrong
         return None

@@ -13,7 +13,7 @@ SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")
 SHARP = ("sharp", "gt", "target", "clean")
 HIDE_TEST = ("test-close-ups", "test-long-shot")
-# The kinds of blurry pictures of a layout; "blur" stands for the first.
+# The kinds of blurry images of a layout; "blur" stands for the first.
 VARIANTS = {
     "gopro": ("blur", "blur_gamma"),
     "hide": ("blur",),
@@ -63,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Listing:
-    """A split as it lies on disk: its layout and variant, its pairs sorted by name, the pictures without partner."""
+    """A split as it lies on disk: its layout and variant, its pairs sorted by name, the images without partner."""
 
     layout: str
     variant: str
@@ -77,14 +77,14 @@ class Source:
 
     Args:
         root: folder of a dataset, or a CSV manifest; see data.layouts.list_pairs.
-        blurry: instead of root, a folder of blurry pictures of any name; needs `sharp`.
+        blurry: instead of root, a folder of blurry images of any name; needs `sharp`.
         sharp: the folder of their sharp counterparts, paired by their path below it, suffix aside.
-        variant: kind of blurry pictures, if not that of the whole run.
+        variant: kind of blurry images, if not that of the whole run.
         layout: gopro, hide, realblur, reds, rsblur, flat or csv; none: it is recognised.
         weight: share of the decoded files in a mix, relative to the others' weights; none: as many as there are files
             times repeat.
         repeat: how often a file is used before all are put in a new order.
-        scale: factor on width and height at which pictures are trained on, at most 1 (antialiased reduction).
+        scale: factor on width and height at which images are trained on, at most 1 (antialiased reduction).
     """
 
     root: str | None = None
@@ -114,21 +114,21 @@ class Source:
 
 
 def find_pairs(root: str | Path, split: str = "test", variant: str = "blur", layout: str | None = None) -> list[Pair]:
-    """List the pairs of a split, sorted by name, as list_pairs, but raise DatasetError where a picture is alone."""
-    return whole(list_pairs(root, split, variant, layout), root)
+    """List the pairs of a split, sorted by name, as list_pairs, but raise DatasetError where an image is alone."""
+    return paired(list_pairs(root, split, variant, layout), root)
 
 
-def whole(listing: Listing, root: str | Path) -> list[Pair]:
+def paired(listing: Listing, root: str | Path) -> list[Pair]:
     """The pairs of a listing without faults; DatasetError with one sentence for all files that have no partner."""
     alone = listing.alone
     if alone:
         shown = ", ".join(map(str, alone[:4])) + (" and others" if len(alone) > 4 else "")
-        raise DatasetError(f"{root} has {len(alone)} pictures without a partner of the same name: {shown}.")
+        raise DatasetError(f"{root} has {len(alone)} images without a partner of the same name: {shown}.")
     return listing.pairs
 
 
 def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", layout: str | None = None) -> Listing:
-    """List a split of a dataset, pairs and pictures without partner; the layout is recognised unless it is named.
+    """List a split of a dataset, pairs and images without partner; the layout is recognised unless it is named.
 
     - csv: a manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder.
     - realblur (Rim et al. 2020): ROOT/RealBlur_{J,R}_{train,test}_list.txt, lines of "SHARP BLURRY" relative to
@@ -143,7 +143,7 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", lay
     - gopro (Nah et al. 2017): ROOT/SCENE/{blur,blur_gamma,sharp}. Names are "SCENE/000001".
 
     The last two may lie below ROOT/train, ROOT/val, ROOT/test; without such folders ROOT itself is the split.
-    `variant` says which blurry pictures: "blur" is the first of a layout, anything else must exist by that name.
+    `variant` says which blurry images: "blur" is the first of a layout, anything else must exist by that name.
 
     Raises DatasetError with one sentence: for a missing folder, an unknown layout or variant, an empty dataset;
     its kind NoSplitError where the dataset is of other splits.
@@ -182,7 +182,7 @@ def recognise(root: Path, split: str) -> str:
 
 
 def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
-    """Whether a split has blurry pictures, so that it is no set of sharp photographs."""
+    """Whether a split has blurry images, so that it is no set of sharp photographs."""
     root = Path(root)
     if (root / f"{split}.txt").is_file():
         return False
@@ -247,7 +247,7 @@ def _list_gopro(root: Path, split: str, variant: str) -> Listing:
                 _collect(files, prefix, folder)
     if not any(found):
         raise DatasetError(
-            f"{base} holds no pairs: expected pictures in two folders such as {variant} and sharp, "
+            f"{base} holds no pairs: expected images in two folders such as {variant} and sharp, "
             f"or in SCENE/{variant} and SCENE/sharp as in GoPro."
         )
     return _match("gopro", variant, *found)
@@ -355,7 +355,7 @@ def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
     found: list[dict[str, Path]] = [{}, {}]
     for files, folder in zip(found, (blurry, sharp), strict=True):
         if not folder.is_dir():
-            raise DatasetError(f"{folder} is not a folder: give two folders of pictures.")
+            raise DatasetError(f"{folder} is not a folder: give two folders of images.")
         _collect(files, "", folder)
     if not any(found):
         raise DatasetError(f"{blurry} holds no pairs with {sharp}: both folders are empty.")
@@ -374,7 +374,7 @@ def _scenes(base: Path) -> list[tuple[str, Path]]:
 
 
 def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
-    """The folders of the blurry and of the sharp pictures directly below `folder`, None where missing."""
+    """The folders of the blurry and of the sharp images directly below `folder`, None where missing."""
     names = (variant,) if variant != "blur" or (folder / "blur").is_dir() else BLURRY
     sides = []
     for candidates in (names, SHARP):
@@ -386,7 +386,7 @@ def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
 
 
 def _collect(files: dict[str, Path], prefix: str, folder: Path) -> None:
-    """Add the pictures below `folder` to `files` by name: prefix + path below the folder, without suffix."""
+    """Add the images below `folder` to `files` by name: prefix + path below the folder, without suffix."""
     if not any(folder.iterdir()):
         return
     for file in images.find(folder):

@@ -243,14 +243,6 @@ def resize(frame: Tensor, scale: float) -> Tensor:
     return smaller.round().clamp(0, 255 if frame.dtype == torch.uint8 else 65535).to(frame.dtype)
 
 
-def random_crops(frames: Tensor, size: int, count: int, generator: Generator) -> list[Tensor]:
-    """Cut `count` random squares (..., size, size) out of (..., H, W), each flipped and turned at random.
-
-    All leading dimensions are cut and turned alike, which keeps stacked pairs aligned.
-    """
-    return [cut(frames, size, window) for window in draw_windows(frames, size, count, generator)]
-
-
 def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> list[tuple[int, int, int, int]]:
     """Draw `count` places and symmetries for `cut`: (top, left, quarter turns, flip)."""
     height, width = (max(side, size) for side in frame.shape[-2:])

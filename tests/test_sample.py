@@ -92,7 +92,7 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
     ("flags", "words"),
     [
         (["nowhere.png"], "nowhere.png"),
-        (["empty"], "holds no picture"),
+        (["empty"], "holds no image"),
         (["photos", "--steps", "0"], "steps"),
         (["photos", "--checkpoint", "nowhere"], "checkpoint nowhere"),
         (["photos", "--device", "cuda:99"], "cuda:99"),
@@ -101,7 +101,7 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
         (["photos", "--preset", "vivid"], "no preset 'vivid'"),
         (["photos", "--uncertainty", "true"], "--num_samples"),
         (["photos", "--tile", "8"], "64 pixels"),
-        (["photos/*.gif"], "photos/*.gif holds no picture"),
+        (["photos/*.gif"], "photos/*.gif holds no image"),
         (["photos", "--batch_size", "0"], "--batch_size"),
         (["photos", "--depth", "16"], "c.webp cannot hold 16 bits"),
         (["photos", "--format", "png", "--output", "photos"], "photos/a.png is an input"),
@@ -163,7 +163,7 @@ def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpo
     for i in range(count):
         file = tmp_path / "in" / f"{i:04}{('.png', '.jpg', '.webp', '.tif', '.bmp')[i % 5]}"
         pixels = torch.from_numpy(generator.random((3, 8, 8), dtype=np.float32))
-        like = images.Picture(torch.zeros(3, 1, 1, dtype=torch.uint16 if i % 2 else torch.uint8))
+        like = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint16 if i % 2 else torch.uint8))
         images.write(file, pixels, like)
         if i % 10:
             damaged(file, generator)
@@ -229,7 +229,7 @@ def test_patterns_and_several_inputs_keep_their_trees(checkpoint, photos, tmp_pa
 def test_another_format_and_depth(checkpoint, photos, tmp_path):
     flags = ["--format", "tif", "--depth", "16"]
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags) == 0
-    assert {name: images.read_picture(tmp_path / "out" / name).pixels.dtype for name in restored(tmp_path / "out")} == {
+    assert {name: images.read_file(tmp_path / "out" / name).pixels.dtype for name in restored(tmp_path / "out")} == {
         name: torch.uint16 for name in ("a.tif", "sub/b.tif", "c.tif")
     }
 

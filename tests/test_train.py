@@ -228,7 +228,7 @@ def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder
     ("flags", "words"),
     [
         (["--data.train", "nowhere"], "nowhere"),
-        (["--data.train", "empty"], "holds no picture"),
+        (["--data.train", "empty"], "holds no image"),
         (["--trainer.max_steps", "7"], "multiple of trainer.val_check_interval"),
         (["--trainer.strategy", "fsdp", "--trainer.precision", "16-mixed"], "take bf16-mixed"),
         (["--trainer.strategy", "fsdp", "--model.compiled", "true"], "leave one of them away"),

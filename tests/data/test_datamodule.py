@@ -125,21 +125,25 @@ def test_short_epochs_go_on_where_the_last_one_ended(tmp_path, root):
 def train_on_two_ranks(folder, root):
     class Share(Recorder):
         def on_train_end(self):
-            torch.save(self.seen["train"], f"{folder}/rank{self.global_rank}.pt")
+            torch.save(self.seen, f"{folder}/rank{self.global_rank}.pt")
 
-    two = trainer(folder, max_steps=2, limit_val_batches=0, devices=2, strategy="ddp_fork")
+    options = {"devices": 2, "strategy": "ddp_fork", "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+    two = trainer(folder, max_steps=2, **options)
     two.fit(Share(), module(Path(root), True, batch_size=2))
 
 
 def test_ranks_share_the_batches_of_one_device(tmp_path, root):
     one = Recorder()
-    trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(one, module(root, True))
+    trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(one, module(root, True))
 
     call = f"from {__name__} import *; train_on_two_ranks({str(tmp_path)!r}, {str(root)!r})"
     clean = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # what forking needs
     subprocess.run([sys.executable, "-c", call], check=True, cwd=Path(__file__).parents[2], env=clean)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
-    for batch, first, second in zip(one.seen["train"], *ranks, strict=True):
+    seen = [[batch["name"] for batch in rank["val"]] for rank in ranks]
+    every = [batch["name"] for batch in one.seen["val"]]
+    assert all(shares and len(shares) < len(every) for shares in seen) and sorted(seen[0] + seen[1]) == sorted(every)
+    for batch, first, second in zip(one.seen["train"], *(rank["train"] for rank in ranks), strict=True):
         torch.testing.assert_close(torch.cat([first["sharp"], second["sharp"]]), batch["sharp"])
         torch.testing.assert_close(torch.cat([first["blurry"], second["blurry"]]), batch["blurry"])
 
@@ -206,10 +210,10 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
         trainer(tmp_path).fit(Recorder(), module(root, False, workers))
     assert "\n" not in str(caught.value)
 
-    (root / "train" / "blur" / "5.png").write_text("no picture")
+    (root / "train" / "blur" / "5.png").write_text("no image")
     with pytest.raises(images.ImageError) as caught:
         trainer(tmp_path).fit(Recorder(), module(root, False, workers))
-    assert str(caught.value) == f"{root / 'train' / 'blur' / '5.png'} is not a picture of a known format."
+    assert str(caught.value) == f"{root / 'train' / 'blur' / '5.png'} is not an image of a known format."
 
     images.write(root / "train" / "blur" / "5.png", torch.zeros(3, 7, 9))
     with pytest.raises(DatasetError) as caught:
@@ -283,7 +287,7 @@ def test_a_mix_of_datasets_by_weight(tmp_path, root):
 
 @pytest.mark.parametrize("workers", [0, 1, 8])
 def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, workers, caplog):
-    (root / "train" / "blur" / "5.png").write_text("no picture")
+    (root / "train" / "blur" / "5.png").write_text("no image")
     data = module(root, False, workers, on_error="skip")
     recorder = Recorder()
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
@@ -292,7 +296,7 @@ def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, worker
     assert len(recorder.seen["train"]) == 6 and all(len(batch["name"]) == 4 for batch in recorder.seen["train"])
     assert "5" not in {name for batch in recorder.seen["train"] for name in batch["name"]}
     ((sentence, count),) = data.skipped.items()
-    assert "5.png is not a picture" in sentence and count >= 1
+    assert "5.png is not an image" in sentence and count >= 1
     lines = [message for message in caplog.messages if message.startswith("skipped")]
     assert lines == [f"skipped, {i + 1} so far, 1 different: {sentence}" for i in range(count)]
     rows = (Path(logs.log_dir) / "metrics.csv").read_text().split()

@@ -201,9 +201,9 @@ def test_a_picture_written_untouched_comes_back_untouched(case):
     )  # saved here without metadata
     with TemporaryDirectory() as folder:
         save(Path(folder, f"in{suffix}"), array, orientation)
-        first = images.read_picture(Path(folder, f"in{suffix}"))
+        first = images.read_file(Path(folder, f"in{suffix}"))
         images.write(Path(folder, f"out{suffix}"), first.values, first)
-        again = images.read_picture(Path(folder, f"out{suffix}"))
+        again = images.read_file(Path(folder, f"out{suffix}"))
         size = Image.open(Path(folder, f"out{suffix}")).size if array.dtype == np.uint8 else again.pixels.shape[:0:-1]
     expected = array if plain else upright(array, orientation)
     colours = expected[..., :1].repeat(3, 2) if array.shape[2] < 3 else expected[..., :3]
@@ -223,10 +223,10 @@ def test_a_picture_written_untouched_comes_back_untouched(case):
 def test_16_bit_png_keeps_exif_and_profile(tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Make] = "Camera"
-    like = images.Picture(torch.zeros(3, 1, 1, dtype=torch.uint16), exif=exif.tobytes(), icc=PROFILE)
+    like = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint16), exif=exif.tobytes(), icc=PROFILE)
     values = torch.randint(0, 65536, (3, 5, 6)) / 65535
     images.write(tmp_path / "a.png", values, like)
-    back = images.read_picture(tmp_path / "a.png")
+    back = images.read_file(tmp_path / "a.png")
     assert torch.equal(back.values, values) and back.icc == PROFILE and back.exif == like.exif
     assert Image.open(tmp_path / "a.png").info["icc_profile"] == PROFILE  # other programs find it
 
@@ -235,7 +235,7 @@ def test_jpeg_keeps_exif_profile_and_grey(tmp_path, picture):
     exif = Image.Exif()
     exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 8
     pil(picture).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
-    first = images.read_picture(tmp_path / "a.jpg")
+    first = images.read_file(tmp_path / "a.jpg")
     images.write(tmp_path / "b.jpg", first.values, first)
     with Image.open(tmp_path / "b.jpg") as written:
         assert written.mode == "L" and written.size == (13, 17) and written.info["icc_profile"] == PROFILE
@@ -248,7 +248,7 @@ def test_transparent_palettes_keep_their_alpha(tmp_path):
     palette.putpalette([0, 0, 0, 200, 100, 50])
     palette.putpixel((2, 1), 0)
     palette.save(tmp_path / "a.png", transparency=0)
-    picture = images.read_picture(tmp_path / "a.png")
+    picture = images.read_file(tmp_path / "a.png")
     assert picture.pixels[:, 0, 0].tolist() == [200, 100, 50]
     assert picture.alpha[0, 1, 2] == 0 and picture.alpha.sum() == 11 * 255
 
@@ -259,7 +259,7 @@ def test_the_first_of_several_frames_is_read_and_counted(tmp_path, picture):
     frames[0].save(tmp_path / "a.tif", save_all=True, append_images=frames[1:])
     tifffile.imwrite(tmp_path / "deep.tif", np.zeros((2, 5, 6, 3), np.uint16), photometric="rgb")
     for name, count in (("a.webp", 3), ("a.tif", 3), ("deep.tif", 2)):
-        assert images.read_picture(tmp_path / name).frames == count
+        assert images.read_file(tmp_path / name).frames == count
     assert torch.equal(images.read(tmp_path / "a.tif"), picture)
 
 
@@ -291,10 +291,10 @@ def test_heif_in_and_out(tmp_path):
     alpha = np.where(x > 100, 255, 0)
     array = np.stack([x, y, 255 - x, alpha], axis=-1).astype(np.uint8)
     Image.fromarray(array).save(tmp_path / "phone.heic", quality=100, chroma="444", exif=exif, icc_profile=PROFILE)
-    picture = images.read_picture(tmp_path / "phone.heic")
+    picture = images.read_file(tmp_path / "phone.heic")
     assert picture.pixels.shape == (3, 41, 60) and images.header_size(tmp_path / "phone.heic") == (60, 41)
     images.write(tmp_path / "again.heic", picture.values, picture)
-    again = images.read_picture(tmp_path / "again.heic")
+    again = images.read_file(tmp_path / "again.heic")
     assert (again.values - picture.values).abs().max() < 12 / 255 and torch.equal(again.alpha, picture.alpha)
     assert again.icc == picture.icc == PROFILE
     kept = Image.Exif()
@@ -307,9 +307,9 @@ def test_heif_in_and_out(tmp_path):
 )
 def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected):
     values = torch.rand(3, 5, 4)
-    like = images.Picture((values * 255).round().byte(), alpha=torch.full((1, 5, 4), 200, dtype=torch.uint8))
+    like = images.ImageFile((values * 255).round().byte(), alpha=torch.full((1, 5, 4), 200, dtype=torch.uint8))
     images.write(tmp_path / f"a.{suffix}", values, like, depth)
-    again = images.read_picture(tmp_path / f"a.{suffix}")
+    again = images.read_file(tmp_path / f"a.{suffix}")
     assert again.pixels.dtype == (torch.uint16 if expected == 16 else torch.uint8)
     if suffix != "jpg":
         assert (again.values - values).abs().max() < 0.51 / (2**expected - 1)

@@ -56,12 +56,12 @@ def test_everything_unpaired_is_in_one_error(tmp_path):
     with pytest.raises(DatasetError) as caught:
         find_pairs(tmp_path)
     sentence = str(caught.value)
-    assert "6 pictures" in sentence and str(tmp_path / "blur" / "0.png") in sentence and "\n" not in sentence
+    assert "6 images" in sentence and str(tmp_path / "blur" / "0.png") in sentence and "\n" not in sentence
 
 
 def test_a_gopro_scene_without_sharp_frames(tmp_path):
     make(tmp_path, "test/A/blur/1.png", "test/A/sharp/1.png", "test/B/blur/7.png")
-    with pytest.raises(DatasetError, match=r"1 pictures .*7\.png"):
+    with pytest.raises(DatasetError, match=r"1 images .*7\.png"):
         find_pairs(tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_pictures_alone_in_published_datasets(tmp_path):
     ]
     for file in lonely:
         file.unlink()
-        with pytest.raises(DatasetError, match=r"1 pictures without a partner"):
+        with pytest.raises(DatasetError, match=r"1 images without a partner"):
             find_pairs(file.parents[len(file.relative_to(root).parts) - 2], "test")
 
 
@@ -224,7 +224,7 @@ def test_csv_manifest(tmp_path):
     assert find_pairs(manifest, "train") == [Pair("a/1", tmp_path / "a/1.png", tmp_path / "b/1.png")]
     assert names(find_pairs(manifest, "test")) == ["a/2"]
     manifest.write_text("sharp,blurry\nb/1.png,a/1.png\nb/gone.png,a/2.png\n")
-    with pytest.raises(DatasetError, match=r"1 pictures .*a/2\.png"):
+    with pytest.raises(DatasetError, match=r"1 images .*a/2\.png"):
         find_pairs(manifest, "train")
     manifest.write_text("b/1.png,a/1.png\n")
     with pytest.raises(DatasetError, match="blurry and sharp among them"):

@@ -14,9 +14,10 @@ from data.pairs import (
     TrainPairs,
     TrainSharp,
     Window,
+    cut,
+    draw_windows,
     flatten,
     generator_of,
-    random_crops,
     seed_of,
     shuffled,
 )
@@ -25,7 +26,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 
 
 def coordinates(height, width, blue):
-    """A picture that says in every pixel where it is: (row, column, blue) / 255."""
+    """An image that says in every pixel where it is: (row, column, blue) / 255."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([rows, columns, torch.full((height, width), blue)]) / 255
 
@@ -58,11 +59,15 @@ def test_pairs_stay_aligned_through_every_augmentation(pairs):
             assert blurry.shape == (3, 16, 16) and blurry.is_contiguous()
             assert torch.equal(blurry[:2], sharp[:2])  # the same place in every pixel
             assert (blurry[2] == int(crop["name"])).all() and (sharp[2] == 100 + int(crop["name"])).all()
-            place = blurry[:2]  # a square window of the picture, moved by a symmetry of the square
+            place = blurry[:2]  # a square window of the image, moved by a symmetry of the square
             assert place[0].unique().numel() == place[1].unique().numel() == 16
             right, down = place[:, 0, 1] - place[:, 0, 0], place[:, 1, 0] - place[:, 0, 0]
             turns.add((*right.tolist(), *down.tolist()))
     assert len(turns) == 8
+
+
+def random_crops(image, size, count, generator):
+    return [cut(image, size, window) for window in draw_windows(image, size, count, generator)]
 
 
 def test_crops_reach_every_place():
@@ -97,7 +102,7 @@ def test_sharp_crops_carry_their_margin_and_a_seed_each(pairs):
     same(dataset[2], dataset[2])
 
 
-def test_small_pictures_are_reflected_up_to_the_patch():
+def test_small_images_are_reflected_up_to_the_patch():
     line = torch.tensor([1.0, 2, 3]).expand(1, 1, 3)
     (crop,) = random_crops(line, 3, 1, generator_of(0))  # one row becomes three equal ones
     assert sorted(crop.flatten().tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -182,12 +187,12 @@ def test_scale_reduces_both_sides_alike(tmp_path):
     for number in range(4):
         (crop,) = dataset[number]
         torch.testing.assert_close(crop["blurry"], 1 - crop["sharp"], atol=3 / 255, rtol=0)
-        assert crop["blurry"].max() > 0.97 and crop["blurry"].min() < 0.03  # the whole picture fits the crop
+        assert crop["blurry"].max() > 0.97 and crop["blurry"].min() < 0.03  # the whole image fits the crop
 
 
 def test_skipping_takes_another_file_and_says_so(pairs):
     for pair in pairs[:2]:
-        pair.sharp.write_text("no picture")
+        pair.sharp.write_text("no image")
     dataset = TrainPairs(pairs, 16, skip=True)
     seen, errors = set(), []
     for number in range(20):
@@ -197,8 +202,8 @@ def test_skipping_takes_another_file_and_says_so(pairs):
     assert seen == {"2", "3", "4"} and {line.split()[0] for line in errors} == {str(p.sharp) for p in pairs[:2]}
     assert len(errors) >= 8  # four passes over two damaged files
     for pair in pairs:
-        pair.sharp.write_text("no picture")
-    with pytest.raises(images.ImageError, match="is not a picture"):
+        pair.sharp.write_text("no image")
+    with pytest.raises(images.ImageError, match="is not an image"):
         dataset[0]
 
 

@@ -3,9 +3,10 @@ import sys
 
 import torch
 
-from data import demo, images
+from data import images
 from data.layouts import find_pairs
 from data.pairs import read_pair
+from tools import demo
 
 
 def detail(picture):
@@ -46,7 +47,7 @@ def test_demo_photographs(tmp_path, capsys):
 
 def test_unwritable_output_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "data.demo", "--output", str(tmp_path / "file" / "photos")]
+    command = [sys.executable, "-m", "tools.demo", "--output", str(tmp_path / "file" / "photos")]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.startswith("The photographs cannot be written") and run.stderr.count("\n") == 1

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import images, pack
+from data import images
 from data.datamodule import DeblurDataModule
 from data.images import ImageError
 from data.layouts import DatasetError, find_pairs
+from data.packed import Packed
 from data.pairs import TrainPairs, generator_of, shuffled
+from tools import pack
 
 pytest.importorskip("litdata", reason="needs requirements-extra.txt")
 
@@ -34,7 +36,7 @@ def packed(tmp_path_factory):
 
 
 def test_shards_hold_the_very_pixels_of_the_files(packed):
-    pairs, shards = find_pairs(packed / "pairs"), pack.Packed(str(packed / "shards"))
+    pairs, shards = find_pairs(packed / "pairs"), Packed(str(packed / "shards"))
     assert len(shards) == 12 and sum(shards.shards) == 12 and 3 < len(shards.shards) < 12
     by_name = {shards[i].name: shards[i] for i in range(12)}
     assert sorted(by_name) == [pair.name for pair in pairs]
@@ -44,7 +46,7 @@ def test_shards_hold_the_very_pixels_of_the_files(packed):
 
 
 def test_crops_from_shards_are_those_of_the_files(packed):
-    shards = pack.Packed(str(packed / "shards"))
+    shards = Packed(str(packed / "shards"))
     dataset = TrainPairs(shards, 16, crops_per_image=2)
     pairs = {pair.name: pair for pair in find_pairs(packed / "pairs")}
     for number in range(12):
@@ -68,7 +70,7 @@ def test_the_order_of_shards_passes_over_everything_once():
 READ = """
 import sys
 from torch.utils.data import DataLoader
-from data.pack import Packed
+from data.packed import Packed
 from data.pairs import TrainPairs, flatten
 root, first, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 stream = range(first, first + 1000)
@@ -109,7 +111,7 @@ def test_what_cannot_be_packed(packed, tmp_path):
         pack.main(str(tmp_path / "gone"), str(tmp_path / "out"))
     shutil.copytree(packed / "pairs", tmp_path / "pairs")
     (tmp_path / "pairs" / "sharp" / "04.png").unlink()
-    with pytest.raises(DatasetError, match=r"1 pictures without a partner .*04\.png"):
+    with pytest.raises(DatasetError, match=r"1 images without a partner .*04\.png"):
         pack.main(str(tmp_path / "pairs"), str(tmp_path / "out"))
 
 
@@ -118,7 +120,7 @@ def test_the_split_and_variant_asked_for_are_packed(tmp_path, capfd):
         images.write(tmp_path / "data" / split / "A" / kind / f"{split}.png", torch.full((3, 8, 8), i / 10))
     (tmp_path / "shards").mkdir()  # empty: welcome
     pack.main(str(tmp_path / "data"), str(tmp_path / "shards"), split="test", variant="blur_gamma")
-    shards = pack.Packed(str(tmp_path / "shards"))
+    shards = Packed(str(tmp_path / "shards"))
     pair = shards[0]
     assert len(shards) == 1 and pair.name == "A/test" and (pair.blurry == 102).all() and (pair.sharp == 128).all()
     assert "1 pairs of" in (told := capfd.readouterr().out) and "(test, layout gopro, variant blur_gamma)" in told
@@ -166,7 +168,7 @@ def test_an_index_without_shards(packed, tmp_path):
     index = tmp_path / "shards" / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"chunks": []}))
     with pytest.raises(DatasetError, match="shards holds no shards: pack the dataset again"):
-        pack.Packed(str(tmp_path / "shards"))
+        Packed(str(tmp_path / "shards"))
 
 
 def test_what_heads_and_ends_show_is_named_before_anything_is_packed(packed, tmp_path):

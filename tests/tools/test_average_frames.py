@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from data import images
-from data.average_frames import average, main, read_frames
 from data.layouts import DatasetError, find_pairs
+from tools.average_frames import average, main, read_frames
 
 SHARED = Path(__file__).parents[3] / "shared"
 

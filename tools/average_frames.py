@@ -1,6 +1,6 @@
-"""Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m data.average_frames VIDEO ROOT
+"""Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m tools.average_frames VIDEO ROOT
 
-N consecutive frames are averaged to the blurry picture, the middle one is the sharp one (Nah et al., "Deep multi-scale
+N consecutive frames are averaged to the blurry image, the middle one is the sharp one (Nah et al., "Deep multi-scale
 convolutional neural network for dynamic scene deblurring", CVPR 2017), in the GoPro layout: ROOT/train/SCENE/{blur,
 sharp}/000001.png. Use footage of 120 frames a second and more: averages of frames far apart are ghosts, not blur.
 """
@@ -38,7 +38,7 @@ def average(frames: list[Tensor], response: str = "srgb", gamma: float = 2.2) ->
 
 
 def read_frames(source: str) -> Iterator[Tensor]:
-    """The frames of a video file, or of a folder of pictures in the order of their names, (3, H, W) in [0, 1].
+    """The frames of a video file, or of a folder of images in the order of their names, (3, H, W) in [0, 1].
 
     Raises DatasetError for what is neither, and for a video without PyAV.
     """
@@ -77,7 +77,7 @@ def main(
     Args:
         source: a video file, or a folder of frames.
         output: root folder of the dataset to write to; scenes that are there stay.
-        frames: sharp frames in one blurry picture; odd, so that one is in the middle. GoPro has 7 to 13.
+        frames: sharp frames in one blurry image; odd, so that one is in the middle. GoPro has 7 to 13.
         stride: frames from one pair to the next; none: as many as `frames`, so that no frame is used twice.
         response: srgb and gamma average light, none averages the files' values.
         gamma: of the response gamma.
@@ -85,7 +85,7 @@ def main(
         split: part of the dataset.
     """
     if frames < 1 or frames % 2 == 0:
-        raise DatasetError(f"frames must be odd and at least 1, not {frames}: the middle one is the sharp picture.")
+        raise DatasetError(f"frames must be odd and at least 1, not {frames}: the middle one is the sharp image.")
     if stride is not None and stride < 1:
         raise DatasetError(f"stride must be at least 1, not {stride}.")
     folder = Path(output) / split / (scene or Path(source).stem)
@@ -110,5 +110,5 @@ if __name__ == "__main__":
     try:
         auto_cli(main, as_positional=True)
     except (DatasetError, images.ImageError, OSError) as error:
-        print(f"data.average_frames: error: {error}", file=sys.stderr)
+        print(f"tools.average_frames: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Write the demo's photographs: python -m data.demo --output runs/demo/photos
+"""Write the demo's photographs: python -m tools.demo --output runs/demo/photos
 
 All come with the scikit-image package (its skimage.data says where each is from): sharp ones to train on
 with synthetic blur, crops of others, blurred once and for all, to validate and test on, and one that is really blurred.

@@ -1,16 +1,17 @@
-"""Find what is wrong with a dataset before training does: python -m data.doctor ROOT [--report FILE.json]
+"""Find what is wrong with a dataset before training does: python -m tools.doctor ROOT [--report FILE.json]
 
-Checks every pair of every split: pictures without partner, files that cannot be decoded, sizes that differ, swapped
-sides, shifts, equal sides, blurry pictures of another brightness (a gamma mistaken for light), 8 bits against 16, the
-same picture or scene in two splits, and the number of pairs of the published datasets. Exits with 1 where anything is
+Checks every pair of every split: images without partner, files that cannot be decoded, sizes that differ, swapped
+sides, shifts, equal sides, blurry images of another brightness (a gamma mistaken for light), 8 bits against 16, the
+same image or scene in two splits, and the number of pairs of the published datasets. Exits with 1 where anything is
 wrong.
 """
 
+import hashlib
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -20,7 +21,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jsonargparse import auto_cli
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -88,7 +88,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     }
 
 
-def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
+def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[tuple[list[Fault], list[bytes]]]:
     """Examine all pairs, in order, with a progress bar."""
     bar = {"total": len(work), "desc": "examining", "unit": "pair", "dynamic_ncols": True}
     workers = min(os.cpu_count() or 1 if num_workers is None else num_workers, len(work) // 8)
@@ -103,7 +103,7 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None):
         for process in active_children():
             process.kill()
         raise DatasetError(
-            "A process that examined pictures was killed, perhaps for its memory: give fewer num_workers."
+            "A process that examined images was killed, perhaps for its memory: give fewer num_workers."
         ) from None
     finally:
         pool.shutdown()
@@ -114,7 +114,7 @@ def _one_thread() -> None:
 
 
 def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
-    """The faults of one pair, and marks that equal pictures share: of the sharp side's content, turned small."""
+    """The faults of one pair, and marks that equal images share: of the sharp side's content, turned small."""
     faults = []
 
     def fault(kind: str, sentence: str) -> None:
@@ -147,15 +147,15 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
               f"{pair.sharp}: one may be in linear light, the other in the file's values.")  # fmt: skip
     if share < SHIFT:
         fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
-    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # darker pictures have less detail
+    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # darker images have less detail
         fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
     return faults, _marks(sides[1])
 
 
 def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
-    """Where one (H, W) picture lies against the other: (pixels right, pixels down, share).
+    """Where one (H, W) image lies against the other: (pixels right, pixels down, share).
 
-    By phase correlation (Kuglin and Hines 1975) of the windowed pictures' low frequencies. `share` is the correlation
+    By phase correlation (Kuglin and Hines 1975) of the windowed images' low frequencies. `share` is the correlation
     without moving, over that at the peak: near 1 for sides in place, near 0 for a shift. Motion blur draws the peak out
     along its path, which goes through the place of no motion; a shift does not.
     """
@@ -171,27 +171,25 @@ def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
     return (right + width // 2) % width - width // 2, (down + height // 2) % height - height // 2, share
 
 
-def detail(picture: Tensor) -> float:
-    """Mean absolute second difference of an (H, W) picture averaged over 2 x 2 pixels, which leaves noise out."""
-    small = F.avg_pool2d(picture[None], 2)[0]
+def detail(image: Tensor) -> float:
+    """Mean absolute second difference of an (H, W) image averaged over 2 x 2 pixels, which leaves noise out."""
+    small = F.avg_pool2d(image[None], 2)[0]
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
 
 
 def _marks(sharp: Tensor) -> list[bytes]:
-    """Marks of a picture: its exact pixels. Two pictures that share one are the same."""
-    import hashlib
-
+    """Marks of an image: its exact pixels. Two images that share one are the same."""
     return [hashlib.sha256(sharp.movedim(0, -1).contiguous().numpy().tobytes()).digest()]
 
 
 def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
-    """Pictures that lie in two splits."""
+    """Images that lie in two splits."""
     faults = []
     for places in prints.values():
         splits = {split for split, _ in places}
         if len(splits) > 1:
             files = tuple(str(pair.sharp) for _, pair in places)
-            sentence = f"The same picture is in {' and '.join(sorted(splits))}: {', '.join(files)}."
+            sentence = f"The same image is in {' and '.join(sorted(splits))}: {', '.join(files)}."
             faults.append(Fault("leak", places[0][0], places[0][1].name, files, sentence))
     return faults
 
@@ -210,67 +208,6 @@ def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
     ]
 
 
-def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
-    """The cheap part, for the start of a run: every file's head is read; sizes must agree, and files be whole.
-
-    All faults are named in one DatasetError; with on_error="skip" they are left to be passed over.
-    """
-    if on_error == "skip":
-        return
-    faults = []
-    for pair in tqdm(pairs, desc="checking files", unit="pair", dynamic_ncols=True, leave=False, delay=2):
-        try:
-            sizes = [_head(file) for file in (pair.blurry, pair.sharp)]
-        except images.ImageError as error:
-            faults.append(error)
-            continue
-        if sizes[0] != sizes[1]:
-            (a, b), (c, d) = sizes
-            faults.append(DatasetError(f"A pair differs in size: {pair.blurry} has {a}x{b}, {pair.sharp} has {c}x{d}."))
-    _raise(faults)
-
-
-def check_sharp(files: Sequence[Path], on_error: str = "stop") -> None:
-    """As check_pairs, for sharp photographs."""
-    if on_error == "skip":
-        return
-    faults = []
-    for file in tqdm(files, desc="checking files", unit="file", dynamic_ncols=True, leave=False, delay=2):
-        try:
-            _head(file)
-        except images.ImageError as error:
-            faults.append(error)
-    _raise(faults)
-
-
-def _raise(faults: list[ValueError]) -> None:
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        shown = " ".join(map(str, faults[:8])) + (" And others." if len(faults) > 8 else "")
-        raise DatasetError(f"{len(faults)} files or pairs are damaged: {shown}")
-
-
-def _head(file: Path) -> tuple[int, int]:
-    """(width, height) out of a file's head, its orientation applied; ImageError where it or the end is damaged."""
-    try:
-        with Image.open(file) as image:
-            size = image.size
-            kind = image.format
-            # For the orientation of other formats Pillow would decode the whole picture; cameras write JPEG.
-            turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
-        with open(file, "rb") as opened:
-            opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
-            tail = opened.read()
-    except Image.UnidentifiedImageError:
-        raise images.ImageError(f"{file} is not a picture of a known format.") from None
-    except Exception as error:  # as in images.read
-        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
-    if (kind == "PNG" and b"IEND" not in tail) or (kind == "JPEG" and b"\xff\xd9" not in tail):
-        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: its end is missing.")
-    return size[::-1] if turned else size
-
-
 def main(
     root: str,
     report: str | None = None,
@@ -283,7 +220,7 @@ def main(
     Args:
         root: root folder of the dataset, of any layout, or a CSV manifest.
         report: a JSON file to write all faults to.
-        variant: kind of blurry pictures.
+        variant: kind of blurry images.
         layout: the dataset's layout; none: it is recognised.
         num_workers: processes; none: one for each core.
     """
@@ -307,5 +244,5 @@ if __name__ == "__main__":
     try:
         sys.exit(auto_cli(main, as_positional=True))
     except (DatasetError, images.ImageError, OSError) as error:
-        print(f"data.doctor: error: {error}", file=sys.stderr)
+        print(f"tools.doctor: error: {error}", file=sys.stderr)
         sys.exit(2)

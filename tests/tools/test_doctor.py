@@ -14,10 +14,11 @@ from PIL import Image
 from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
+from data.checks import check_pairs, check_sharp
 from data.datamodule import DeblurDataModule
-from data.doctor import _shared_scenes, check_pairs, check_sharp, diagnose, examine, find_shift, main
 from data.layouts import DatasetError, Listing, Pair, find_pairs
 from data.pairs import generator_of
+from tools.doctor import _shared_scenes, diagnose, examine, find_shift, main
 
 SHARED = Path(__file__).parents[3] / "shared"
 KINDS = (
@@ -66,7 +67,7 @@ def plant(root, kind, split, number):
     if kind == "unpaired":
         blurry.unlink()
     elif kind == "unreadable":
-        sharp.write_text("no picture")
+        sharp.write_text("no image")
     elif kind == "truncated":
         blurry.write_bytes(blurry.read_bytes()[:-2000])
     elif kind == "size":
@@ -217,7 +218,7 @@ def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
     assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
     check_pairs(pairs, on_error="skip")
     check_sharp([pair.sharp for pair in pairs], on_error="skip")
-    with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not a picture"):
+    with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
         check_sharp([pair.sharp for pair in pairs])
 
 
@@ -251,7 +252,7 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
 
     threading.Thread(target=kill, daemon=True).start()
     report = tmp_path / "report.json"
-    with pytest.raises(DatasetError, match=r"^A process that examined pictures was killed.*\.$"):
+    with pytest.raises(DatasetError, match=r"^A process that examined images was killed.*\.$"):
         main(str(tmp_path / "data"), report=str(report), num_workers=2)
     assert not list(tmp_path.glob("*report*"))
 

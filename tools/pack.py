@@ -1,84 +1,23 @@
-"""Pack a dataset into shards that are read without decoding: python -m data.pack ROOT SHARDS
+"""Pack a dataset into shards that are read without decoding: python -m tools.pack ROOT SHARDS
 
 The shards hold the decoded pixels (bit for bit, 64 MB a shard), so they take several times the room of PNG files.
 Train on them by giving their folder as data.train, or its address in an object store (s3://, gs://, azure://), from
 which litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
 """
 
-import json
 import os
 import shutil
 import sys
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from data.doctor import check_pairs
+from data.checks import check_pairs
 from data.images import ImageError
-from data.layouts import DatasetError, Pair, list_pairs, whole
-
-REMOTE = ("s3://", "gs://", "azure://", "r2://", "hf://")
-NEEDED = "Packed shards need litdata: pip install -r requirements-extra.txt."
-
-
-@dataclass(frozen=True)
-class PackedPair:
-    """One pair out of a shard, already read; raw numbers as images.read_raw gives them."""
-
-    name: str
-    blurry: Tensor
-    sharp: Tensor
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """The pair as (blurry, sharp)."""
-        return self.blurry, self.sharp
-
-
-class Packed:
-    """The pairs of a packed dataset, by number, from local disk or an object store.
-
-    Every process opens the shards for itself. `shards` says how many pairs lie in each. Raises DatasetError where
-    there are none or litdata is not installed.
-    """
-
-    def __init__(self, root: str):
-        try:
-            from litdata import StreamingDataset
-        except ImportError:
-            raise DatasetError(NEEDED) from None
-        self.root = root
-        try:
-            self.stream = StreamingDataset(root, shuffle=False)
-        except AssertionError:  # litdata's, for an index that names no shard
-            raise DatasetError(f"{root} holds no shards: pack the dataset again.") from None
-        count = len(self.stream)  # fetches the index into the folder that stands for a remote root from now on
-        self.shards = _shards(Path(self.stream.input_dir.path))
-        if sum(self.shards) != count:
-            raise DatasetError(f"{root} has an index that does not fit its shards: pack the dataset again.")
-        self.stream.cache = None  # opened anew by each process that reads
-
-    def __len__(self) -> int:
-        return sum(self.shards)
-
-    def __getitem__(self, number: int) -> PackedPair:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes into it
-            item = self.stream[number]
-        return PackedPair(item["name"], item["blurry"].movedim(-1, 0), item["sharp"].movedim(-1, 0))
-
-
-def is_packed(root: str) -> bool:
-    """Whether a root is a folder of shards, or the address of one."""
-    return root.startswith(REMOTE) or (Path(root) / "index.json").is_file()
-
-
-def _shards(folder: Path) -> list[int]:
-    """How many pairs lie in each shard."""
-    return [chunk["chunk_size"] for chunk in json.loads((folder / "index.json").read_text())["chunks"]]
+from data.layouts import DatasetError, Pair, list_pairs, paired
+from data.packed import NEEDED, shard_sizes
 
 
 def sample(pair: Pair) -> dict:
@@ -106,7 +45,7 @@ def main(
         root: root folder of the dataset, of any layout.
         output: folder to write to; must be new or empty. It gets its name when all is in it.
         split: train, val or test.
-        variant: kind of blurry pictures.
+        variant: kind of blurry images.
         layout: the dataset's layout; none: it is recognised.
         num_workers: processes that decode and write.
         shard_bytes: size of a shard.
@@ -119,7 +58,7 @@ def main(
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise DatasetError(f"{output} is not empty: give a new folder.")
     listing = list_pairs(root, split, variant, layout)
-    pairs = whole(listing, root)
+    pairs = paired(listing, root)
     check_pairs(pairs)  # what heads and ends of files show is named at once; the rest where it is met
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +73,7 @@ def main(
             start_method="spawn",
             optimize_dns=False,
         )
-        shards = _shards(part)
+        shards = shard_sizes(part)
         if sum(shards) != len(pairs):
             raise DatasetError(
                 f"Only {sum(shards)} of {len(pairs)} pairs of {root} were packed, since a process was killed: give "
@@ -150,7 +89,7 @@ def main(
 
 
 def _first_cause(traceback: str) -> ValueError | None:
-    """What a picture or pair had wrong, out of the traceback of another process; None for other errors."""
+    """What an image or pair had wrong, out of the traceback of another process; None for other errors."""
     for kind in (ImageError, DatasetError):
         _, found, rest = traceback.partition(f"{kind.__module__}.{kind.__name__}: ")
         if found:
@@ -161,9 +100,9 @@ def _first_cause(traceback: str) -> ValueError | None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
-        from data import pack  # the functions of the importable module, which the writing processes can find
+        from tools import pack  # the functions of the importable module, which the writing processes can find
 
         auto_cli(pack.main, as_positional=True)
     except (DatasetError, ImageError, OSError) as error:
-        print(f"data.pack: error: {error}", file=sys.stderr)
+        print(f"tools.pack: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,0 +1,72 @@
+"""The checks at the start of a run: the heads and ends of all files. tools/doctor.py looks at the pixels too."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+from tqdm import tqdm
+
+from data import images
+from data.layouts import DatasetError, Pair
+
+
+def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
+    """Read every file's head; sizes must agree, and files be whole.
+
+    All faults are named in one DatasetError; with on_error="skip" they are left to be passed over.
+    """
+    if on_error == "skip":
+        return
+    faults = []
+    for pair in tqdm(pairs, desc="checking files", unit="pair", dynamic_ncols=True, leave=False, delay=2):
+        try:
+            sizes = [_head(file) for file in (pair.blurry, pair.sharp)]
+        except images.ImageError as error:
+            faults.append(error)
+            continue
+        if sizes[0] != sizes[1]:
+            (a, b), (c, d) = sizes
+            faults.append(DatasetError(f"A pair differs in size: {pair.blurry} has {a}x{b}, {pair.sharp} has {c}x{d}."))
+    _raise(faults)
+
+
+def check_sharp(files: Sequence[Path], on_error: str = "stop") -> None:
+    """As check_pairs, for sharp photographs."""
+    if on_error == "skip":
+        return
+    faults = []
+    for file in tqdm(files, desc="checking files", unit="file", dynamic_ncols=True, leave=False, delay=2):
+        try:
+            _head(file)
+        except images.ImageError as error:
+            faults.append(error)
+    _raise(faults)
+
+
+def _raise(faults: list[ValueError]) -> None:
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        shown = " ".join(map(str, faults[:8])) + (" And others." if len(faults) > 8 else "")
+        raise DatasetError(f"{len(faults)} files or pairs are damaged: {shown}")
+
+
+def _head(file: Path) -> tuple[int, int]:
+    """(width, height) out of a file's head, its orientation applied; ImageError where it or the end is damaged."""
+    try:
+        with Image.open(file) as image:
+            size = image.size
+            kind = image.format
+            # For the orientation of other formats Pillow would decode the whole image; cameras write JPEG.
+            turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
+        with open(file, "rb") as opened:
+            opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
+            tail = opened.read()
+    except Image.UnidentifiedImageError:
+        raise images.ImageError(f"{file} is not an image of a known format.") from None
+    except Exception as error:  # as in images.read
+        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
+    if (kind == "PNG" and b"IEND" not in tail) or (kind == "JPEG" and b"\xff\xd9" not in tail):
+        raise images.ImageError(f"{file} cannot be decoded, it may be damaged: its end is missing.")
+    return size[::-1] if turned else size
