@@ -9,8 +9,9 @@ ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | 
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data"}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion", "tiling", "weights", "recompute"},
-    {"unet", "u2net", "untrained", "spandrel_predictor"},
+    {"settings", "schedules", "diffusion", "tiling", "weights", "recompute", "heads"},
+    {"unet", "untrained", "spandrel_predictor"},
+    {"slim_unet", "u2net"},
     {"sampling", "objective"},
     {"pipeline"},
     {"checkpoints"},
