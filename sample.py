@@ -5,7 +5,6 @@ python sample.py 'photos/**/*.png' --checkpoint runs/demo/checkpoint --output re
 torchrun --nproc_per_node 2 sample.py photos --checkpoint runs/demo/checkpoint --output restored
 """
 
-import fcntl
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
+from base.files import locked, replacing
 from models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # the most that the mean of a colour channel may move away from the prediction's
@@ -260,15 +260,9 @@ class Manifest:
     def add(self, picture: Path, target: Path, names: list[str], found: dict) -> None:
         """Write down one restored picture: the files it was written to, and what was found out on the way."""
         written = [target.with_name(name).relative_to(self.folder).as_posix() for name in names]
-        lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
-        try:
+        with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
             self.files = self._read() | {str(picture): {"written": written} | found | _stamp(picture) | self.facts}
-            part = self.path.with_name(f".{self.path.name}.part")
             part.write_text(json.dumps(self.files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(part, self.path)
-        finally:
-            os.close(lock)
 
 
 def _stamp(picture: Path) -> dict:
@@ -308,10 +302,8 @@ def _write_uncertainty(target: Path, kind: str, values) -> float:
     white = float(np.percentile(mean, 99.5))  # a few bright pixels would leave the rest black
     heat = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
     images.write(target.with_name(f"{target.stem}_{kind}.png"), torch.from_numpy(heat).movedim(-1, 0) / 255)
-    part = target.with_name(f".{target.stem}_{kind}.part")
-    pixels = values.expand(3, -1, -1).movedim(0, -1).contiguous().numpy()
-    tifffile.imwrite(part, pixels, photometric="rgb")
-    os.replace(part, target.with_name(f"{target.stem}_{kind}.tif"))
+    with replacing(target.with_name(f"{target.stem}_{kind}.tif")) as part:
+        tifffile.imwrite(part, values.expand(3, -1, -1).movedim(0, -1).contiguous().numpy(), photometric="rgb")
     return round(white, 6)
 
 

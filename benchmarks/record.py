@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,9 +13,10 @@ from typing import Any
 
 import torch
 
-from evaluation.journal import whole_file
+from base.files import replacing
+from base.revision import commit
 
-CODE = "--", ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # what a measurement can depend on
+CODE = ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # what a measurement can depend on
 
 
 def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),  # above the cores: other work took part of them
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("diff", "HEAD", "--name-only", *CODE) else ""),
+        "commit": commit(*CODE),
         "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
     }
 
@@ -48,13 +48,8 @@ def write_json(path: str | Path, result: Any) -> None:
     """Write `result` to `path`, through a temporary file beside it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as part:
+    with replacing(path) as part:
         part.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _git(*arguments: str) -> str:
-    git = ["git", *arguments]
-    return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 def _processor() -> str:

@@ -7,7 +7,6 @@ python -m models.checkpoints push DIR user/name
 import hashlib
 import json
 import os
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from diffusers import DDPMScheduler
 from torch import Tensor, nn
 
+from base.files import replacing
 from models.diffusion import ScaleKind
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
@@ -127,9 +127,8 @@ def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
     """Write settings under their names into an exported checkpoint; others that it has stay."""
     index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
     index["presets"] = index.get("presets", {}) | {name: asdict(settings) for name, settings in presets.items()}
-    part = folder / f".{INDEX}.part"
-    part.write_text(_index_text(index))
-    os.replace(part, folder / INDEX)
+    with replacing(folder / INDEX) as part:
+        part.write_text(_index_text(index))
 
 
 def _index_text(index: dict) -> str:
@@ -319,13 +318,9 @@ def export(
     folder = Path(output)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise CheckpointError(f"{folder} is not an empty folder: give a new one")
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
+    with replacing(folder) as part:
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)
         _from_folder(part)
-        os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     print(f"wrote {folder}: the {weights} weights of {source} in {dtype}, {size:.1f} MiB")
 

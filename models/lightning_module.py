@@ -17,6 +17,7 @@ from diffusers import DDPMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
+from base.seeds import noise_seed
 from models import checkpoints
 from models.diffusion import (
     ScaleKind,
@@ -29,7 +30,6 @@ from models.diffusion import (
 )
 from models.objective import Objective
 from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
-from models.sampling import seed_of
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
@@ -78,20 +78,15 @@ class Predict(L.LightningModule):
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
-        self.copies: dict[str, nn.Module] = {}  # to sample with, of networks that are sharded
         if compiled:  # both in place, so that the names of the weights stay
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
             checkpoints.copy_weights(init_from, predictor=predictor)
 
-    def network(self, name: Literal["predictor", "denoiser"]) -> nn.Module:
-        """A network that any one process can use by itself: the trained one, or where that is sharded its copy."""
-        return self.copies.get(name, getattr(self, name))
-
     def pipeline(self) -> DeblurPipeline:
         """The weights as they are now, as the pipeline that validation, sampling and export use."""
         scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-        return DeblurPipeline(self.network("predictor"), None, scheduler)
+        return DeblurPipeline(self.predictor, None, scheduler)
 
     def objective_values(self) -> dict:
         """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
@@ -141,13 +136,13 @@ class Predict(L.LightningModule):
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        torch.manual_seed(seed_of(f"{self._seed}/{self.global_rank}/{number}"))
+        torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
 
     def crop_generators(self, crops: int) -> list[torch.Generator]:
         """Random numbers for each of this process's crops of the step, from the seed and the crop's number."""
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
         first = (number * self.trainer.world_size + self.global_rank) * crops
-        seeds = [seed_of(f"{self._seed}/{crop}") for crop in range(first, first + crops)]
+        seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
         return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
     def configure_optimizers(self) -> dict:
@@ -263,8 +258,7 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        networks = self.network("predictor"), self.network("denoiser")
-        return DeblurPipeline(*networks, scheduler, float(self.scale()), scale_kind=self.scale_kind)
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), scale_kind=self.scale_kind)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {

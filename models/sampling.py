@@ -1,6 +1,5 @@
 """The reverse process: settings -> a diffusers scheduler over the wanted betas -> a residual sampled step by step."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -18,6 +17,7 @@ from diffusers import (
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from base.seeds import noise_seed
 from models.diffusion import estimate_r_0, residual
 from models.settings import SamplingSettings
 from models.tiling import whole
@@ -52,12 +52,7 @@ def noise_generator(seed: int, name: str, sample: int) -> torch.Generator:
 
     A CPU generator, so the noise is the same on every device, in every batch and in every order.
     """
-    return torch.Generator().manual_seed(seed_of(f"{seed}/{sample}/{name}"))
-
-
-def seed_of(key: str) -> int:
-    """A generator's seed out of a text, the same on every machine; texts that differ give unrelated seeds."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little", signed=True)
+    return torch.Generator().manual_seed(noise_seed(seed, sample, name))
 
 
 def sample_residual(

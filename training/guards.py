@@ -7,32 +7,31 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from models.weights import CheckpointError, read_safetensors
+from training.averages import Averages
 from training.resume import changes, read_checkpoint
-from training.shard import gathered
 
 SETTLED = 20  # losses that must be known before one can be called a spike
 
 
 class TrainingFault(ValueError):
-    """Training cannot go on; the message says where its last batch lies and how to look at it."""
+    """Training cannot continue; the message says where its last batch is and how to look at it."""
 
 
 class Guard(Callback):
-    """Leave out steps whose loss or gradient is not finite, stop after many in a row, and log what looks wrong.
+    """Skip steps whose loss or gradient is not finite, stop after many in a row, and log what looks wrong.
 
-    A step left out changes neither weights nor averages nor buffers nor the optimizer's state; where several processes
-    train, it is left out by all. Their number is logged as guard/skipped. Every step costs one look at the gradients'
+    A skipped step changes neither weights nor averages nor buffers nor the optimizer's state; where several processes
+    train, all skip it. Their number is logged as guard/skipped. Every step costs one look at the gradients'
     norm, for which the host waits.
 
     Args:
-        patience: stop when so many steps in a row were left out, and save the last one's batch into
+        patience: stop when so many steps in a row were skipped, and save the last one's batch into
             faults/step_N.safetensors, with its names in a .json and the weights in a .ckpt beside it; 0: every step
             goes through.
         spike: name the files of a batch whose loss is more than so many times the median of the last 100 losses.
@@ -64,7 +63,7 @@ class Guard(Callback):
         if not self.patience:
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm, loss = torch.stack([gathered(nn.utils.get_total_norm(gradients)), self.loss.float()]).tolist()
+        norm, loss = torch.stack([nn.utils.get_total_norm(gradients), self.loss.float()]).tolist()
         if trainer.strategy.reduce_boolean_decision(math.isfinite(norm) and math.isfinite(loss), all=True):
             self.in_a_row = 0
             self._watch(trainer, loss)
@@ -73,12 +72,12 @@ class Guard(Callback):
         for buffer, before in zip(pl_module.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
         for callback in trainer.callbacks:
-            if isinstance(callback, WeightAveraging):  # the averages take no step either
-                callback._latest_update_step = trainer.global_step + 1
+            if isinstance(callback, Averages):
+                callback.leave_out(trainer.global_step)
         self.skipped += 1
         self.in_a_row += 1
         rank_zero_info(
-            f"step {trainer.global_step} is left out, its loss or gradient is not finite (loss {loss:g});"
+            f"step {trainer.global_step} is skipped, its loss or gradient is not finite (loss {loss:g});"
             f" {self.in_a_row} in a row, {self.skipped} in all; batch: {', '.join(self.batch['name'])}"
         )
         self._log(trainer, {"guard/skipped": self.skipped})
@@ -89,7 +88,7 @@ class Guard(Callback):
             )
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        """Log how far the prediction's mean colour is from the blurry picture's: blur does not change it."""
+        """Log how far the prediction's mean colour is from the blurry image's: blur does not change it."""
         drift = outputs.predictions.float().mean((0, 2, 3)) - batch["blurry"].float().mean((0, 2, 3))
         for name, value in zip(("red", "green", "blue"), drift, strict=True):
             pl_module.log(f"val/drift_{name}", value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)

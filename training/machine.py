@@ -1,6 +1,5 @@
 """What a machine does at most, and what a process took of it."""
 
-import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -16,16 +15,9 @@ def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
     return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device, 20)
 
 
-def bandwidth(device: str) -> float:
-    """Bytes/s of a copy, read and written, of more than caches hold: the best of five."""
-    source = torch.zeros(1 << 27, device=device)  # 512 MiB
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device)
-
-
 def best_seconds(function: Callable[[], object], device: str, calls: int = 5) -> float:
-    """The shortest of `calls` calls after a first one, which warms up; nan where that was the only one."""
-    return min([seconds_of(function, device) for _ in range(calls + 1)][1:], default=math.nan)
+    """The shortest of `calls` calls after a first one, which warms up."""
+    return min([seconds_of(function, device) for _ in range(calls + 1)][1:])
 
 
 def seconds_of(function: Callable[[], object], device: str) -> float:

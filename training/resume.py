@@ -1,21 +1,18 @@
-"""Runs that go on: checkpoints that are whole or not there, the newest readable one, a log with each step once."""
+"""Resuming: checkpoints that are whole or not there, the newest that can be read, and what must not have changed."""
 
-import csv
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar, WeightAveraging
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
+from base.files import replacing
 from models.checkpoints import describe
 from models.lightning_module import Predict
 from models.weights import CheckpointError, read_torch
@@ -62,7 +59,7 @@ def newest(root: Path) -> tuple[Path | None, dict]:
         return path, checkpoint
     if errors:
         raise CheckpointError(
-            f"{errors[0]}, and there is no other to go on from: start anew with --auto_resume false or another"
+            f"{errors[0]}, and there is no other to resume from: start anew with --auto_resume false or another"
             " trainer.default_root_dir"
         )
     return None, {}
@@ -84,36 +81,32 @@ def differences(there: dict, here: dict) -> list[str]:
 
 
 def changes(checkpoint: dict, model: Predict) -> list[str]:
-    """Why a model cannot go on with a checkpoint: sentences on its networks, schedule and objective; none if it can."""
+    """Why a model cannot resume from a checkpoint: sentences on its networks, schedule, objective; none if it can."""
     here = model.objective_values()
-    there = checkpoint.get("objective", here)  # one of before objectives were stored
+    there = checkpoint.get("objective", here)  # older ones do not say
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints are written under a temporary name, synced and renamed; of last.ckpt the one before is kept, too."""
+    """Write checkpoints under a temporary name, synced to the disk and renamed, and keep the last but one, too."""
 
     def save_checkpoint(self, checkpoint: dict, path, storage_options=None) -> None:
-        """OSError where the disk is full, say; then the checkpoints that were there still are."""
+        """Raises OSError where it cannot be written (the disk is full); the checkpoints that were there stay."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary, reason = path.with_name(f".{path.name}.tmp"), None
         try:
-            with open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
+            with replacing(path) as part:
+                with open(part, "wb") as file:
+                    torch.save(checkpoint, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if path.name == LAST and path.is_file():
+                    os.replace(path, path.with_name(PREVIOUS))
         except (OSError, RuntimeError) as error:  # torch's writer has RuntimeErrors of its own for a full disk
-            reason = str(error)
-        if reason is not None:
-            temporary.unlink(missing_ok=True)
             raise OSError(
-                f"checkpoint {path} could not be written ({reason}); those before it are whole: make room, then run the"
+                f"checkpoint {path} could not be written ({error}); those before it are whole: make room, then run the"
                 " same command again"
-            )
-        if path.name == LAST and path.is_file():
-            os.replace(path, path.with_name(PREVIOUS))
-        os.replace(temporary, path)
+            ) from None
         if os.name == "posix":  # the names, too, must be on the disk
             folder = os.open(path.parent, os.O_RDONLY)
             os.fsync(folder)
@@ -126,11 +119,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Last(Checkpoint):
     """Write checkpoints/last.ckpt every `interval` steps, after their validation, and when SIGTERM ends the run.
 
-    The checkpoint also says which log goes on with it and whether its step has yet to be validated.
+    The checkpoint also says which run of Weights & Biases it belongs to and whether its step is not yet validated.
 
     Args:
         root: the run's folder.
-        interval: steps.
+        interval: batches between two checkpoints.
     """
 
     def __init__(self, root: Path, interval: int):
@@ -161,7 +154,7 @@ class Last(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are in no checkpoint
             self._agree_to_stop(trainer)
-        if not sum(trainer.num_val_batches) and trainer.global_step % self.interval == 0:
+        if not sum(trainer.num_val_batches) and (batch_idx + 1) % self.interval == 0:
             self._save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -186,14 +179,12 @@ class Last(Checkpoint):
                 if isinstance(callback, WeightAveraging):
                     callback.on_validation_epoch_end(trainer, pl_module)
         self._save(trainer)
-        rank_zero_info(f"stopped by SIGTERM at step {trainer.global_step}; run the same command again to go on")
+        rank_zero_info(f"stopped by SIGTERM at step {trainer.global_step}; run the same command again to resume")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
         run = {"must_validate": self.validating}
         for logger in trainer.loggers:
-            if isinstance(logger, RunLog):
-                run["log"] = logger.version
-            elif isinstance(logger, WandbLogger):
+            if isinstance(logger, WandbLogger):
                 run["wandb"] = logger.version
         checkpoint["run"] = run
 
@@ -212,70 +203,5 @@ class Last(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         if trainer.global_step != self.saved and not trainer.fast_dev_run:
-            trainer.save_checkpoint(self.path)
+            trainer.save_checkpoint(self.path, weights_only=False)
             self.saved = trainer.global_step
-
-
-class Progress(TQDMProgressBar):
-    """Counts a run's batches from its start to its end, also after a stop, from where on Lightning knows no end."""
-
-    @property
-    def total_train_batches(self) -> int:
-        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
-
-    def on_train_start(self, trainer: Trainer, *_) -> None:
-        super().on_train_start()
-        self.train_progress_bar.total = self.total_train_batches
-        # What was done before the stop took none of this process's time.
-        self.train_progress_bar.initial = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-
-
-class RunLog(CSVLogger):
-    """logs/version_N/metrics.csv, with which a resumed run goes on.
-
-    Args:
-        root: the run's folder.
-        version: N; None for a new one.
-        last: a resumed run's last step (from 0); later rows, of steps that will be done again, are dropped.
-    """
-
-    def __init__(self, root: Path, version: int | None = None, last: int = sys.maxsize):
-        super().__init__(root, name="logs", version=version)
-        self.last = last
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> ExperimentWriter:
-        if self._experiment is None:
-            self._experiment = _Writer(self.log_dir, self.last)
-        return self._experiment
-
-
-class _Writer(ExperimentWriter):
-    """Goes on with the file that is there, and rewrites it under a temporary name only."""
-
-    def __init__(self, log_dir: str, last: int):
-        self.last = last
-        super().__init__(log_dir)
-
-    def _check_log_dir_exists(self) -> None:
-        if Path(self.metrics_file_path).is_file():
-            header, rows = self._read()
-            self.metrics_keys = header
-            self._write([row for row in rows if int(row["step"]) <= self.last])
-
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self._write(self._read()[1])
-
-    def _read(self) -> tuple[list[str], list[dict]]:
-        with open(self.metrics_file_path, newline="") as file:
-            reader = csv.DictReader(file)
-            return list(reader.fieldnames), list(reader)
-
-    def _write(self, rows: list[dict]) -> None:
-        temporary = Path(f"{self.metrics_file_path}.tmp")
-        with open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, self.metrics_keys)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.metrics_file_path)

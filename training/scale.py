@@ -28,11 +28,8 @@ class Scale(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        batch, processes, accumulated = (
-            trainer.datamodule.batch_size,
-            trainer.world_size,
-            trainer.accumulate_grad_batches,
-        )
+        batch, processes = trainer.datamodule.batch_size, trainer.world_size
+        accumulated = trainer.accumulate_grad_batches
         crops = batch * processes * accumulated
         factor = 1.0 if self.lr_batch is None else math.sqrt(crops / self.lr_batch)
         pl_module.lr *= factor
@@ -45,7 +42,9 @@ class Scale(Callback):
         )
         self.crops = crops
         if self.activation_checkpointing:
-            recompute_activations(pl_module)
+            for network in (pl_module.predictor, getattr(pl_module, "denoiser", None)):
+                if network is not None:
+                    network.enable_gradient_checkpointing(recompute)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seeds = (
@@ -64,13 +63,6 @@ class Scale(Callback):
     def load_state_dict(self, state_dict: dict) -> None:
         if state_dict["crops"] not in (None, self.crops):
             rank_zero_info(
-                f"the checkpoint's steps had {state_dict['crops']} crops, these have {self.crops}: the run goes on, but"
-                " does not end where it would have without the stop"
+                f"the checkpoint's steps had {state_dict['crops']} crops, these have {self.crops}: the run does not"
+                " end where it would have without the stop"
             )
-
-
-def recompute_activations(module: LightningModule) -> None:
-    """Switch activation checkpointing on in a training module's networks."""
-    for network in (module.predictor, getattr(module, "denoiser", None)):
-        if network is not None:
-            network.enable_gradient_checkpointing(recompute)

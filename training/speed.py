@@ -1,59 +1,20 @@
-"""How fast training is, and what makes it faster: averages in one kernel, numbers without a wait for the device."""
+"""How fast training is, in numbers that cost no wait for the device."""
 
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
-from training.shard import gather, own, release, stored
 
 SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices by which the machine's rate is measured
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
-
-
-class Averages(EMAWeightAveraging):
-    """Exponential moving averages of weights and buffers, all of them updated by one kernel for each type.
-
-    Args:
-        decay: of the averages.
-        kwargs: of EMAWeightAveraging.
-    """
-
-    def __init__(self, decay: float = 0.999, **kwargs):
-        super().__init__(decay=decay, **kwargs)
-        update = get_ema_multi_avg_fn(decay)
-        self._kwargs = {"multi_avg_fn": lambda averages, values, n: update(own(averages), own(values), n)}
-
-    def setup(self, trainer: Trainer, pl_module: Predict, stage: str) -> None:
-        self._device = self._device or trainer.strategy.root_device  # the module's own comes later
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":  # the host asks this counter in every step, and would wait for a device
-            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
-
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Predict) -> None:
-        super().on_validation_epoch_start(trainer, pl_module)
-        gather(pl_module)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Predict) -> None:
-        release(pl_module)
-        super().on_validation_epoch_end(trainer, pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: Predict) -> None:
-        super().on_train_end(trainer, pl_module)
-        gather(pl_module)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Predict, checkpoint: dict) -> None:
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        checkpoint["state_dict"] = stored(checkpoint["state_dict"])
 
 
 class Clock(Profiler):
@@ -110,7 +71,7 @@ class Speed(Callback):
             return
         self.clock.lap()
         self.crops += len(batch["sharp"])
-        if not trainer._logger_connector.should_update_logs:
+        if trainer.global_step % trainer.log_every_n_steps or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         device, clock = str(pl_module.device), self.clock
         if self.flops is None:
@@ -138,9 +99,9 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
         shape: (N, 3, H, W) of the crops.
     """
     picture = torch.empty(*shape, device="meta")
-    flops = _flops(module.network("predictor"), [picture])
+    flops = _flops(module.predictor, [picture])
     if getattr(module, "denoiser", None) is not None:
-        flops += _flops(module.network("denoiser"), [picture, picture, torch.empty(shape[0], device="meta"), picture])
+        flops += _flops(module.denoiser, [picture, picture, torch.empty(shape[0], device="meta"), picture])
     return flops
 
 

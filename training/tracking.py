@@ -13,7 +13,6 @@ from evaluation.fidelity import MetricError, psnr, ssim
 from evaluation.perceptual import Lpips
 from evaluation.plots import panel
 from models.pipeline import DeblurOutput
-from training.shard import gathered
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
 BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
@@ -58,7 +57,7 @@ class Track(Callback):
         for name, part in pl_module.named_children():
             gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
             if gradients:  # none where the part is frozen, or the guard left the step out
-                _log(trainer, {f"grad_norm/{name}": gathered(nn.utils.get_total_norm(gradients)).item()})
+                _log(trainer, {f"grad_norm/{name}": nn.utils.get_total_norm(gradients).item()})
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if "losses" not in outputs:
@@ -67,7 +66,7 @@ class Track(Callback):
         losses = outputs["losses"].float()
         finite = losses.isfinite()
         self.sums.index_add_(1, bins, torch.stack([losses.where(finite, 0), finite.float()]))
-        if trainer.fit_loop._should_accumulate() or trainer.global_step % trainer.log_every_n_steps:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % trainer.log_every_n_steps:
             return
         sums = trainer.strategy.reduce(self.sums, reduce_op="sum").T.tolist()
         _log(trainer, {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops})

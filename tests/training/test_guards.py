@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging
 
 import train
 from tests.test_train import run_folder, weights  # noqa: F401 (a fixture)
+from training.averages import Averages
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,7 +20,7 @@ def state(trainer, pl_module):
     """Weights, buffers, averages and the optimizer's state, copied."""
     moments = trainer.optimizers[0].state_dict()["state"]
     flat = {f"{k}.{name}": value for k, entry in moments.items() for name, value in entry.items()}
-    (averages,) = (c._average_model for c in trainer.callbacks if isinstance(c, EMAWeightAveraging))
+    (averages,) = (c._average_model for c in trainer.callbacks if isinstance(c, Averages))
     return {name: value.clone() for name, value in (pl_module.state_dict() | averages.state_dict() | flat).items()}
 
 
@@ -48,7 +48,7 @@ def plant(steps, factor=".nan"):
 def test_a_batch_that_is_not_finite_changes_nothing(caplog):
     assert train.main([*FIT, "run", *plant("[1,4]")]) == 0
     assert all(value.isfinite().all() for value in weights("run").values())
-    assert "step 4 is left out" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
+    assert "step 4 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
     rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
     assert [(row["step"], row["guard/skipped"]) for row in rows if row["guard/skipped"]] == [("1", "1"), ("4", "2")]
     assert all(

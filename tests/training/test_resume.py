@@ -1,4 +1,4 @@
-"""Runs that are killed, and go on by the same command: real processes, real signals, real files."""
+"""Runs that are killed, and resumed by the same command: real processes, real signals, real files."""
 
 import csv
 import multiprocessing
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import train
 from data import images
@@ -60,6 +61,7 @@ def child(folder, arguments, environment, fatal):
     os.setsid()  # a process group of its own, with its loader's workers
     os.chdir(folder)
     os.environ.update(environment)
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # as Lightning finds it when it is imported
     if fatal is not None:
         name, left, seconds = fatal
         original = getattr(os, name)
@@ -93,12 +95,16 @@ def run(*arguments, fatal=None, **environment):
     return process.exitcode
 
 
-def rows(root):
-    """The log without what is of the machine; a run that was killed before its first checkpoint began another."""
-    with open(max(Path(root).glob("logs/version_*/metrics.csv")), newline="") as file:
-        lines = list(csv.reader(file))
-    kept = [number for number, name in enumerate(lines[0]) if not name.startswith("speed/")]
-    return "\n".join(",".join(line[number] for number in kept) for line in lines)
+def logged(root):
+    """Step -> what was logged, without the machine's speed; a step that was done twice must say the same twice."""
+    found = {}
+    for path in Path(root).glob("logs/version_*/metrics.csv"):
+        for row in csv.DictReader(path.read_text().splitlines()):
+            values = {name: value for name, value in row.items() if value and not name.startswith("speed/")}
+            known = found.setdefault(int(row["step"]), values)
+            assert all(known.get(name, value) == value for name, value in values.items())
+            known |= values
+    return found
 
 
 def same(one, other):
@@ -109,7 +115,7 @@ def same(one, other):
         assert all(torch.equal(a[key][name], b[key][name]) for name in a[key])
     index = [(Path(root) / "checkpoint" / "model_index.json").read_text() for root in (one, other)]
     assert index[0] == index[1]
-    assert rows(one) == rows(other)
+    assert logged(one) == logged(other)
 
 
 @pytest.mark.parametrize("without", [["--data.val", "null"], ["--trainer.limit_val_batches", "0"]])
@@ -145,7 +151,7 @@ def test_killed_at_ten_random_moments(workers):
 
 
 @pytest.mark.parametrize(("moment", "workers"), [("step 3", "2"), ("validation 4", "0")])
-def test_sigterm_saves_and_the_same_command_goes_on(moment, workers):
+def test_sigterm_saves_and_the_same_command_resumes(moment, workers):
     flags = ["--data.num_workers", workers, "--trainer.callbacks+", "tests.training.test_resume.Signal"]
     assert run("whole") == 0
     assert run("parts", *flags, SIGNAL_AT=f"SIGTERM {moment}") == 128 + signal.SIGTERM
@@ -186,14 +192,14 @@ def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
     # Truncated, or with a flipped bit: the one before takes its place, and the end is the same.
     last.write_bytes(whole[: len(whole) // 2])
     code, said = fit("--trainer.max_steps", "4")
-    assert code == 0 and f"{last} is damaged" in said and f"going on from {previous}, step 2" in said
+    assert code == 0 and f"{last} is damaged" in said and f"resumed from {previous}, step 2" in said
     assert all(torch.equal(before[key], value) for key, value in weights("run").items())
     assert Path(f"{last}.damaged").is_file()
     middle = len(whole) // 2
     last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     previous.unlink()
     code, said = fit("--trainer.max_steps", "4")
-    assert code == 2 and "there is no other to go on from" in said
+    assert code == 2 and "there is no other to resume from" in said
 
     # A pickle that would run code does not.
     class Hostile:
@@ -221,7 +227,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_goes_on_when_there_is_room(small_disk, capsys):
+def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_resumes_when_there_is_room(small_disk, capsys):
     flags = [*COMMAND, str(small_disk / "run"), "--trainer.max_steps"]
     assert train.main([*flags, "2"]) == 0
     checkpoints = small_disk / "run" / "checkpoints"
@@ -237,7 +243,7 @@ def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_goes_on_when_ther
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_goes_on_with_its_run():
+def test_weights_and_biases_resumes_its_run():
     pytest.importorskip("wandb")
     logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
     Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))

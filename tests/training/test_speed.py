@@ -16,8 +16,9 @@ from models.unet import Denoiser, UNetPredictor
 from tests.models.test_lightning_module import fit as fit_module
 from tests.models.test_lightning_module import module
 from tests.test_train import fit, run_folder  # noqa: F401 (a fixture)
+from training.averages import Averages
 from training.resume import read_checkpoint
-from training.speed import Averages, Clock, step_flops
+from training.speed import Clock, step_flops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,22 @@
+"""Which version of the code made a result."""
+
+import subprocess
+from pathlib import Path
+
+
+def commit(*paths: str) -> str | None:
+    """The git commit of this code, with "-dirty" where files differ from it; None outside git.
+
+    Args:
+        paths: git's pathspecs of the files that are compared; none: all.
+    """
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("-dirty" if _git("diff", "HEAD", "--name-only", "--", *paths) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

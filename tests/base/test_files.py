@@ -1,0 +1,105 @@
+"""Files that are whole or not there, and folders that one process uses: real files, real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from base.files import FolderInUse, remove_parts, replacing, sole_user
+from base.revision import commit
+from base.seeds import noise_seed, seed_of
+
+ROOT = Path(__file__).parents[2]
+HOLD = "from base.files import sole_user; from pathlib import Path; import os, sys\n"
+HOLD += "with sole_user(Path(sys.argv[1])):\n    {}print('held', flush=True); sys.stdin.read()"
+
+
+def holder(folder, before=""):
+    """A process that holds the folder until its input ends."""
+    command = [sys.executable, "-c", HOLD.format(before), str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_written_is_whole_or_not_there(tmp_path, folder):
+    def write(part, text):
+        if folder:
+            part.mkdir()
+        (part / "inside" if folder else part).write_text(text)
+
+    path = tmp_path / "new.d"
+    with pytest.raises(ValueError, match="stop"), replacing(path) as part:
+        write(part, "half")
+        raise ValueError("stop")
+    assert not list(tmp_path.iterdir())
+    with replacing(path) as part:
+        write(part, "whole")
+        assert part.suffix == path.suffix and not path.exists()
+    assert list(tmp_path.iterdir()) == [path] and (path / "inside" if folder else path).read_text() == "whole"
+    if folder:  # what is there is not thrown away
+        with pytest.raises(OSError), replacing(path) as part:
+            write(part, "other")
+        assert (path / "inside").read_text() == "whole"
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    (tmp_path / ".last.123.part.ckpt").write_text("half")
+    (tmp_path / ".checkpoint.123.part").mkdir()
+    (tmp_path / "last.ckpt").write_text("whole")
+    remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_one_process_at_a_time_uses_a_folder_and_it_is_free_when_that_one_is_killed(tmp_path):
+    folder = tmp_path / "runs" / "demo"
+    first = holder(folder)
+    with pytest.raises(FolderInUse, match=rf"another run \(pid {first.pid}\) uses {folder}"), sole_user(folder):
+        pass
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with sole_user(folder):
+        assert (folder / ".lock.pid").read_text().strip() == str(os.getpid())
+    with sole_user(folder):
+        pass
+
+
+def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_path):
+    """As the workers of a data loader, which outlive the process that read with them."""
+    first = holder(tmp_path, "import time; os.fork() or (time.sleep(30), os._exit(0)); ")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with sole_user(tmp_path):
+        pass
+
+
+def test_seeds_of_old_runs_stay():
+    assert seed_of(0, "a") == 0xA426D59F380A083
+    assert noise_seed(0, 0, "a") == noise_seed("0/0/a") == 5280419910030576297
+
+
+def test_a_commit_is_named_and_says_what_differs(tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["git", "init", "-q", copy], check=True)
+    (copy / "base").mkdir()
+    for name in ("__init__.py", "revision.py"):
+        (copy / "base" / name).write_bytes((ROOT / "base" / name).read_bytes())
+    read = [sys.executable, "-c", "from base.revision import commit; print(commit(), commit('base'))"]
+
+    def said():
+        return subprocess.run(read, cwd=copy, capture_output=True, text=True, check=True).stdout.split()
+
+    assert said() == ["None", "None"]  # no commit yet
+    (copy / "page.md").write_text("a")
+    git = ["git", "-C", copy, "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "a"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert said() == [head, head]
+    (copy / "page.md").write_text("b")
+    assert said() == [f"{head}-dirty", head]
+    assert commit() is None or len(commit().removesuffix("-dirty")) == 40

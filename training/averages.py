@@ -1,0 +1,38 @@
+"""Exponential moving averages of the weights."""
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class Averages(WeightAveraging):
+    """Exponential moving averages of weights and buffers, updated after every step by one kernel per type.
+
+    Validation, checkpoints' `state_dict` and the exported pipeline have the averages.
+
+    Args:
+        decay: share of the old average in the new one.
+    """
+
+    def __init__(self, decay: float = 0.999):
+        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
+        self.left_out: int | None = None
+
+    def leave_out(self, step: int) -> None:
+        """Take no average after this step (from 0)."""
+        self.left_out = step
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return step_idx is not None and step_idx != self.left_out
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":  # torch asks for this counter's value in every step, and the host would wait for a device
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"left_out": self.left_out}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self.left_out = state_dict.get("left_out")  # not in checkpoints of older versions

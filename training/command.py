@@ -1,0 +1,208 @@
+"""The command line of train.py: a run made of a config and flags."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+
+from base.files import remove_parts, sole_user
+from models.checkpoints import has_bf16, load_pipeline
+from models.lightning_module import Predict
+from models.weights import CheckpointError
+from training.averages import Averages
+from training.gates import Gates
+from training.guards import Guard
+from training.record import Export, RecordConfig, export, log_offline_without_key
+from training.resume import AtomicCheckpointIO, Last, changes, newest, read_checkpoint
+from training.scale import Scale
+from training.scores import Scores
+from training.speed import Speed
+from training.tracking import Track
+
+# What differs from Lightning's own defaults. The training stream has no epochs: its length is max_steps.
+DEFAULTS = {
+    "default_root_dir": "runs/latest",
+    "max_epochs": -1,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": 1000,
+    "use_distributed_sampler": False,  # the data module gives each process its share
+}
+
+
+class Command(LightningCLI):
+    """A run as its flags describe it: `model`, `datamodule` and `trainer`, for `fit`, `validate` and `test`.
+
+    Every run has, beside what its config says: `DEFAULTS`; the callbacks of `_callbacks`; metrics.csv as its first
+    logger; checkpoints that are whole or not there; where trainer.precision is null, bf16 if the device has it; where
+    trainer.profiler is null, the clock of `Speed`.
+
+    Args:
+        name: fit, validate or test; none: the run is only built.
+        datamodule: class of the data.
+        args: flags, without the name.
+        held: holds the run's folder, where it is written to.
+
+    Raises:
+        ValueError: of any kind: one sentence on what is wrong with the flags, the data or the checkpoint.
+        FolderInUse: another run writes into the folder.
+    """
+
+    def __init__(self, name: str | None, datamodule: type[LightningDataModule], args: list[str], held: ExitStack):
+        self.name, self.held = name, held
+        self.checkpoint, self.ckpt_path, self.resumes = {}, None, False
+        super().__init__(
+            Predict,
+            datamodule,
+            subclass_mode_model=True,
+            save_config_callback=RecordConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults=dict(DEFAULTS),
+            args=args,
+            run=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(Averages, "ema")
+        parser.add_lightning_class_args(Scores, "scores")
+        parser.add_lightning_class_args(Guard, "guard")
+        parser.add_lightning_class_args(Scale, "scale")
+        parser.add_lightning_class_args(Gates, "gates")
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to score")
+        parser.add_argument(
+            "--auto_resume",
+            type=bool,
+            default=True,
+            help="fit resumes from the newest checkpoint in trainer.default_root_dir, unless --ckpt_path is given;"
+            " false starts anew, over what is there",
+        )
+        parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        self.config = parser.parse_args(args)
+
+    def before_instantiate_classes(self) -> None:
+        """Take the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
+        self.ckpt_path = self.config.ckpt_path
+        if self.name != "fit" or self.config.trainer.fast_dev_run:
+            return
+        root = Path(self.config.trainer.default_root_dir)
+        if not rank_zero_only.rank:  # of several processes the first one alone writes
+            self.held.enter_context(sole_user(root))
+            remove_parts(root)
+            remove_parts(root / "checkpoints")
+        if self.ckpt_path is not None:
+            self.checkpoint = read_checkpoint(Path(self.ckpt_path)) if Path(self.ckpt_path).is_file() else {}
+        elif self.config.auto_resume:
+            path, self.checkpoint = newest(root)
+            if path is not None:
+                self.ckpt_path, self.resumes = str(path), True
+                rank_zero_info(f"resumed from {path}, step {self.checkpoint['global_step']}")
+        for logger in _listed(self.config.trainer.logger):
+            arguments = getattr(logger, "init_args", {})
+            if self.resumes and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
+                arguments["id"] = self.checkpoint.get("run", {}).get("wandb")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self.config_init.trainer
+        _check_intervals(settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches)
+        root, speed = Path(settings.default_root_dir), Speed()
+        loggers = [CSVLogger(root, name="logs"), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
+        log_offline_without_key(loggers)
+        kwargs["logger"] = loggers
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(one for one in _listed(settings.plugins) if one is not None)]
+        if settings.precision is None:
+            kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings.accelerator)) else "32-true"
+        if settings.profiler is None:
+            kwargs["profiler"] = speed.clock
+        self.trainer_defaults["callbacks"] = self._callbacks(root, speed)
+        trainer = super().instantiate_trainer(**kwargs)
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            raise ValueError(
+                f"trainer.strategy {settings.strategy} divides the weights, and the averages need them whole: give ddp"
+            )
+        return trainer
+
+    def _callbacks(self, root: Path, speed: Speed) -> list:
+        """What every run has, in addition to those that have flags of their own and those of the config."""
+        scores = self.config_init.scores
+        kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
+        best = {"best-psnr": ("val/psnr", "max")}
+        if scores.lpips.reason is None:
+            best["best-lpips"] = ("val/lpips", "min")
+        return [
+            Export(),
+            LearningRateMonitor("step"),
+            speed,
+            Track(scores.lpips, scores.panels, scores.samples),
+            *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
+            Last(root, self.config_init.trainer.val_check_interval),  # after the others, whose best scores it holds
+        ]
+
+    def run(self) -> None:
+        """Do what the command is named after."""
+        if self.name == "fit":
+            self.fit()
+        elif self.name is not None:
+            run = getattr(self.trainer, self.name)
+            run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+
+    def fit(self) -> None:
+        """Train, unless the run is finished.
+
+        Raises:
+            CheckpointError: the checkpoint is of another config.
+        """
+        if "pipeline" in self.checkpoint:
+            differing = changes(self.checkpoint, self.model)
+            if differing:
+                raise CheckpointError(
+                    f"this config cannot resume from {self.ckpt_path}: {'; '.join(differing)}. Restore it or start anew"
+                    " with another trainer.default_root_dir or --auto_resume false"
+                )
+        if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
+            self._say_that_it_is_finished()
+            return
+        self.checkpoint = {}  # as large as the model and its optimizer; Lightning reads it again
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+
+    def _say_that_it_is_finished(self) -> None:
+        root = Path(self.trainer.default_root_dir)
+        exported = root / "checkpoint"
+        old = not exported.is_dir() or exported.stat().st_mtime < Path(self.ckpt_path).stat().st_mtime
+        if old and self.trainer.is_global_zero:
+            export(load_pipeline(self.ckpt_path, precision="fp32"), root)
+        rank_zero_info(
+            f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
+            " longer, or start anew with another trainer.default_root_dir or --auto_resume false"
+        )
+
+
+def _check_intervals(steps: int, interval: int, accumulated: int) -> None:
+    if interval % accumulated:
+        raise ValueError(
+            f"trainer.val_check_interval counts batches and must be a multiple of trainer.accumulate_grad_batches"
+            f" ({accumulated}), so that steps are whole when they are validated and saved, got {interval}"
+        )
+    if steps < 1 or steps * accumulated % interval:
+        raise ValueError(
+            f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval // accumulated} steps), so"
+            f" that the last steps are validated and saved, got {steps}"
+        )
+
+
+def _listed(value: Any) -> list:
+    """What Lightning takes as one or as a list of them, as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _device(accelerator: str) -> str:
+    return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"

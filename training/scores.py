@@ -1,0 +1,50 @@
+"""The scores of validation and test."""
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from evaluation.metrics import Lpips, MetricError, psnr
+
+
+class Scores(Callback):
+    """Score validation and test images: PSNR and LPIPS of prediction, restoration and blurry image.
+
+    Args:
+        lpips_backbone: file with AlexNet's feature layers; None: those in pretrained/metrics. Without them LPIPS is
+            omitted, and a message says so.
+        panels: validation images to show in Weights & Biases or TensorBoard.
+        samples: samples of each that are drawn for it.
+    """
+
+    def __init__(self, lpips_backbone: str | None = None, panels: int = 4, samples: int = 3):
+        self.lpips = Lpips(lpips_backbone)
+        self.panels, self.samples = panels, samples
+        if self.lpips.reason is not None:
+            rank_zero_info(f"val/lpips is omitted: {self.lpips.reason}")
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        self._score(pl_module, "val", outputs, batch)
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        self._score(pl_module, "test", outputs, batch)
+
+    def _score(self, pl_module: LightningModule, stage: str, outputs, batch: dict) -> None:
+        sharp = batch["sharp"].float()
+        scored = {"": outputs.images, "_prediction": outputs.predictions, "_blurry": batch["blurry"].float()}
+        metrics = {"psnr": psnr} | ({"lpips": self.lpips} if self.lpips.reason is None else {})
+        for metric, function in metrics.items():
+            for suffix, images in scored.items():
+                try:
+                    value = function(images, sharp).mean()
+                except MetricError:  # not finite, or too small: a mean with a hole in it must not look whole
+                    value = torch.tensor(float("nan"))
+                pl_module.log(
+                    f"{stage}/{metric}{suffix}",
+                    value,
+                    prog_bar=metric == "psnr" and not suffix,
+                    on_step=False,
+                    on_epoch=True,
+                    batch_size=len(sharp),
+                    sync_dist=True,
+                )
