@@ -33,6 +33,7 @@ from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
+Distance = Literal["l1", "charbonnier", "l2", "psnr"]
 SIZE_WEIGHT = 0.01  # the size head's gradient shares the clipping with the rest, and must not rule it
 
 
@@ -50,8 +51,7 @@ class Predict(L.LightningModule):
         warmup_steps: steps of linear warm-up; a cosine to zero at trainer.max_steps follows.
         decay_steps: length of that cosine, with the peak learning rate before it, so that a run can be made longer
             until it begins (Hägele et al. 2024); none: from the end of the warm-up.
-        loss: distance of the predictor's outputs to the ground truth: l1, charbonnier (epsilon 1e-3), or l2 (the
-            square, whose best estimate is the mean: highest PSNR).
+        loss: distance of the predictor's outputs to the ground truth; see `distance`.
         fft_weight: weight of the mean absolute error of the outputs' 2-D Fourier transforms, added to the loss
             (MIMO-UNet, Cho et al., ICCV 2021: 0.1).
         compiled: compile the networks for the training steps (torch.compile), whose first then take minutes;
@@ -69,7 +69,7 @@ class Predict(L.LightningModule):
         warmup_steps: int = 1000,
         compiled: bool = False,
         decay_steps: int | None = None,
-        loss: Literal["l1", "charbonnier", "l2"] = "l1",
+        loss: Distance = "l1",
         fft_weight: float = 0.0,
     ):
         super().__init__()
@@ -221,7 +221,7 @@ class PredictAndRefine(Predict):
         warmup_steps: int = 1000,
         compiled: bool = False,
         decay_steps: int | None = None,
-        loss: Literal["l1", "charbonnier", "l2"] = "l1",
+        loss: Distance = "l1",
         fft_weight: float = 0.0,
     ):
         if scale_kind == "learned" and not predictor.config.get("size_head"):
@@ -345,11 +345,22 @@ class PredictAndRefine(Predict):
         self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
 
 
-def distance(error: Tensor, loss: str) -> Tensor:
-    """Mean of a distance over all elements: l1, l2 (the square) or charbonnier (sqrt(error^2 + 1e-6), smooth at 0)."""
+def distance(error: Tensor, loss: Distance) -> Tensor:
+    """How large errors (N, 3, H, W) in [-1, 1] are, a mean over the crops.
+
+    - l1: the absolute error.
+    - charbonnier: sqrt(error^2 + 1e-6), smooth at 0.
+    - l2: the square, whose best estimate is the mean. Crops with large errors rule.
+    - psnr: log(1 + MSE / 4e-4) of each crop, so that crops count by how much better they get, not by their errors; in
+      dB up to a factor, as far as they are below 40 dB (NAFNet's loss, Chen et al., ECCV 2022, with a floor).
+    """
     if loss == "l1":
         return error.abs().mean()
-    return error.square().mean() if loss == "l2" else (error.square() + 1e-6).sqrt().mean()
+    if loss == "charbonnier":
+        return (error.square() + 1e-6).sqrt().mean()
+    if loss == "l2":
+        return error.square().mean()
+    return (error.square().mean((1, 2, 3)) / 4e-4).log1p().mean()
 
 
 def _to_network(batch: dict) -> tuple[Tensor, Tensor]:

@@ -298,7 +298,7 @@ class TestTraining:
         # ln 1.5 is the mean of ln sigma: half of the eight levels lie above.
         assert seen["crops"] == seen["noisy"] == 4 and seen["share"] == pytest.approx(0.5, abs=1e-3)
 
-    @pytest.mark.parametrize("loss", ["l1", "l2", "charbonnier"])
+    @pytest.mark.parametrize("loss", ["l1", "l2", "charbonnier", "psnr"])
     def test_the_predictor_s_distance_is_the_named_one(self, tmp_path, loss):
         model, seen = module(kind=Predict, loss=loss, fft_weight=0.1), {}
 
@@ -309,6 +309,8 @@ class TestTraining:
         fit(model, tmp_path, 1, [Record()])
         error = 2 * (seen["batch"]["blurry"] - seen["batch"]["sharp"]).double()
         distances = {"l1": error.abs(), "l2": error**2, "charbonnier": (error**2 + 1e-6) ** 0.5}
+        # In [0, 1] the floor is 1e-4, the mean square at 40 dB.
+        distances["psnr"] = torch.stack([math.log(1 + (e / 2).square().mean() / 1e-4) * torch.ones(1) for e in error])
         spectrum = torch.fft.rfft2(error) / 16  # of 16 x 16 pixels; orthonormal
         fft = (spectrum.real.abs().mean() + spectrum.imag.abs().mean()) / 2
         assert seen["loss"] == pytest.approx((distances[loss].mean() + 0.1 * fft).item(), rel=1e-5)
