@@ -213,8 +213,6 @@ def rasterise(trajectory: Tensor) -> Tensor:
     Every instant spreads 1/T over its four nearest pixels (bilinear), which keeps the centroid. The offset
     (0, 0) is the middle of the kernel. A trajectory that does not move is the kernel [[1]].
     """
-    if not trajectory.any():
-        return torch.ones(1, 1)
     radius = math.ceil(trajectory.abs().max().item())
     corner = trajectory.floor()
     high = trajectory - corner  # share of the neighbour to the right, below
