@@ -170,8 +170,9 @@ def _evaluate(
     from evaluation.metrics import make_metrics
     from evaluation.report import write_report
     from evaluation.results import format_table, write_results
-    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline
+    from models.checkpoints import checkpoint_hash, load_pipeline
     from models.checkpoints import save_presets as write_presets
+    from models.devices import choose_device, has_bf16
     from models.pipeline import cost_of
 
     place = choose_device(device)

@@ -93,7 +93,8 @@ def restore(
     from tqdm import tqdm
 
     from data import images
-    from models.checkpoints import checkpoint_hash, choose_device, load_pipeline, pretrained
+    from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
+    from models.devices import choose_device
 
     work = _targets(inputs, Path(output), format, depth)
     checkpoint = checkpoint or pretrained()
@@ -205,8 +206,8 @@ def _restored(run: Callable, pictures: list[tuple]) -> Iterator[tuple]:
     Pictures that turn out to differ in size, and those that do not fit into memory together, are run apart; None
     stands for the output of one that does not fit by itself.
     """
+    from models.memory import is_out_of_memory
     from models.pipeline import DeblurOutput
-    from models.tiling import is_out_of_memory
 
     layouts = [(picture.pixels.shape, picture.pixels.dtype) for _, _, picture in pictures]
     out, start = None, time.perf_counter()

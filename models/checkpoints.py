@@ -17,6 +17,7 @@ from diffusers import DDPMScheduler
 from torch import Tensor, nn
 
 from base.files import replacing
+from models.devices import has_bf16
 from models.diffusion import ScaleKind
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
@@ -80,29 +81,6 @@ def pretrained() -> str:
     if not PRETRAINED.is_dir():
         raise CheckpointError(f"no checkpoint is named, and there is no {PRETRAINED}: give one with --checkpoint")
     return str(PRETRAINED)
-
-
-def has_bf16(device: str | torch.device) -> bool:
-    """Whether the device has units for bfloat16, so that it is the faster choice."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if kind == "cpu":
-        capabilities = torch.cpu.get_capabilities()
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
-    return False
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device of that name; "auto": the first of cuda, mps and cpu that is there. ValueError if it is not."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name} cannot be used here: {reason}") from error
-    return torch.device(name)
 
 
 def checkpoint_hash(source: str) -> str:

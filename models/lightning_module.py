@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from base.seeds import noise_seed
 from models import checkpoints
+from models.devices import require_compiler
 from models.diffusion import (
     ScaleKind,
     add_noise,
@@ -29,7 +30,7 @@ from models.diffusion import (
     residual_size,
 )
 from models.objective import Objective
-from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
+from models.pipeline import DeblurOutput, DeblurPipeline
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
