@@ -24,7 +24,7 @@ from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
 from models.memory import Footprint
 from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
-from models.settings import SamplingSettings
+from models.settings import OLD_NAMES, SamplingSettings, current_names
 from models.tiling import Tiling, whole
 
 _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
@@ -77,7 +77,8 @@ class DeblurPipeline(DiffusionPipeline):
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {}, scale_kind=scale_kind)
+        presets = current_names(presets or {})
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
         self.compiled = False
         self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
 
@@ -90,6 +91,7 @@ class DeblurPipeline(DiffusionPipeline):
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
+        name = OLD_NAMES.get(name, name)
         if name not in self.config.presets:
             known = ", ".join(self.config.presets) or "none"
             raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")

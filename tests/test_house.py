@@ -12,8 +12,9 @@ MODELS_ORDER = [
     {"settings", "schedules", "diffusion", "memory", "devices", "weights", "recompute", "heads"},
     {"unet", "untrained", "spandrel_predictor", "tiling"},
     {"u2net", "slim_unet", "bands", "sampling", "objective"},
-    {"pipeline"},
+    {"pipeline", "hub"},
     {"checkpoints"},
+    {"export", "presets", "warm_start"},
     {"lightning_module"},
 ]
 
