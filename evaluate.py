@@ -170,9 +170,10 @@ def _evaluate(
     from evaluation.metrics import make_metrics
     from evaluation.report import write_report
     from evaluation.results import format_table, write_results
-    from models.checkpoints import checkpoint_hash, choose_device, has_bf16, load_pipeline
-    from models.checkpoints import save_presets as write_presets
+    from models.checkpoints import checkpoint_hash, load_pipeline
+    from models.devices import choose_device, has_bf16
     from models.pipeline import cost_of
+    from models.presets import save_presets as write_presets
 
     place = choose_device(device)
     if processes.world_size > 1 and place.type == "cuda":

@@ -17,7 +17,7 @@ from typing import Literal
 from jsonargparse import ArgumentParser
 
 from base.files import locked, replacing
-from models.settings import SamplingSettings
+from models.settings import Preset, SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # the most that the mean of a colour channel may move away from the prediction's
 BATCH_PIXELS = 1 << 21  # of the pictures that are restored at once where nothing is said
@@ -31,7 +31,7 @@ def restore(
     numbers: dict,
     output: str,
     checkpoint: str | None = None,
-    preset: Literal["faithful", "balanced", "vivid"] | None = None,
+    preset: Preset | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "auto",
@@ -60,7 +60,7 @@ def restore(
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), and
             manifest.json, which says how each was made.
         preset: settings stored with the checkpoint; numbers given by flag go before them. Default: balanced, where the
-            checkpoint has it.
+            checkpoint has it. faithful and vivid are the old names of fidelity and perceptual.
         seed: the same seed gives the same noise for a picture of the same name.
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
@@ -93,7 +93,8 @@ def restore(
     from tqdm import tqdm
 
     from data import images
-    from models.checkpoints import checkpoint_hash, choose_device, load_pipeline, pretrained
+    from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
+    from models.devices import choose_device
 
     work = _targets(inputs, Path(output), format, depth)
     checkpoint = checkpoint or pretrained()
@@ -205,8 +206,8 @@ def _restored(run: Callable, pictures: list[tuple]) -> Iterator[tuple]:
     Pictures that turn out to differ in size, and those that do not fit into memory together, are run apart; None
     stands for the output of one that does not fit by itself.
     """
+    from models.memory import is_out_of_memory
     from models.pipeline import DeblurOutput
-    from models.tiling import is_out_of_memory
 
     layouts = [(picture.pixels.shape, picture.pixels.dtype) for _, _, picture in pictures]
     out, start = None, time.perf_counter()

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from benchmarks.record import machine, write_json
 from evaluate import slots_for
 from evaluation.grid import read_grid
-from models.checkpoints import choose_device, load_pipeline
+from models.checkpoints import load_pipeline
+from models.devices import choose_device
 from models.pipeline import DeblurPipeline, cost_of
 from models.settings import SamplingSettings
 

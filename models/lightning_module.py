@@ -18,7 +18,8 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
 from base.seeds import noise_seed
-from models import checkpoints
+from models.checkpoints import describe
+from models.devices import require_compiler
 from models.diffusion import (
     ScaleKind,
     add_noise,
@@ -29,9 +30,10 @@ from models.diffusion import (
     residual_size,
 )
 from models.objective import Objective
-from models.pipeline import DeblurOutput, DeblurPipeline, require_compiler
+from models.pipeline import DeblurOutput, DeblurPipeline
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
+from models.warm_start import copy_weights
 
 Distance = Literal["l1", "charbonnier", "l2", "psnr"]
 SIZE_WEIGHT = 0.01  # the size head's gradient shares the clipping with the rest, and must not rule it
@@ -81,7 +83,7 @@ class Predict(L.LightningModule):
         if compiled:  # both in place, so that the names of the weights stay
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
-            checkpoints.copy_weights(init_from, predictor=predictor)
+            copy_weights(init_from, predictor=predictor)
 
     def pipeline(self) -> DeblurPipeline:
         """The weights as they are now, as the pipeline that validation, sampling and export use."""
@@ -164,7 +166,7 @@ class Predict(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # With this a .ckpt says what it holds in plain values, and loads without its config and without pickle.
-        checkpoint["pipeline"] = checkpoints.describe(self.pipeline())
+        checkpoint["pipeline"] = describe(self.pipeline())
         checkpoint["objective"] = self.objective_values()
 
 
@@ -247,7 +249,7 @@ class PredictAndRefine(Predict):
         self.register_buffer("residual_square", torch.tensor(1.0))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
-            checkpoints.copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+            copy_weights(init_from, predictor=predictor, denoiser=denoiser)
         if predictor_training == "frozen":
             predictor.requires_grad_(False).eval()  # eval: batch statistics stay too; Lightning keeps a layer's mode
 

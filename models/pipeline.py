@@ -1,9 +1,10 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import PIL.Image
@@ -11,8 +12,6 @@ import torch
 from diffusers import DDPMScheduler, DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
 
 # Loading a saved pipeline looks its classes up among the modules already imported.
 import models.slim_unet
@@ -20,9 +19,12 @@ import models.spandrel_predictor
 import models.u2net
 import models.unet
 import models.untrained
+from models.bands import InBands, is_large
+from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
+from models.memory import Footprint
 from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
-from models.settings import SamplingSettings
+from models.settings import OLD_NAMES, SamplingSettings, current_names
 from models.tiling import Tiling, whole
 
 _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
@@ -75,7 +77,10 @@ class DeblurPipeline(DiffusionPipeline):
     ):
         super().__init__()
         self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {}, scale_kind=scale_kind)
+        presets = current_names(presets or {})
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
+        self.compiled = False
+        self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
 
     def save_pretrained(self, folder: str | Path, **options) -> None:
         """As diffusers does it; weights may be read by whom the umask lets, not by the owner alone (safetensors)."""
@@ -86,6 +91,7 @@ class DeblurPipeline(DiffusionPipeline):
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
+        name = OLD_NAMES.get(name, name)
         if name not in self.config.presets:
             known = ", ".join(self.config.presets) or "none"
             raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
@@ -237,23 +243,47 @@ class DeblurPipeline(DiffusionPipeline):
             ValueError: on a CPU, where there is no C++ compiler.
         """
         require_compiler(self.device)
-        for network in (self.predictor, self.denoiser):
-            if isinstance(getattr(network, "unet", None), models.unet.UNet):
-                network.unet.banded = False
+        self.compiled = True
         self.predictor.compile(dynamic=False)
         if self.denoiser is not None:
             graphs = "reduce-overhead" if self.device.type == "cuda" else None
             self.denoiser.compile(dynamic=False, mode=graphs)
 
     def _predict(self, blurry: Tensor, tile: int | None, memory: int | None = None) -> Tensor:
-        tiling = Tiling(self.predictor.receptive_field, self.predictor.stride, tile, memory)
-        return tiling(self.predictor, [blurry])
+        predictor, tiling = self._for_size("predictor", blurry, tile, memory)
+        return tiling(predictor, [blurry])
+
+    def _for_size(
+        self,
+        name: Literal["predictor", "denoiser"],
+        image: Tensor,
+        tile: int | None,
+        memory: int | None,
+        fields: int = 1,
+    ) -> tuple[Callable[..., Tensor], Tiling]:
+        """A network as it should be called for images of this size, and its tiling."""
+        network = getattr(self, name)
+        # Compilation would make a program of every band.
+        banded = isinstance(getattr(network, "unet", None), models.unet.UNet) and is_large(image) and not self.compiled
+        footprint = self._footprints[name, banded, image.device.type]
+        tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, footprint)
+        return InBands(network) if banded else network, tiling
 
     def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), of pictures in [-1, 1]."""
         return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
 
-    def _refine(self, blurry, prediction, settings, seed, names, progress, tile, memory=None) -> DeblurOutput:
+    def _refine(
+        self,
+        blurry: Tensor,
+        prediction: Tensor,
+        settings: SamplingSettings | None,
+        seed: int,
+        names: Sequence[str] | None,
+        progress: Callable[[Iterable], Iterable],
+        tile: int | None,
+        memory: int | None = None,
+    ) -> DeblurOutput:
         """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         settings = settings or self.default_settings
         names = [""] * len(blurry) if names is None else names
@@ -267,13 +297,13 @@ class DeblurPipeline(DiffusionPipeline):
         if settings.blend > 0:
             s = self.scale(prediction, blurry)
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
-            tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride, tile, memory, fields)
+            denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
         samples, moments = [], _Moments()
         for k in range(K):
             x = x_init
             if settings.blend > 0:
                 r_0 = sample_residual(
-                    self.denoiser,
+                    denoiser,
                     blurry,
                     x_init,
                     make_scheduler(settings, training_betas),
@@ -356,17 +386,6 @@ class _Moments:
 
     def std(self) -> Tensor:
         return (self.squares / (self.count - 1)).sqrt()
-
-
-def require_compiler(device: torch.device) -> None:
-    """ValueError where torch.compile would make code for a CPU, and there is no C++ compiler."""
-    if device.type == "cpu":
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler:
-            raise ValueError(
-                "compiling for a CPU needs a C++ compiler, and no g++ was found: install one, or do not compile"
-            ) from None
 
 
 def _to_network(x: Tensor) -> Tensor:

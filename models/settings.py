@@ -1,13 +1,20 @@
 """Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
+Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
+OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets; older checkpoints and scripts have them
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
+
+
+def current_names(presets: dict[str, Any]) -> dict[str, Any]:
+    """Presets under the names of today."""
+    return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class SamplingSettings:
         log_snr_max: log-SNR of the first step, for log_snr.
         log_snr_min: log-SNR of the last (noisiest) step, for log_snr.
         eta: noise of ddim's steps: 0 deterministic, 1 the variance of the exact posterior.
-        num_samples: samples drawn for each picture.
+        num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, between them a pixelwise blend.
     """

@@ -1,12 +1,11 @@
-"""The paper's U-Net: no normalisation, no attention, so what it does at one place never depends on the picture's size.
+"""The paper's U-Net: no normalisation, no attention, so what it does at one place never depends on the image's size.
 
 SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al. 2019), as Whang et al. 2022 changed it:
 self-attention, positional encoding and group normalisation removed. One network shape serves twice, as `UNetPredictor`
 (c = 64, 26.6 M parameters) and as `Denoiser` (c = 32, 6.8 M).
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
 from models.heads import SizeHead
-from models.tiling import in_bands, whole
 
 Norm = Literal["none", "pixel"]
 Modulation = Literal["add", "scale_shift"]
@@ -91,7 +89,7 @@ class ResidualBlock(nn.Module):
 class UNet(nn.Module):
     """Channels c * multipliers[i] at resolution 1 / 2^i, `blocks` residual blocks a level down and one more a level up.
 
-    Input (one picture, or several whose channels are put together) and output (N, channels, H, W), any H and W: padded
+    Input (one image, or several whose channels are put together) and output (N, channels, H, W), any H and W: padded
     inside to a multiple of `stride` by repeating the border, and cropped back. The last layer starts at zero. With
     unshuffle k the first resolution is that of k x k pixels put side by side as channels (Shi et al., CVPR 2016): k^2
     times fewer places for the same width.
@@ -99,29 +97,28 @@ class UNet(nn.Module):
 
     def __init__(
         self,
-        in_channels,
-        out_channels,
-        channels,
-        multipliers,
-        blocks,
-        dropout=0.0,
-        embedding_channels=0,
-        unshuffle=1,
-        norm="none",
-        modulation="add",
-        stem=1,
-        size_head=False,
+        in_channels: int,
+        out_channels: int,
+        channels: int,
+        multipliers: Sequence[int],
+        blocks: int,
+        dropout: float = 0.0,
+        embedding_channels: int = 0,
+        unshuffle: int = 1,
+        norm: Norm = "none",
+        modulation: Modulation = "add",
+        stem: int = 1,
+        size_head: bool = False,
     ):
         super().__init__()
         if norm not in ("none", "pixel"):
             raise ValueError(f"norm must be 'none' or 'pixel', got {norm!r}")
 
-        def block(i, o, resample=None):
+        def block(i: int, o: int, resample: Literal["down", "up"] | None = None) -> ResidualBlock:
             return ResidualBlock(i, o, resample, embedding_channels, dropout, norm, modulation)
 
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
-        self.banded = True  # False for compilation, which would make a program of every band
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
         self.stem = nn.Conv2d(in_channels, channels, stem, padding=stem // 2)
@@ -163,44 +160,33 @@ class UNet(nn.Module):
         radius = (radius + 1) * self.unshuffle  # the head is a 3x3 convolution too
         return -(-radius // self.stride) * self.stride
 
-    def forward(self, *pictures: Tensor, embedding: Tensor | None = None) -> Tensor:
+    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
-        apply = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
-        # Of a large picture only what one block hands to another is whole: the blocks themselves run in bands of rows.
-        run = in_bands if self.banded else whole
-
-        def call(block: nn.Module, x: Tensor) -> Tensor:
-            return apply(block, x, embedding)
-
-        def join(upsample: nn.Module | None, block: nn.Module, h: Tensor, skip: Tensor) -> Tensor:
-            h = h if upsample is None else call(upsample, h)
-            return call(block, torch.cat([h, skip], dim=1))
-
-        height, width = pictures[0].shape[-2:]
-        h = run(self._enter, pictures, self.stride)  # (N, c, H, W)
+        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
+        height, width = images[0].shape[-2:]
+        h = self.enter(*images)  # (N, c, H, W)
         skips = [h]
         for block in self.down:
-            h = run(partial(call, block), [h], 2 if isinstance(block.resample, nn.AvgPool2d) else 1)
+            h = run(block, h, embedding)
             skips.append(h)
         for block in self.middle:
-            h = run(partial(call, block), [h])  # (N, 4c, H/8, W/8)
-        upsample = None
+            h = run(block, h, embedding)  # (N, 4c, H/8, W/8)
         for block in self.up:
-            if isinstance(block.resample, nn.Upsample):
-                upsample = block  # in the bands of the next block: its whole result would be the largest of all
-                continue
-            h = run(partial(join, upsample, block), [h, skips.pop()])
-            upsample = None
-        return run(self._leave, [h])[..., :height, :width]
+            if not isinstance(block.resample, nn.Upsample):
+                h = torch.cat([h, skips.pop()], dim=1)
+            h = run(block, h, embedding)
+        return self.leave(h)[..., :height, :width]
 
-    def _enter(self, *pictures: Tensor) -> Tensor:
-        height, width = pictures[0].shape[-2:]
-        x = torch.cat(pictures, dim=1).to(self.stem.weight.dtype)
+    def enter(self, *images: Tensor) -> Tensor:
+        """Images of one size -> the first features, of a height and width padded to multiples of `stride`."""
+        height, width = images[0].shape[-2:]
+        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
         if height % self.stride or width % self.stride:  # else a copy, which torch.compile cannot differentiate
             x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         return self.stem(F.pixel_unshuffle(x, self.unshuffle))
 
-    def _leave(self, h: Tensor) -> Tensor:
+    def leave(self, h: Tensor) -> Tensor:
+        """The last features -> the output, still padded."""
         out = F.pixel_shuffle(self.head(h), self.unshuffle)
         return out if self.log_size is None else torch.cat([out.float(), self.log_size(h)], dim=1)
 
@@ -238,12 +224,13 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
 
-    def forward(self, blurry: Tensor) -> Tensor:
+    def forward(self, blurry: Tensor, run: Callable[..., Tensor] = UNet.__call__) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
 
-        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|.
+        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|. `run` calls the
+        U-Net; `models.bands.unet_in_bands` does so in less memory.
         """
-        out = self.unet(blurry).float()
+        out = run(self.unet, blurry).float()
         x_init = blurry.float() + out[:, :3]
         return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
 
@@ -297,19 +284,28 @@ class Denoiser(ModelMixin, ConfigMixin):
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 
-    def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:
+    def forward(
+        self,
+        r_t: Tensor,
+        blurry: Tensor,
+        alpha_bar: Tensor,
+        x_init: Tensor,
+        run: Callable[..., Tensor] = UNet.__call__,
+    ) -> Tensor:
         """One denoising evaluation.
 
         Args:
             r_t: noisy scaled residual (N, 3, H, W).
             blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used where `condition` asks for it.
-            alpha_bar: noise level of each picture (N,), in (0, 1].
+            alpha_bar: noise level of each image (N,), in (0, 1].
+            run: calls the U-Net, as in `UNetPredictor.forward`.
 
         Returns:
             What `prediction_type` names, (N, 3, H, W), float32.
         """
-        pictures = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
-        return self.unet(*pictures, embedding=self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)).float()
+        images = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
+        embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
+        return run(self.unet, *images, embedding=embedding).float()
 
 
 class NoiseLevelEmbedding(nn.Module):

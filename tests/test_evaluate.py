@@ -22,11 +22,12 @@ from data import images
 from evaluation.controls import control_images
 from evaluation.grid import CONTROLS
 from evaluation.metrics import psnr
-from models.checkpoints import CheckpointError, checkpoint_hash, load_pipeline
+from models.checkpoints import checkpoint_hash, load_pipeline
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
+from models.weights import CheckpointError
 
 ROOT = Path(__file__).parents[1]
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 3]}\n"

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from models.checkpoints import has_bf16, load_pipeline
+from models.checkpoints import load_pipeline
+from models.devices import has_bf16
 from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor

@@ -9,12 +9,12 @@ ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | 
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data"}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion", "tiling", "weights", "recompute", "heads"},
-    {"unet", "untrained", "spandrel_predictor"},
-    {"slim_unet", "u2net"},
-    {"sampling", "objective"},
-    {"pipeline"},
+    {"settings", "schedules", "diffusion", "memory", "devices", "weights", "recompute", "heads"},
+    {"unet", "untrained", "spandrel_predictor", "tiling"},
+    {"u2net", "slim_unet", "bands", "sampling", "objective"},
+    {"pipeline", "hub"},
     {"checkpoints"},
+    {"export", "presets", "warm_start"},
     {"lightning_module"},
 ]
 

@@ -18,12 +18,12 @@ def gradient_energy(picture: torch.Tensor) -> float:
 def test_it_is_small_and_has_presets():
     assert sum(file.stat().st_size for file in PRETRAINED.rglob("*") if file.is_file()) < 16 * 2**20
     pipeline = load_pipeline(str(PRETRAINED))
-    assert set(pipeline.config.presets) == {"faithful", "balanced", "vivid"}
+    assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"}
     assert pipeline.default_settings == pipeline.preset("balanced")
 
 
 def test_a_really_blurred_photograph_gets_sharper(tmp_path):
-    assert sample.main([str(EXAMPLES / "rsblur_2.jpg"), "--output", str(tmp_path), "--preset", "faithful"]) == 0
+    assert sample.main([str(EXAMPLES / "rsblur_2.jpg"), "--output", str(tmp_path), "--preset", "fidelity"]) == 0
     blurry, restored = (images.read(folder / "rsblur_2.jpg") for folder in (EXAMPLES, tmp_path))
     assert restored.shape == blurry.shape
     assert gradient_energy(restored) > 1.1 * gradient_energy(blurry)

@@ -13,7 +13,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import remove_parts, sole_user
-from models.checkpoints import has_bf16, load_pipeline
+from models.checkpoints import load_pipeline
+from models.devices import has_bf16
 from models.lightning_module import Predict
 from models.weights import CheckpointError
 from training.averages import Averages

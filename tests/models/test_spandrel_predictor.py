@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from models.checkpoints import CheckpointError, describe, load_pipeline
+from models.checkpoints import describe, load_pipeline
 from models.lightning_module import PredictAndRefine
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.spandrel_predictor import SpandrelPredictor
 from models.unet import Denoiser
+from models.weights import CheckpointError
 from tests.models.test_lightning_module import fit
 from tests.models.test_pipeline import tiny_pipeline
 

@@ -1,11 +1,13 @@
-"""Tiles against the whole picture: the reach of a network, exactness, memory."""
+"""Tiles against the whole image: the receptive field of a network, exactness, memory."""
 
 import pytest
 import torch
 
+from models.bands import InBands
+from models.memory import Footprint, _LiveBytes
 from models.settings import SamplingSettings
 from models.slim_unet import SlimUNet
-from models.tiling import Tiling, _LiveBytes, ramps, spans
+from models.tiling import Tiling, ramps, spans
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNet, UNetPredictor
 from models.untrained import IdentityPredictor
@@ -23,7 +25,7 @@ def seed():
     [((1, 2), 1, 1), ((1, 2, 3), 1, 1), ((1, 1, 1, 1), 1, 1), ((1, 1), 3, 1), ((1, 2), 1, 2), ((1,), 1, 4)],
 )
 def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks, unshuffle):
-    # Weights of one sign and no activation near zero: nothing cancels, so the reach seen is the reach there is.
+    # Weights of one sign and no activation near zero: nothing cancels, so what is seen is all that can be.
     unet = UNet(1, 1, 2, multipliers, blocks, unshuffle=unshuffle).double()
     for parameter in unet.parameters():
         torch.nn.init.uniform_(parameter, 0.01, 0.05)
@@ -162,24 +164,50 @@ def test_live_bytes_are_counted_and_forgotten():
     assert live.peak == 4000 and live.now == 2000 + 40 and len(sum_of_view) == 10
 
 
-def test_tiles_come_from_free_memory(monkeypatch):
-    denoiser = UNetPredictor(16, (1, 2), 1).eval()
-    x = torch.rand(1, 3, 200, 3000)
-
-    def chosen(free):
-        monkeypatch.setattr("models.tiling.free_memory", lambda device: free)
+def test_what_a_pixel_takes_is_measured_once_and_holds_for_any_size():
+    network, sizes = UNetPredictor(8, (1, 2), 1).eval(), []
+    network.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape)))
+    for function in (network, InBands(network)):
+        footprint = Footprint()
         with torch.no_grad():
-            tiling = Tiling(denoiser.receptive_field, 2)
-            tiling._fit(denoiser, [x])
-            return tiling.tile
+            measured = [footprint(function, [torch.rand(3, 3, 200, 160)]) for _ in range(2)]
+            with _LiveBytes() as live:
+                function(torch.rand(1, 3, 192, 256))
+        assert sizes == [(1, 3, 128, 128), (1, 3, 192, 256)] and measured[0] == measured[1]
+        assert live.peak < measured[0] * 192 * 256 < 2 * live.peak
+        sizes.clear()
 
-    assert chosen(1 << 40) == 3000
-    tiles = [chosen(free) for free in (1 << 29, 1 << 27, 1 << 25, 0)]
-    assert tiles == sorted(tiles, reverse=True) and 64 == tiles[-1] < tiles[0] <= 2048
+
+def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
+    """24 megapixels at 1000 bytes a pixel: the largest tile whose core and halo fit into what is left."""
+    monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 400_000_000)
+    footprint = Footprint()
+    footprint.bytes_per_pixel = 1000.0
+    image = torch.empty(1, 1).expand(1, 3, 4000, 6000)  # no memory of its own
+
+    def chosen(memory, count=1, fields=1, receptive_field=352):
+        tiling = Tiling(receptive_field, 16, memory=memory, fields=fields, footprint=footprint)
+        tiling._fit(None, [image.expand(count, -1, -1, -1)])
+        return tiling.tile, tiling.together
+
+    own = 400_000_000 + 4000 * 6000 * 3 * 4
+    for side in (128, 1024, 2048):
+        takes = 1000 * (side + 2 * 352) ** 2
+        assert chosen(own + takes) == (side, 1) and chosen(own + takes - 1)[0] < side
+        assert chosen(own + takes, fields=2)[0] < side
+    takes = 1000 * 4000 * (4096 + 2 * 352)  # a tile is no higher than the image
+    assert chosen(own + takes) == (4096, 1)
+    assert chosen(own + 1000 * 4000 * 6000) == (6000, 1)
+    assert chosen(0) == (64, 1)
+    assert chosen(own + 4000 * 6000 * 12 + 2 * 1000 * 4000 * 6000, count=2) == (6000, 2)
+    assert chosen(own + 1000 * (1024 + 2 * 256) ** 2, receptive_field=None) == (1024, 1)
+    monkeypatch.setattr("models.tiling.free_memory", lambda device: 2 * 1000 * (512 + 2 * 352) ** 2)
+    assert chosen(None) == chosen(1 << 40) == (512, 1)
 
 
 def test_tiles_do_not_depend_on_the_batch():
-    """What a batch holds more than one picture is done picture by picture, in the tiles that one would have."""
+    """What a batch holds more than one image is done image by image, in the tiles that one would have."""
     network, sizes = UNetPredictor(4, (1, 2), 1).eval(), []
 
     def seen(x):
@@ -201,22 +229,3 @@ def test_the_identity_is_tiled_too():
     pipeline = tiny_pipeline(IdentityPredictor())
     x = torch.rand(1, 3, 150, 70)
     assert torch.equal(pipeline.predict(x, tile=64), pipeline.predict(x))
-
-
-@pytest.mark.parametrize("unshuffle", [1, 2])
-@pytest.mark.parametrize(("band", "size"), [(1, (70, 33)), (500, (123, 45)), (3000, (97, 130))])
-def test_bands_equal_whole(monkeypatch, unshuffle, band, size):
-    denoiser = stir(Denoiser(8, (1, 2, 3), 1, unshuffle=unshuffle)).double()
-    pictures = torch.randn(3, 2, 3, *size, dtype=torch.float64)
-    level, rows = torch.rand(2, dtype=torch.float64), []
-    block = denoiser.unet.down[0]
-    block.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].shape[-2]))
-
-    def run():
-        with torch.no_grad():
-            return denoiser.unet(*pictures[:2], embedding=denoiser.embedding(level).double())
-
-    whole = run()
-    monkeypatch.setattr("models.tiling.CPU_BAND", band)
-    assert (run() - whole).abs().max() < 1e-12 < whole.std()
-    assert len(rows) > 3 and max(rows[1:]) < rows[0]

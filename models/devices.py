@@ -1,0 +1,42 @@
+"""Which device to compute on, and what it can do."""
+
+import os
+import shutil
+import sys
+
+import torch
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of that name; "auto": the first of cuda, mps and cpu that is there. ValueError if it is not."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name} cannot be used here: {reason}") from error
+    return torch.device(name)
+
+
+def has_bf16(device: str | torch.device) -> bool:
+    """Whether the device has units for bfloat16, so that it is the faster choice."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if kind == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+    return False
+
+
+def require_compiler(device: torch.device) -> None:
+    """ValueError where torch.compile would make code for a CPU, and the C++ compiler that it takes is missing."""
+    if device.type != "cpu":
+        return
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    compiler = (os.environ.get("CXX") or usual).split()[0]
+    if shutil.which(compiler) is None:
+        raise ValueError(
+            f"compiling for a CPU needs a C++ compiler, and {compiler} was not found: install one, or do not compile"
+        )

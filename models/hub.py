@@ -1,0 +1,40 @@
+"""Checkpoints by name: folders here, and those of the Hugging Face hub."""
+
+import os
+from pathlib import Path
+
+from models.weights import CheckpointError
+
+
+def find_folder(source: str) -> Path:
+    """A checkpoint's folder: the one of that name here, or a hub id "user/name" or "user/name@revision", downloaded.
+
+    What was downloaded once comes from the cache where the hub cannot be reached.
+
+    Raises:
+        CheckpointError: there is no such folder, and the hub did not give it.
+    """
+    if os.path.isdir(source):
+        return Path(source)
+    name, _, revision = source.partition("@")
+    if os.path.exists(source) or source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.md"])
+        )
+    except Exception as error:  # whatever the network or the hub says
+        raise CheckpointError(
+            f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error)}"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error of huggingface_hub; never with the token, which a server may have sent back."""
+    from huggingface_hub import get_token
+
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    token = get_token()
+    return reason.replace(token, "***") if token else reason

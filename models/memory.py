@@ -1,0 +1,100 @@
+"""What a network takes of a device's memory, and what there is of it."""
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SAMPLE = 128  # side of the part of an image that is measured
+COPIES = 3 / 2  # what convolutions copy inside is shown by no tensor
+
+
+class Footprint:
+    """Bytes that a function takes for each pixel of an image: measured once, on a small part of the first.
+
+    torch tells the peak of a GPU but not of a CPU: its profiler could, but takes seconds and writes to the terminal.
+    So the tensors are counted.
+    """
+
+    def __init__(self):
+        self.bytes_per_pixel: float | None = None
+
+    def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> float:
+        """Of function(*images), images (N, C, H, W)."""
+        if self.bytes_per_pixel is None:
+            parts = [image[:1, :, :SAMPLE, :SAMPLE] for image in images]
+            height, width = parts[0].shape[-2:]
+            with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
+                function(*parts)
+            self.bytes_per_pixel = COPIES * live.peak / (height * width)
+        return self.bytes_per_pixel
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated now; on Linux without swapping, and within the limit of a container."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return 4 * 1024**3  # other systems do not say it in one place; what a small laptop has to spare
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
+        file = Path("/sys/fs/cgroup") / name
+        if file.is_file() and (limit := file.read_text().strip()).isdigit():
+            free = min(free, max(0, int(limit) - used_memory(device)))
+    return free
+
+
+def used_memory(device: torch.device) -> int:
+    """Bytes that this process holds now, on the device."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        return 1024**3  # about what Python with torch takes, and a photograph
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Return freed memory to the system; glibc would keep hundreds of megabytes after a large tile."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, whichever allocator it comes from."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or ("memory" in text and "alloc" in text)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made while it is active and still alive; `peak` is their maximum."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self._counted = weakref.WeakSet()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # whose views are nothing new
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage not in self._counted and storage._cdata not in given:
+                self._counted.add(storage)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage.nbytes())
+                self.peak = max(self.peak, self.now)
+        return result
+
+    def _gone(self, size: int) -> None:
+        self.now -= size

@@ -1,0 +1,18 @@
+"""Presets: sampling settings that are stored with an exported checkpoint, under a name."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from base.files import replacing
+from models.checkpoints import INDEX, index_text
+from models.settings import SamplingSettings, current_names
+from models.weights import read_json
+
+
+def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
+    """Write settings under their names into an exported checkpoint; presets of other names that it has stay."""
+    index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
+    new = {name: asdict(settings) for name, settings in presets.items()}
+    index["presets"] = current_names(index.get("presets", {})) | current_names(new)
+    with replacing(folder / INDEX) as part:
+        part.write_text(index_text(index))

@@ -1,0 +1,93 @@
+import json
+import os
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from safetensors.torch import load_file, save_file
+
+from models.checkpoints import load_pipeline
+from models.export import export
+from models.lightning_module import PredictAndRefine
+from models.presets import save_presets
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from models.weights import CheckpointError
+from tests.models.test_checkpoints import WEIGHTS, sentence
+from tests.models.test_lightning_module import fit
+from tests.models.test_pipeline import tiny_pipeline
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder whose last.ckpt has averaged and raw weights."""
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(0)
+    model = PredictAndRefine(UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), lr=1e-2, warmup_steps=1)
+    saver = ModelCheckpoint(dirpath=folder / "checkpoints", every_n_train_steps=4, save_last=True)
+    fit(model, folder, 4, [EMAWeightAveraging(decay=0.9), saver])
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_export_takes_the_weights_that_are_named(run, tmp_path):
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    states = {"ema": checkpoint["state_dict"], "raw": checkpoint["current_model_state"]}
+    for weights, state in states.items():
+        export(str(run), str(tmp_path / weights), weights, "fp32")
+        pipeline = load_pipeline(str(tmp_path / weights), precision="fp32")
+        for part in ("predictor", "denoiser"):
+            for key, value in getattr(pipeline, part).state_dict().items():
+                assert torch.equal(value, state[f"{part}.{key}"])
+        assert pipeline.config.residual_scale == pytest.approx(state["residual_square"].sqrt().item())
+    assert any(not torch.equal(value, states["raw"][key]) for key, value in states["ema"].items())
+    with pytest.raises(CheckpointError, match="only one kind of weights"):
+        export(str(tmp_path / "ema"), str(tmp_path / "again"), "raw")
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        export(str(run), str(tmp_path / "ema"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fp16_shards_load_as_float32(run, tmp_path):
+    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"), max_shard_size="20KB")
+    shards = sorted((tmp_path / "small" / "predictor").glob("*.safetensors"))
+    assert len(shards) > 2 and all(value.dtype == torch.float16 for value in load_file(shards[0]).values())
+    small = load_pipeline(str(tmp_path / "small"), precision="fp32")
+    whole = load_pipeline(str(run / "checkpoints" / "last.ckpt"), precision="fp32")
+    blurry = torch.rand(1, 3, 16, 16)
+    assert {p.dtype for p in small.predictor.parameters()} == {torch.float32}
+    assert 0 < (small.predict(blurry) - whole.predict(blurry)).abs().max() < 1e-2
+    os.remove(shards[1])
+    assert f"lacks {shards[1].name}" in sentence(tmp_path / "small")
+    for file in (tmp_path / "small" / "predictor").glob("*.index.json"):
+        os.remove(file)
+    assert "several weight files" in sentence(tmp_path / "small")
+
+
+def test_values_too_large_for_fp16_are_refused(folder, tmp_path):
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    state["unet.head.bias"] += 1e6
+    save_file(state, folder / "denoiser" / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"denoiser's unet\.head\.bias .* not finite in fp16"):
+        export(str(folder), str(tmp_path / "small"))
+    assert sorted(tmp_path.iterdir()) == [folder]
+    export(str(folder), str(tmp_path / "small"), dtype="bf16")
+
+
+def test_presets_of_old_names_load_and_are_replaced_under_the_new_ones(folder):
+    index = json.loads((folder / "model_index.json").read_text())
+    old = {"faithful": {"steps": 2}, "vivid": {"sampler": "ddpm", "steps": 8}, "mine": {"steps": 5}}
+    (folder / "model_index.json").write_text(json.dumps(index | {"presets": old}))
+    pipeline = load_pipeline(str(folder))
+    assert set(pipeline.config.presets) == {"fidelity", "perceptual", "mine"}
+    assert pipeline.preset("faithful") == pipeline.preset("fidelity") == SamplingSettings(steps=2)
+    assert pipeline.preset("vivid") == pipeline.preset("perceptual") == SamplingSettings("ddpm", steps=8)
+    save_presets(folder, {"vivid": SamplingSettings(steps=3), "fidelity": SamplingSettings(steps=4)})
+    stored = json.loads((folder / "model_index.json").read_text())["presets"]
+    assert {name: values["steps"] for name, values in stored.items()} == {"fidelity": 4, "perceptual": 3, "mine": 5}
