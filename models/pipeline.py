@@ -91,11 +91,11 @@ class DeblurPipeline(DiffusionPipeline):
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
-        name = OLD_NAMES.get(name, name)
-        if name not in self.config.presets:
+        stored = self.config.presets.get(OLD_NAMES.get(name, name))
+        if stored is None:
             known = ", ".join(self.config.presets) or "none"
             raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
-        return SamplingSettings(**self.config.presets[name])
+        return SamplingSettings(**stored)
 
     @property
     def default_settings(self) -> SamplingSettings:
