@@ -148,8 +148,8 @@ def index_text(index: dict) -> str:
 
 def describe(pipeline: DeblurPipeline) -> dict:
     """All of a pipeline but its weights, in plain values."""
-    networks = {part: {"class": type(n).__name__, "config": _plain(n.config)} for part, n in networks(pipeline).items()}
-    return networks | {
+    found = {part: {"class": type(n).__name__, "config": _plain(n.config)} for part, n in networks(pipeline).items()}
+    return found | {
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
         "scale_kind": pipeline.config.scale_kind,

@@ -91,8 +91,11 @@ def sample_alpha_bar(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
 
 
 def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
-    """r_t = sqrt(alpha_bar) r_0 + sqrt(1 - alpha_bar) eps, with one alpha_bar a picture (N,)."""
-    a = _per_picture(alpha_bar)
+    """r_t = sqrt(alpha_bar) r_0 + sqrt(1 - alpha_bar) eps, with one alpha_bar per image (N,).
+
+    Source: DDPM (Ho et al. 2020), equation 4, of the residual in place of the image.
+    """
+    a = _per_image(alpha_bar)
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
 
 
@@ -100,25 +103,28 @@ def target(r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: Predict
     """What the denoiser's last layer should put out.
 
     v_prediction: v = sqrt(alpha_bar) eps - sqrt(1 - alpha_bar) r_0 (Salimans & Ho 2022, section 4); epsilon: eps (the
-    paper); sample: r_0.
+    paper; DDPM, equation 14); sample: r_0.
     """
     if prediction_type == "epsilon":
         return eps
     if prediction_type == "sample":
         return r_0
-    a = _per_picture(alpha_bar)
+    a = _per_image(alpha_bar)
     return a.sqrt() * eps - (1 - a).sqrt() * r_0
 
 
 def estimate_r_0(output: Tensor, r_t: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:
-    """The denoiser's estimate of r_0 from what its last layer put out; inverse of `target` given r_t."""
+    """The denoiser's estimate of r_0 from what its last layer put out; inverse of `target` given r_t.
+
+    Source: for epsilon DDPM (Ho et al. 2020), equation 15; for v_prediction Salimans & Ho 2022, section 4.
+    """
     if prediction_type == "sample":
         return output
-    a = _per_picture(alpha_bar)
+    a = _per_image(alpha_bar)
     if prediction_type == "epsilon":
         return (r_t - (1 - a).sqrt() * output) / a.sqrt()
     return a.sqrt() * r_t - (1 - a).sqrt() * output
 
 
-def _per_picture(alpha_bar: Tensor) -> Tensor:
+def _per_image(alpha_bar: Tensor) -> Tensor:
     return alpha_bar.view(-1, 1, 1, 1)

@@ -95,7 +95,7 @@ class Predict(L.LightningModule):
         return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """What the predictor's forward gives, and its loss; pictures in [-1, 1]."""
+        """What the predictor's forward gives, and its loss; images in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
         prediction, estimates[0] = estimates[0], estimates[0][:, :3]
         loss = torch.stack([distance(estimate - sharp, self.loss) for estimate in estimates]).mean()
@@ -122,7 +122,7 @@ class Predict(L.LightningModule):
         """What validation and test score."""
         return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
 
-    # Pictures have many sizes, and each would be compiled anew.
+    # Images have many sizes, and each would be compiled anew.
     @torch.compiler.set_stance("force_eager")
     def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
         return self.restore(batch)
@@ -231,7 +231,7 @@ class PredictAndRefine(Predict):
         if noises < 1:
             raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
-            raise ValueError("perceptual is a term of the predictor's loss: leave it away where that has no weight")
+            raise ValueError("perceptual is a term of the predictor's loss: omit it where that has no weight")
         optimisation = lr, weight_decay, betas, warmup_steps, compiled, decay_steps
         super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight)
         self.objective = objective

@@ -5,6 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,9 @@ class _LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
         self._counted = weakref.WeakSet()
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         result = operation(*args, **(kwargs or {}))
         given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # whose views are nothing new
         for tensor in result if isinstance(result, tuple | list) else [result]:

@@ -64,7 +64,7 @@ class Objective:
     def losses(
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
-        """Each picture's loss (N,), from what the denoiser put out (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
+        """Each image's loss (N,), from what the denoiser put out (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
         error = output - target(r_0, eps, alpha_bar, prediction_type)
         losses = (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
         if self.min_snr is None:

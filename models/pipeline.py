@@ -32,10 +32,10 @@ _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only p
 
 @dataclass
 class DeblurOutput(BaseOutput):
-    """What a restoration returns. Tensors are float32 in [0, 1]; with output_type "pil" the pictures are PIL images.
+    """What a restoration returns. Tensors are float32 in [0, 1]; with output_type "pil" the images are PIL images.
 
     Args:
-        images: the restored pictures: N * num_samples of them, all samples of the first picture first; N if averaged.
+        images: the restored images: N * num_samples of them, all samples of the first image first; N if averaged.
         predictions: the predictor's N estimates.
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range; None
@@ -60,7 +60,7 @@ class DeblurPipeline(DiffusionPipeline):
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
 
-    `pipeline(image).images[0]` restores one PIL picture. `save_pretrained(folder)` and `from_pretrained(folder or hub
+    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` and `from_pretrained(folder or hub
     id)` keep all of it. Without a denoiser it predicts only.
     """
 
@@ -91,11 +91,11 @@ class DeblurPipeline(DiffusionPipeline):
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
-        name = OLD_NAMES.get(name, name)
-        if name not in self.config.presets:
+        stored = self.config.presets.get(OLD_NAMES.get(name, name))
+        if stored is None:
             known = ", ".join(self.config.presets) or "none"
             raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
-        return SamplingSettings(**self.config.presets[name])
+        return SamplingSettings(**stored)
 
     @property
     def default_settings(self) -> SamplingSettings:
@@ -132,10 +132,10 @@ class DeblurPipeline(DiffusionPipeline):
             blurry: (N, 3, H, W) in [0, 1].
             prediction: what `predict` returned for it.
             settings: how to sample; None for `default_settings`.
-            seed, names: the noise of a sample comes from the seed, its picture's name and its number, nothing else.
-                Without names all pictures start from the same noise field.
+            seed, names: the noise of a sample comes from the seed, its image's name and its number, nothing else.
+                Without names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
-            tile: side of the denoiser's tiles, without their halo; any gives the same picture. None: whole, or tiles
+            tile: side of the denoiser's tiles, without their halo; any gives the same image. None: whole, or tiles
                 that fit into memory.
 
         Returns:
@@ -212,18 +212,18 @@ class DeblurPipeline(DiffusionPipeline):
         predictor_tile: int | None = None,
         memory: int | None = None,
     ) -> DeblurOutput:
-        """Restore one picture or a batch of pictures of one size.
+        """Restore one image or a batch of images of one size.
 
         Args:
-            image: a PIL picture, a list of them, or a tensor (3, H, W) or (N, 3, H, W) in [0, 1], or of uint8 or uint16
-                (a large picture then takes less memory). Any H and W.
+            image: a PIL image, a list of them, or a tensor (3, H, W) or (N, 3, H, W) in [0, 1], or of uint8 or uint16
+                (a large image then takes less memory). Any H and W.
             settings, seed, names, progress, tile: as in `refine`.
             output_type: "pil" or "pt".
             predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
 
         Raises:
-            ValueError: pictures of different sizes, a tensor of another shape, an unknown output_type.
+            ValueError: images of different sizes, a tensor of another shape, an unknown output_type.
         """
         if output_type not in ("pil", "pt"):
             raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
@@ -235,9 +235,9 @@ class DeblurPipeline(DiffusionPipeline):
         return output
 
     def compile(self) -> None:
-        """Compile both networks in place, for each size of picture or tile anew; the first calls are slow.
+        """Compile both networks in place, for each size of image or tile anew; the first calls are slow.
 
-        On a GPU the denoiser's steps become CUDA graphs. The predictor runs once a picture, so it is left without.
+        On a GPU the denoiser's steps become CUDA graphs. The predictor runs once per image, so it is left without.
 
         Raises:
             ValueError: on a CPU, where there is no C++ compiler.
@@ -270,7 +270,7 @@ class DeblurPipeline(DiffusionPipeline):
         return InBands(network) if banded else network, tiling
 
     def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
-        """s(p) (N, 1, H, W), of pictures in [-1, 1]."""
+        """s(p) (N, 1, H, W), of images in [-1, 1]."""
         return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
 
     def _refine(
@@ -284,11 +284,11 @@ class DeblurPipeline(DiffusionPipeline):
         tile: int | None,
         memory: int | None = None,
     ) -> DeblurOutput:
-        """`refine` of pictures in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
+        """`refine` of images in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         settings = settings or self.default_settings
         names = [""] * len(blurry) if names is None else names
         if len(names) != len(blurry):
-            raise ValueError(f"{len(blurry)} pictures, but {len(names)} names")
+            raise ValueError(f"{len(blurry)} images, but {len(names)} names")
         if self.denoiser is None and settings.blend > 0:
             raise ValueError(_NO_DENOISER)
         K, x_init = settings.num_samples, prediction[:, :3]
@@ -371,7 +371,7 @@ class _Taker:
 
 
 class _Moments:
-    """Mean and standard deviation of pictures that come one by one (Welford 1962)."""
+    """Mean and standard deviation of images that come one by one (Welford 1962)."""
 
     def __init__(self):
         self.count, self.mean, self.squares = 0, None, None
@@ -402,13 +402,13 @@ def _to_tensor(image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor, devi
     if isinstance(image, Tensor):
         batch = image[None] if image.ndim == 3 else image
         if batch.ndim != 4 or batch.shape[1] != 3:
-            raise ValueError(f"a picture tensor must be (3, H, W) or (N, 3, H, W), got {tuple(image.shape)}")
+            raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(image.shape)}")
         batch = batch.to(device)
         return batch if batch.is_floating_point() else batch.float().div_(torch.iinfo(batch.dtype).max)
-    pictures = [image] if isinstance(image, PIL.Image.Image) else list(image)
-    if len({picture.size for picture in pictures}) != 1:
-        raise ValueError(f"a batch needs pictures of one size, got {sorted({p.size for p in pictures})}")
-    arrays = [np.asarray(picture.convert("RGB"), dtype=np.float32) / 255 for picture in pictures]
+    images = [image] if isinstance(image, PIL.Image.Image) else list(image)
+    if len({image.size for image in images}) != 1:
+        raise ValueError(f"a batch needs images of one size, got {sorted({p.size for p in images})}")
+    arrays = [np.asarray(image.convert("RGB"), dtype=np.float32) / 255 for image in images]
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).to(device)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -9,6 +10,9 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from models.weights import read_folder, read_json, read_weights
+
+if TYPE_CHECKING:
+    from spandrel import ImageModelDescriptor
 
 MISSING = "networks of others need the spandrel package: pip install -r requirements-extra.txt"
 
@@ -25,12 +29,12 @@ class SpandrelPredictor(ModelMixin, ConfigMixin):
         weights: the weights themselves, in place of the path.
 
     Raises:
-        ValueError: no spandrel, a file that cannot be read, or a network that does not make an RGB picture out of an
-            RGB picture of the same size; one sentence.
+        ValueError: no spandrel, a file that cannot be read, or a network that does not make an RGB image out of an
+            RGB image of the same size; one sentence.
     """
 
     ignore_for_config = ["path", "weights"]  # noqa: RUF012 (the name diffusers reads)
-    receptive_field = None  # not known; many of these networks average over the picture
+    receptive_field = None  # not known; many of these networks average over the image
 
     @register_to_config
     def __init__(
@@ -52,7 +56,7 @@ class SpandrelPredictor(ModelMixin, ConfigMixin):
             raise ValueError(
                 f"{what} is a {descriptor.architecture.name} for {descriptor.purpose} with"
                 f" {descriptor.input_channels} channels in and {descriptor.output_channels} out; a predictor restores"
-                " RGB pictures of unchanged size"
+                " RGB images of unchanged size"
             )
         self.register_to_config(architecture=str(descriptor.architecture.id))
         self._descriptor = descriptor
@@ -79,16 +83,16 @@ class SpandrelPredictor(ModelMixin, ConfigMixin):
 
         spandrel speaks [0, 1], pads to the sizes that the network takes, and clips what it gives.
         """
-        picture = ((blurry.float() + 1) / 2).to(self._descriptor.dtype)
+        image = ((blurry.float() + 1) / 2).to(self._descriptor.dtype)
         # Cloned, since what inference mode made could not enter the denoiser's training.
-        return self._descriptor(picture).clone().float() * 2 - 1
+        return self._descriptor(image).clone().float() * 2 - 1
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
         """Nothing here is trained, so nothing is supervised but x_init itself."""
         return [self(blurry)]
 
 
-def _load(weights: dict[str, Tensor], architecture: str | None, what: str):
+def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "ImageModelDescriptor":
     """spandrel's descriptor of the network that the weights belong to."""
     if importlib.util.find_spec("spandrel") is None:
         raise ValueError(MISSING)

@@ -129,7 +129,7 @@ class U2NetPredictor(ModelMixin, ConfigMixin):
             stage's features, which it does not train.
     """
 
-    receptive_field = None  # most of a picture: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
+    receptive_field = None  # most of an image: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
     _supports_gradient_checkpointing = True
 
     @register_to_config

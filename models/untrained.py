@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class IdentityPredictor(ModelMixin, ConfigMixin):
-    """x_init = y: the denoiser samples the difference between the sharp and the blurry picture."""
+    """x_init = y: the denoiser samples the difference between the sharp and the blurry image."""
 
     receptive_field, stride = 0, 1
 
@@ -26,7 +26,7 @@ class IdentityPredictor(ModelMixin, ConfigMixin):
 
 
 class ZeroPredictor(IdentityPredictor):
-    """x_init = 0 (mid grey): the denoiser samples the whole picture, the one-network conditional DDPM of SR3."""
+    """x_init = 0 (mid grey): the denoiser samples the whole image, the one-network conditional DDPM of SR3."""
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""

@@ -1,6 +1,5 @@
-"""A small server that speaks the parts of the hub's file protocol that pushing and loading a folder use."""
+"""A small server that speaks the parts of the hub's file protocol that loading a folder uses."""
 
-import base64
 import hashlib
 import json
 import threading
@@ -9,12 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories in memory, on loopback: name -> commit -> path -> content. Writing needs the token."""
+    """Repositories in memory, on loopback: name -> commit -> path -> content."""
 
-    def __init__(self, token):
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.token, self.repos, self.branches, self.objects = token, {}, {}, {}
-        self.requests = []
+        self.repos, self.branches, self.requests = {}, {}, []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def __enter__(self):
@@ -29,7 +27,7 @@ class Hub(ThreadingHTTPServer):
         """Store a commit on a branch; returns its hash."""
         content = repr(sorted((path, hashlib.sha256(data).hexdigest()) for path, data in files.items()))
         sha = hashlib.sha1((repo + content).encode()).hexdigest()
-        self.repos[repo][sha] = files
+        self.repos.setdefault(repo, {})[sha] = files
         self.branches[repo, revision] = sha
         return sha
 
@@ -51,66 +49,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def _allowed(self):
-        given = self.headers.get("Authorization", "")
-        if given == f"Bearer {self.server.token}":
-            return True
-        # A careless server: it sends back what it was given.
-        self._answer(403, {"error": "no"}, {"X-Error-Message": f"You may not write here as {given}"})
-        return False
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        path = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-        self.server.requests.append(("POST", self.path))
-        if path == ["api", "validate-yaml"]:
-            return self._answer(200, {"errors": [], "warnings": []})
-        if not self._allowed():
-            return None
-        if path == ["api", "repos", "create"]:
-            wanted = json.loads(body)
-            repo = f"{wanted['organization']}/{wanted['name']}"
-            if repo in self.server.repos:
-                return self._answer(409, {"error": "there already", "url": f"{self.server.url}/{repo}"})
-            self.server.repos[repo] = {}
-            self.server.commit(repo, "main", {})
-            return self._answer(200, {"url": f"{self.server.url}/{repo}"})
-        if path[-4:] == ["info", "lfs", "objects", "batch"]:
-            objects = json.loads(body)["objects"]
-            actions = [
-                {**one, "actions": {"upload": {"href": f"{self.server.url}/upload/{one['oid']}"}}} for one in objects
-            ]
-            return self._answer(200, {"transfer": "basic", "objects": actions})
-        repo = "/".join(path[2:4])
-        if path[4] == "preupload":
-            modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
-            return self._answer(200, {"files": modes})
-        if path[4] == "commit":
-            files = dict(self.server.files(repo, path[5]) or {})
-            for line in map(json.loads, body.splitlines()):
-                value = line["value"]
-                if line["key"] == "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                elif line["key"] == "lfsFile":
-                    files[value["path"]] = self.server.objects[value["oid"]]
-            sha = self.server.commit(repo, path[5], files)
-            return self._answer(200, {"commitUrl": f"{self.server.url}/{repo}/commit/{sha}", "commitOid": sha})
-        return self._answer(404, {"error": "unknown"})
-
-    def do_PUT(self):
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        oid = self.path.rpartition("/")[2]
-        assert hashlib.sha256(content).hexdigest() == oid
-        self.server.objects[oid] = content
-        self._answer(200)
 
     def do_GET(self):
         self.server.requests.append((self.command, self.path))

@@ -1,4 +1,4 @@
-"""Pushing to and loading from the hub: real processes against a small server on loopback."""
+"""Loading from the hub: real processes against a small server on loopback."""
 
 import os
 import subprocess
@@ -15,7 +15,8 @@ TOKEN = "hf_of_the_owner"
 WEIGHTS = "predictor/diffusion_pytorch_model.safetensors"
 LOAD = """
 import sys
-from models.checkpoints import CheckpointError, load_pipeline
+from models.checkpoints import load_pipeline
+from models.weights import CheckpointError
 for name in map(str.strip, sys.stdin):
     try:
         pipeline = load_pipeline(name, precision="fp32")
@@ -33,11 +34,11 @@ def folder(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def start(command, tmp_path, hub, token=TOKEN, **environment):
+def start(command, tmp_path, hub, **environment):
     settings = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": token,
+        "HF_TOKEN": TOKEN,
         "HF_HUB_DISABLE_XET": "1",  # the server speaks the protocol below it
         "HF_HUB_ETAG_TIMEOUT": "2",
     }
@@ -59,23 +60,18 @@ def ask(process, name):
     return process.stdout.readline()
 
 
-def end(process, token=TOKEN):
+def end(process):
     out, errors = process.communicate(timeout=120)
-    assert token not in out + errors
-    return process.returncode, out, errors
+    assert TOKEN not in out + errors
+    return process.returncode
 
 
-def test_push_then_load_by_name_and_revision_and_from_the_cache(folder, tmp_path):
+def test_load_by_name_and_revision_and_from_the_cache(folder, tmp_path):
     total = pytest.approx(sum(value.abs().sum() for value in load_file(folder / WEIGHTS).values()).item())
-    with Hub(TOKEN) as hub:
-        code, out, errors = end(start(["-m", "models.checkpoints", "push", folder, "me/deblur"], tmp_path, hub))
-        assert code == 0 and "pushed" in out, errors
-        first, stored = hub.branches["me/deblur", "main"], hub.files("me/deblur", "main")
-        assert "secret.txt" not in stored and stored["README.md"] == (folder / "README.md").read_bytes()
-        assert stored[WEIGHTS] == (folder / WEIGHTS).read_bytes()
-        assert not any(TOKEN.encode() in content for content in stored.values())
-
-        hub.commit("me/deblur", "broken", dict(stored) | {"model_index.json": b"{}"})
+    with Hub() as hub:
+        stored = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+        first = hub.commit("me/deblur", "main", stored)
+        hub.commit("me/deblur", "broken", stored | {"model_index.json": b"{}"})
         online = start(["-c", LOAD], tmp_path, hub)
         assert float(ask(online, "me/deblur")) == total
         assert float(ask(online, f"me/deblur@{first}")) == total
@@ -89,18 +85,9 @@ def test_push_then_load_by_name_and_revision_and_from_the_cache(folder, tmp_path
         answer = ask(offline, "me/other")
         assert answer.startswith("error: checkpoint me/other is not a folder here, and the hub did not give it: ")
         assert "HF_HUB_OFFLINE" in answer and len(hub.requests) == asked
-        assert end(offline)[0] == 0
+        assert end(offline) == 0
     # Nobody answers at that address any more.
     assert float(ask(online, "me/deblur")) == total
     assert ask(online, "me/another").startswith("error: checkpoint me/another is not a folder here, and the hub")
-    assert end(online)[0] == 0
+    assert end(online) == 0
     assert not [f for f in tmp_path.rglob("*") if f.is_file() and TOKEN.encode() in f.read_bytes()]
-
-
-@pytest.mark.slow
-def test_a_push_that_the_hub_refuses_is_one_sentence_without_the_token(folder, tmp_path):
-    with Hub(TOKEN) as hub:
-        push = start(["-m", "models.checkpoints", "push", folder, "me/deblur"], tmp_path, hub, "hf_of_a_stranger")
-        code, _, errors = end(push, "hf_of_a_stranger")
-        assert code == 2 and not hub.repos and errors.count("\n") == 1
-        assert errors.startswith(f"models.checkpoints: error: {folder} was not pushed to me/deblur: ")

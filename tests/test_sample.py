@@ -98,7 +98,7 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
         (["photos", "--device", "cuda:99"], "cuda:99"),
         (["photos", "--output", "photos/a.png/out"], "photos/a.png"),
         (["photos", "--output", "photos"], "would be overwritten"),
-        (["photos", "--preset", "vivid"], "no preset 'vivid'"),
+        (["photos", "--preset", "perceptual"], "no preset 'perceptual'"),
         (["photos", "--uncertainty", "true"], "--num_samples"),
         (["photos", "--tile", "8"], "64 pixels"),
         (["photos/*.gif"], "photos/*.gif holds no image"),
@@ -361,8 +361,8 @@ def test_a_preset_is_its_settings(photos, tmp_path):
     assert sample.main([*command, str(tmp_path / "preset"), "--preset", "vivid"]) == 0
     assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
     assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
-    with pytest.raises(ValueError, match="it has vivid"):
-        sample.main([*command, str(tmp_path / "x"), "--preset", "faithful"])
+    with pytest.raises(ValueError, match="it has perceptual"):
+        sample.main([*command, str(tmp_path / "x"), "--preset", "fidelity"])
     pipeline.register_to_config(presets={"balanced": {"sampler": "ddpm", "steps": 3}})
     pipeline.save_pretrained(tmp_path / "checkpoint")
     assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there

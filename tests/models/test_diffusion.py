@@ -29,9 +29,9 @@ def test_residual_is_sharp_minus_prediction_and_is_added_back():
 def test_add_noise_has_the_stated_mean_and_variance():
     r_0, alpha_bar = torch.full((2, 3, 200, 200), 2.0), torch.tensor([0.9, 0.1])
     r_t = add_noise(r_0, torch.randn(r_0.shape, generator=torch.Generator().manual_seed(0)), alpha_bar)
-    for picture, a in zip(r_t, (0.9, 0.1), strict=True):
-        assert picture.mean().item() == pytest.approx(2 * a**0.5, abs=0.02)
-        assert picture.var().item() == pytest.approx(1 - a, rel=0.02)
+    for image, a in zip(r_t, (0.9, 0.1), strict=True):
+        assert image.mean().item() == pytest.approx(2 * a**0.5, abs=0.02)
+        assert image.var().item() == pytest.approx(1 - a, rel=0.02)
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)

@@ -19,7 +19,7 @@ from models.unet import Denoiser, UNetPredictor
 
 
 class Pairs(Dataset):
-    """Small pictures and a darker copy, each from its index alone."""
+    """Small images and a darker copy, each from its index alone."""
 
     def __init__(self, length):
         self.length = length
@@ -167,8 +167,8 @@ class TestTraining:
         # The untrained predictor is the identity, so the residual is sharp - blurry, in the units of [-1, 1].
         model = module(predictor_training="frozen")
         fit(model, tmp_path, 5)
-        pictures = Pairs(10)
-        missed = torch.stack([2 * (pictures[i]["sharp"] - pictures[i]["blurry"]) for i in range(10)])
+        images = Pairs(10)
+        missed = torch.stack([2 * (images[i]["sharp"] - images[i]["blurry"]) for i in range(10)])
         assert model.pipeline().config.residual_scale == pytest.approx(missed.square().mean().sqrt().item(), rel=1e-5)
         assert module(residual_scale=1.0).pipeline().config.residual_scale == 1.0
 

@@ -48,11 +48,11 @@ def test_width_multipliers_and_blocks_are_configurable():
 def test_unshuffled_networks_of_twice_the_width_cost_the_same():
     with torch.device("meta"):
         plain, unshuffled = UNetPredictor(16, (1, 2), 1), UNetPredictor(32, (1, 2), 1, unshuffle=2)
-        picture = torch.empty(1, 3, 64, 64)
+        image = torch.empty(1, 3, 64, 64)
         costs = []
         for network in (plain, unshuffled):
             with FlopCounterMode(display=False) as counter:
-                assert network(picture).shape == picture.shape
+                assert network(image).shape == image.shape
             costs.append(counter.get_total_flops())
     assert costs[1] == pytest.approx(costs[0], rel=0.1)
 
@@ -193,12 +193,12 @@ def test_a_silent_trunk_can_still_learn():
 def test_normalised_by_pixel_the_unet_still_sees_only_its_neighbourhood():
     network = stir(UNet(3, 3, 8, (1, 2), 1, norm="pixel"))
     far = network.receptive_field + 2 * network.stride
-    picture = torch.rand(1, 3, 8, 2 * far)
-    changed = picture.clone()
+    image = torch.rand(1, 3, 8, 2 * far)
+    changed = image.clone()
     changed[..., far:] = 7.0
     with torch.no_grad():
-        assert torch.equal(network(picture)[..., : network.stride], network(changed)[..., : network.stride])
-        assert not torch.equal(network(picture)[..., far:], network(changed)[..., far:])
+        assert torch.equal(network(image)[..., : network.stride], network(changed)[..., : network.stride])
+        assert not torch.equal(network(image)[..., far:], network(changed)[..., far:])
     layer = next(module for module in network.modules() if isinstance(module, PixelNorm))
     x = torch.randn(1, layer.normalized_shape[0], 5, 4) * 9 + 3
     assert layer(x).mean(1).abs().max() < 1e-5 and (layer(x).var(1, correction=0) - 1).abs().max() < 1e-3
@@ -217,7 +217,7 @@ def test_the_denoiser_depends_on_what_it_is_told():
             assert torch.equal(base, f(r_t, blurry, level, x_init + 0.1)) != sees_x_init
 
 
-def test_each_picture_of_a_batch_has_its_own_noise_level():
+def test_each_image_of_a_batch_has_its_own_noise_level():
     f = stir(Denoiser(8, (1, 2), 1))
     blurry, r_t = torch.rand(2, 1, 3, 16, 16)
     levels = torch.tensor([0.9, 1e-5])

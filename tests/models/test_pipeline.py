@@ -32,7 +32,7 @@ def blurry():
     return torch.rand(2, 3, 21, 30, generator=torch.Generator().manual_seed(3))
 
 
-def test_a_saved_pipeline_gives_the_same_picture_to_the_bit(tmp_path, blurry):
+def test_a_saved_pipeline_gives_the_same_image_to_the_bit(tmp_path, blurry):
     pipeline = tiny_pipeline()
     pipeline.save_pretrained(tmp_path)
     again = DeblurPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
@@ -62,13 +62,13 @@ def test_without_a_compiler_a_sentence_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
-def test_noise_is_a_picture_s_own_whatever_the_batch_or_order(blurry, sampler):
+def test_noise_is_an_image_s_own_whatever_the_batch_or_order(blurry, sampler):
     # Layers of zeros, so that nothing but the noise can differ between batches.
     pipeline = tiny_pipeline(stirred=False)
     settings = SamplingSettings(sampler, steps=3, num_samples=2)
 
-    def run(pictures, names):
-        images = pipeline(pictures, settings, names=names, output_type="pt").images
+    def run(images, names):
+        images = pipeline(images, settings, names=names, output_type="pt").images
         return dict(zip(names, images.unflatten(0, (len(names), 2)), strict=True))
 
     both = run(blurry, ["a", "b"])
@@ -93,8 +93,8 @@ def test_one_call_is_predict_then_refine(blurry):
     assert torch.allclose(pipeline(blurry, settings, output_type="pt").images, parts.images, atol=1e-6)
 
 
-def test_an_oracle_pipeline_restores_the_sharp_picture(blurry):
-    # The denoiser knows the residual sharp - x_init; only the right sign, scale and range restore the picture.
+def test_an_oracle_pipeline_restores_the_sharp_image(blurry):
+    # The denoiser knows the residual sharp - x_init; only the right sign, scale and range restore the image.
     sharp = torch.rand(blurry.shape, generator=torch.Generator().manual_seed(4))
     pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=0.3)
 
@@ -127,7 +127,7 @@ def test_mean_std_and_blend(blurry):
     assert torch.allclose(half[inside], between[inside], atol=1e-5) and inside.any()
 
 
-def test_every_estimate_stays_in_the_picture_s_range(blurry):
+def test_every_estimate_stays_in_the_image_s_range(blurry):
     pipeline = tiny_pipeline(IdentityPredictor())
 
     class FarTooBright(nn.Module):
@@ -148,18 +148,18 @@ def test_the_zero_predictor_makes_it_a_one_network_conditional_ddpm(blurry):
     assert (output.predictions == 0.5).all() and output.images.std() > 0.01
 
 
-def test_pictures_in_and_out(blurry):
+def test_images_in_and_out(blurry):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2)
     array = (blurry[0] * 255).round().byte().permute(1, 2, 0).numpy()
-    picture = PIL.Image.fromarray(array)
-    restored = pipeline(picture, settings).images
+    image = PIL.Image.fromarray(array)
+    restored = pipeline(image, settings).images
     assert len(restored) == 1 and restored[0].size == (30, 21)
     tensor = pipeline(torch.from_numpy(array).permute(2, 0, 1) / 255, settings, output_type="pt").images
     assert np.array_equal(np.asarray(restored[0]), (tensor[0] * 255).round().byte().permute(1, 2, 0).numpy())
     with pytest.raises(ValueError, match="one size"):
-        pipeline([picture, picture.resize((5, 5))])
+        pipeline([image, image.resize((5, 5))])
     with pytest.raises(ValueError, match="output_type"):
-        pipeline(picture, output_type="np")
+        pipeline(image, output_type="np")
     with pytest.raises(ValueError, match=r"\(3, H, W\)"):
         pipeline(torch.zeros(1, 4, 4))
 

@@ -69,15 +69,15 @@ def test_one_ddim_step_from_noise_is_the_posterior_mean(prediction_type):
 @pytest.mark.parametrize("schedule", ["training", "cosine", "log_snr"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_an_oracle_returns_the_true_residual(sampler, schedule, prediction_type, steps):
-    truth = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ground_truth = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def oracle(r_t, blurry, alpha_bar, x_init):
         a = alpha_bar.view(-1, 1, 1, 1)
-        return target(truth, (r_t - a.sqrt() * truth) / (1 - a).sqrt(), alpha_bar, prediction_type)
+        return target(ground_truth, (r_t - a.sqrt() * ground_truth) / (1 - a).sqrt(), alpha_bar, prediction_type)
 
     oracle.prediction_type = prediction_type
-    r_0 = run(oracle, SamplingSettings(sampler, schedule, steps=steps), blurry=torch.zeros_like(truth))
-    assert (r_0 - truth).abs().max() < 1e-5
+    r_0 = run(oracle, SamplingSettings(sampler, schedule, steps=steps), blurry=torch.zeros_like(ground_truth))
+    assert (r_0 - ground_truth).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("schedule", ["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"])
@@ -134,7 +134,7 @@ def test_steps_equal_the_equations(sampler):
         assert (step.prev_sample - expected).abs().max() < 1e-6
 
 
-def test_estimates_are_clipped_to_the_range_of_pictures():
+def test_estimates_are_clipped_to_the_range_of_images():
     def denoiser(r_t, blurry, alpha_bar, x_init):
         return torch.full_like(r_t, 9.0)
 

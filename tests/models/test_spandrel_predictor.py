@@ -33,21 +33,21 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (37, 21)])
 def test_a_spandrel_network_predicts_what_spandrel_gives(file, width, height):
-    picture = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(1))
-    alone = spandrel.ModelLoader().load_from_file(file)(picture)
-    assert (alone - picture).abs().mean() > 0.01
+    image = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(1))
+    alone = spandrel.ModelLoader().load_from_file(file)(image)
+    assert (alone - image).abs().mean() > 0.01
     pipeline = tiny_pipeline(SpandrelPredictor(path=str(file)))
-    assert (pipeline.predict(picture, tile=2048) - alone).abs().max() < 1e-5
+    assert (pipeline.predict(image, tile=2048) - alone).abs().max() < 1e-5
     if width < 1000:
-        both = torch.cat([picture, picture.flip(-1)])
+        both = torch.cat([image, image.flip(-1)])
         assert (pipeline.predict(both)[:1] - alone).abs().max() < 1e-5
 
 
-def test_large_pictures_go_in_blended_tiles(file):
+def test_large_images_go_in_blended_tiles(file):
     predictor = SpandrelPredictor(path=str(file))
     assert (predictor.receptive_field, predictor.stride) == (None, 1)
-    picture = torch.rand(1, 3, 150, 200)
-    tiles, whole = (tiny_pipeline(predictor).predict(picture, tile=tile) for tile in (64, 1024))
+    image = torch.rand(1, 3, 150, 200)
+    tiles, whole = (tiny_pipeline(predictor).predict(image, tile=tile) for tile in (64, 1024))
     assert 0 < (tiles - whole).abs().mean() < 0.02
 
 
@@ -58,14 +58,14 @@ def test_a_folder_reloads_without_the_published_file(file, tmp_path):
     assert {key: value for key, value in config.items() if key[0] != "_"} == {"architecture": "NAFNet"}
     suffixes = {f.suffix for f in (tmp_path / "checkpoint").rglob("*") if f.is_file()}
     assert suffixes == {".json", ".safetensors"}
-    picture, settings = torch.rand(1, 3, 21, 30), SamplingSettings(steps=2)
+    image, settings = torch.rand(1, 3, 21, 30), SamplingSettings(steps=2)
     ours = load_pipeline(str(tmp_path / "checkpoint"), precision="fp32")
     theirs = DeblurPipeline.from_pretrained(tmp_path / "checkpoint", low_cpu_mem_usage=False)
-    images = [pipeline(picture, settings, output_type="pt").images for pipeline in (ours, theirs)]
+    images = [pipeline(image, settings, output_type="pt").images for pipeline in (ours, theirs)]
     assert torch.allclose(*images, atol=1e-4) and isinstance(ours.predictor, SpandrelPredictor)
     bf16 = load_pipeline(str(tmp_path / "checkpoint"), precision="bf16")
     assert next(bf16.predictor.parameters()).dtype == torch.bfloat16
-    assert 0 < (bf16(picture, settings, output_type="pt").images - images[0]).abs().mean() < 0.01
+    assert 0 < (bf16(image, settings, output_type="pt").images - images[0]).abs().mean() < 0.01
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,8 +81,8 @@ def test_refinement_trains_on_top_and_leaves_it_frozen(file, tmp_path):
     file.unlink()
     loaded = load_pipeline(str(tmp_path / "one.ckpt"), precision="fp32")
     assert describe(loaded)["predictor"] == {"class": "SpandrelPredictor", "config": {"architecture": "NAFNet"}}
-    picture = torch.rand(1, 3, 16, 16)
-    assert torch.allclose(loaded.predict(picture), model.pipeline().predict(picture), atol=1e-6)
+    image = torch.rand(1, 3, 16, 16)
+    assert torch.allclose(loaded.predict(image), model.pipeline().predict(image), atol=1e-6)
     again = PredictAndRefine(loaded.predictor, Denoiser(4, (1, 2), 1, embedding_channels=8))
     assert not again.predictor.train().training
 
