@@ -56,8 +56,8 @@ class Restorer:
     Args:
         predict: blurry (1, 3, H, W) in [0, 1] -> a prediction of the same shape; beyond the first three, channels for
             `refine` alone.
-        refine: cases of one size (name, blurry (3, H, W), prediction, settings), slots, a function told the steps of each
-            call of the denoiser -> (name, setting, pictures (K, 3, H, W), seconds), as they are ready.
+        refine: cases of one size (name, blurry (3, H, W), prediction, settings), slots, a function told the steps of
+            each call of the denoiser -> (name, setting, pictures (K, 3, H, W), seconds), as they are ready.
         cost: settings -> (samples, denoising steps) that `refine` takes for one picture.
         slots: (H, W) -> the most pictures that the denoiser sees at a time.
         device: where the pictures are scored.
