@@ -43,7 +43,6 @@ def main(
     lpips_backbone: str | None = None,
     vgg_backbone: str | None = None,
     inception_backbone: str | None = None,
-    niqe_model: str | None = None,
     kernels: str | None = None,
     limit: int | None = None,
     panel: str | None = None,
@@ -75,13 +74,12 @@ def main(
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
         batch_size: pictures that the denoiser sees at a time; default: what suits the device and the pictures' size.
-        metrics: names, separated by commas, out of docs/evaluation.md; psnr and ssim are always there.
+        metrics: names, separated by commas, out of docs/metrics.md; psnr and ssim are always there.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg and dists; default: torchvision's cache or a
+        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg; default: torchvision's cache or a
             download.
         inception_backbone: torch-fidelity's Inception weights, for fid and kid; default: torch's cache or download.
-        niqe_model: the authors' model of pristine photographs, for niqe.
         kernels: .npz file with the blur kernel of each picture, for consistency.
         limit: score only so many pairs, spread evenly over the list.
         panel: where to write the comparison of a few pictures at the best setting; default: panel.png in the output.
@@ -126,7 +124,6 @@ def _evaluate(
     lpips_backbone,
     vgg_backbone,
     inception_backbone,
-    niqe_model,
     kernels,
     limit,
     panel,
@@ -181,7 +178,7 @@ def _evaluate(
     if precision == "auto":
         precision = "bf16" if has_bf16(place) else "fp32"
     wanted = {"psnr", "ssim", *metrics.replace(" ", "").split(",")} - {""}
-    metrics = make_metrics(wanted, lpips_backbone, vgg_backbone, inception_backbone, niqe_model, kernels)
+    metrics = make_metrics(wanted, lpips_backbone, vgg_backbone, inception_backbone, kernels)
     computed = {name: metric for name, metric in metrics.items() if metric.reason is None}
     if processes.is_global_zero:
         for metric in metrics.values():

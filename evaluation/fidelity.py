@@ -22,10 +22,6 @@ SSIM_RECIPE = (
     f"SSIM: {PICTURE}; Gaussian window 11 with sigma 1.5 and population covariance, as in the paper's own code, "
     f"{_SSIM_CONSTANTS}, mean over the pixels whose window lies inside the frame, then over the channels; {_HERE}"
 )
-SSIM_UNIFORM_RECIPE = (
-    f"SSIM, uniform window: {PICTURE}; window 7 x 7 and sample covariance, the default of scikit-image, "
-    f"{_SSIM_CONSTANTS}, mean over the pixels whose window lies inside the frame, then over the channels; {_HERE}"
-)
 SSIM_MATLAB_RECIPE = (
     f"SSIM, MATLAB: {PICTURE}; Gaussian window 11 x 11 x 11 with sigma 1.5 over rows, columns and channels, the edge "
     f"repeated, population covariance, as MATLAB's ssim of a colour picture, {_SSIM_CONSTANTS}, mean over all values; "
@@ -41,7 +37,6 @@ _CONSISTENCY_RECIPE = (
     f"kornia {kornia.__version__}"
 )
 
-_UNIFORM = torch.full((7,), 1 / 7)
 _GAUSSIAN = torch.exp(-(torch.arange(-5.0, 6.0) ** 2) / (2 * 1.5**2))
 _GAUSSIAN /= _GAUSSIAN.sum()
 
@@ -120,16 +115,6 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ssim_uniform(restored: Tensor, sharp: Tensor) -> Tensor:
-    """As `ssim`, by SSIM_UNIFORM_RECIPE."""
-    restored, sharp = check_pair(restored, sharp)
-    side = len(_UNIFORM)
-    require_side(sharp, side, "SSIM")
-    sample = side**2 / (side**2 - 1)
-    return _similarity(restored, sharp, lambda maps: _weighted_mean(maps, _UNIFORM), sample).mean((1, 2, 3))
-
-
-@torch.no_grad()
 def ssim_matlab(restored: Tensor, sharp: Tensor) -> Tensor:
     """As `ssim`, by SSIM_MATLAB_RECIPE; for a picture of any size."""
     restored, sharp = check_pair(restored, sharp)
@@ -153,15 +138,13 @@ def ssim_map(restored: Tensor, sharp: Tensor, levels: float = 255.0) -> Tensor:
     return _similarity(restored, sharp, lambda maps: _weighted_mean(maps, _GAUSSIAN), levels=levels)
 
 
-def _similarity(
-    restored: Tensor, sharp: Tensor, average: Callable[[Tensor], Tensor], sample: float = 1.0, levels: float = 255.0
-) -> Tensor:
-    """Equation 13 of Wang et al. 2004 at each pixel; `sample` turns population into sample covariance."""
+def _similarity(restored: Tensor, sharp: Tensor, average: Callable[[Tensor], Tensor], levels: float = 255.0) -> Tensor:
+    """Equation 13 of Wang et al. 2004 at each pixel, with population covariance."""
     middle = levels / 2  # centred values keep more digits in a variance
     x, y = restored - middle, sharp - middle
     mean_x, mean_y, xx, yy, xy = average(torch.cat([x, y, x * x, y * y, x * y])).chunk(5)
-    variances = sample * (xx - mean_x**2 + yy - mean_y**2)
-    covariance = sample * (xy - mean_x * mean_y)
+    variances = xx - mean_x**2 + yy - mean_y**2
+    covariance = xy - mean_x * mean_y
     mean_x, mean_y = mean_x + middle, mean_y + middle
     c1, c2 = (0.01 * levels) ** 2, (0.03 * levels) ** 2
     luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)

@@ -4,11 +4,9 @@ Nothing here knows how pictures are restored: a setting is a dataclass with `sam
 the predictor and the sampler come in as functions.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor
 from tqdm import tqdm
 
@@ -38,6 +37,88 @@ NO_INTERVAL = "no interval: a bootstrap would draw pictures twice, which raises 
 
 class GridError(ValueError):
     """A grid file is wrong; the text is one sentence that names the file and the field or value."""
+
+
+def read_grid(path: str | Path, settings_type: type) -> list[Any]:
+    """The settings that a YAML file asks for, in its order, each once.
+
+    The file holds `product`, a mapping of fields to a value, a list of values or a range (or a list of such mappings),
+    and `settings`, a list of mappings of fields to values; one of them or both. Omitted fields keep their defaults.
+    A range is {from, to, step} or {from, to, count}, both ends included, the latter with `spacing: log` if wanted.
+
+    Args:
+        path: the file.
+        settings_type: the dataclass of one setting, every field with a default.
+
+    Raises:
+        GridError: the file cannot be read, or a field or value in it is unknown.
+    """
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GridError(f"Grid file {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise GridError(f"Grid file {path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(document, dict) or not document or not document.keys() <= {"product", "settings"}:
+        raise GridError(f"Grid file {path} must hold the keys 'product' or 'settings' and no others.")
+
+    products = document.get("product") or []
+    products = [products] if isinstance(products, dict) else products
+    entries = []
+    for section, blocks in (("product", products), ("settings", document.get("settings") or [])):
+        if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
+            raise GridError(f"Grid file {path}: '{section}' must hold fields with their values.")
+        for block in blocks:
+            values = [[v] if section == "settings" else _values(name, v, path) for name, v in block.items()]
+            entries += [dict(zip(block, point, strict=True)) for point in itertools.product(*values)]
+    if not entries:
+        raise GridError(f"Grid file {path} holds no settings.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(settings_type)
+    return list(dict.fromkeys(_setting(entry, settings_type, parser, path) for entry in entries))
+
+
+def _setting(entry: dict[str, Any], settings_type: type, parser: ArgumentParser, path: str | Path) -> Any:
+    known = [field.name for field in dataclasses.fields(settings_type)]
+    if unknown := [name for name in entry if name not in known]:
+        raise GridError(f"Grid file {path}: unknown field {unknown[0]!r}; known are {', '.join(known)}.")
+    try:
+        return settings_type(**parser.parse_object(entry).as_dict())
+    except (ArgumentError, ValueError) as error:
+        said = " ".join(str(error).replace("Parser key ", "").split())
+        raise GridError(f"Grid file {path}: {said}.") from None
+
+
+def _values(name: str, value: Any, path: str | Path) -> list[Any]:
+    """What a field of a product takes: the value, the list, or the numbers of a range."""
+    if not isinstance(value, dict):
+        return value if isinstance(value, list) else [value]
+    text = f"Grid file {path}: the range of {name} must be {{from, to, step}} or {{from, to, count, spacing}}"
+    spacing = value.get("spacing", "linear")
+    try:
+        numbers = {part: float(given) for part, given in value.items() if part != "spacing"}  # YAML reads 1e-4 as text
+    except (TypeError, ValueError):
+        numbers = {}
+    if (
+        numbers.keys() not in ({"from", "to", "step"}, {"from", "to", "count"})
+        or not np.isfinite([*numbers.values()]).all()
+    ):
+        raise GridError(f"{text}, all numbers, got {value}.")
+    if spacing not in ("linear", "log") or ("step" in numbers and "spacing" in value):
+        raise GridError(f"{text}, with spacing linear or log, got {value}.")
+    first, last = numbers["from"], numbers["to"]
+    if "step" in numbers:
+        if numbers["step"] <= 0 or last < first:
+            raise GridError(f"{text}, rising, got {value}.")
+        found = np.arange(first, last + 1e-9 * numbers["step"], numbers["step"])
+    else:
+        count = numbers["count"]
+        if count < 2 or count % 1 or (spacing == "log" and min(first, last) <= 0):
+            raise GridError(f"{text}, with a count of 2 or more and, for log, ends above 0, got {value}.")
+        found = (np.linspace if spacing == "linear" else np.geomspace)(first, last, int(count))
+    # A range of whole numbers is one: 5 .. 50 in 4 log steps are 5, 11, 23, 50.
+    whole = all(isinstance(given, int) for part, given in value.items() if part != "spacing")
+    return list(dict.fromkeys(round(number) if whole else float(f"{number:.12g}") for number in found.tolist()))
 
 
 @dataclass(frozen=True)
@@ -104,101 +185,6 @@ class Outcome:
 def key(setting: Any) -> str:
     """A setting's name in a journal: all of its fields."""
     return json.dumps(dataclasses.asdict(setting))
-
-
-def read_grid(path: str | Path, settings_type: type) -> list[Any]:
-    """The settings that a YAML file asks for, in its order, each once.
-
-    The file holds `product`, a mapping of fields to a value, a list of values or a range (or a list of such mappings),
-    and `settings`, a list of mappings of fields to values; one of them or both. Fields left out keep their defaults.
-    A range is {from, to, step} or {from, to, count}, both ends included, the latter with `spacing: log` if wanted.
-
-    Args:
-        path: the file.
-        settings_type: the dataclass of one setting, every field with a default.
-
-    Raises:
-        GridError: the file cannot be read, or a field or value in it is unknown.
-    """
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GridError(f"Grid file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GridError(f"Grid file {path} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(document, dict) or not document or not document.keys() <= {"product", "settings"}:
-        raise GridError(f"Grid file {path} must hold the keys 'product' or 'settings' and no others.")
-
-    products = document.get("product") or []
-    listed = document.get("settings") or []
-    products = [products] if isinstance(products, dict) else products
-    entries = []
-    for key, blocks in (("product", products), ("settings", listed)):
-        if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
-            raise GridError(f"Grid file {path}: '{key}' must hold fields with their values.")
-        for block in blocks:
-            values = [[v] if key == "settings" else _values(name, v, path) for name, v in block.items()]
-            entries += [dict(zip(block, point, strict=True)) for point in itertools.product(*values)]
-    if not entries:
-        raise GridError(f"Grid file {path} holds no settings.")
-    return list(dict.fromkeys(_setting(entry, settings_type, path) for entry in entries))
-
-
-def _values(name: str, value: Any, path: str | Path) -> list[Any]:
-    """What a field of a product takes: the value, the list, or the numbers of a range."""
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else [value]
-    text = f"Grid file {path}: the range of {name} must be {{from, to, step}} or {{from, to, count, spacing}}"
-    numbers = {part: _number(given) for part, given in value.items() if part != "spacing"}
-    spacing = value.get("spacing", "linear")
-    if numbers.keys() not in ({"from", "to", "step"}, {"from", "to", "count"}) or None in numbers.values():
-        raise GridError(f"{text}, all numbers, got {value}.")
-    if spacing not in ("linear", "log") or ("step" in numbers and "spacing" in value):
-        raise GridError(f"{text}, with spacing linear or log, got {value}.")
-    first, last = numbers["from"], numbers["to"]
-    if "step" in numbers:
-        if numbers["step"] <= 0 or last < first:
-            raise GridError(f"{text}, rising, got {value}.")
-        count = math.floor((last - first) / numbers["step"] + 1e-9) + 1
-        found = [first + k * numbers["step"] for k in range(count)]
-    else:
-        count = numbers["count"]
-        if not isinstance(count, int) or count < 2 or (spacing == "log" and min(first, last) <= 0):
-            raise GridError(f"{text}, with a count of 2 or more and, for log, ends above 0, got {value}.")
-        places = [k / (count - 1) for k in range(count)]
-        found = [
-            first ** (1 - place) * last**place if spacing == "log" else first + (last - first) * place
-            for place in places
-        ]
-    # A range of whole numbers is one: 5 .. 50 in 4 log steps are 5, 11, 23, 50.
-    whole = isinstance(first, int) and isinstance(last, int) and isinstance(numbers.get("step", 1), int)
-    return list(dict.fromkeys(round(number) if whole else float(f"{number:.12g}") for number in found))
-
-
-def _number(value: Any) -> int | float | None:
-    if isinstance(value, str):  # YAML reads 1e-4 as text
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    return value if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def _setting(entry: dict[str, Any], settings_type: type, path: str | Path) -> Any:
-    defaults = {f.name: f.default for f in dataclasses.fields(settings_type)}
-    arguments = {}
-    for name, value in entry.items():
-        if name not in defaults:
-            raise GridError(f"Grid file {path}: unknown field {name!r}; known are {', '.join(defaults)}.")
-        kind = type(defaults[name])
-        if kind is float and type(value) in (int, str):  # YAML reads 1e-4 as text
-            with contextlib.suppress(ValueError):
-                value = float(value)
-        if type(value) is not kind or (kind is float and not math.isfinite(value)):
-            raise GridError(f"Grid file {path}: {name} must be of type {kind.__name__}, got {value!r}.")
-        arguments[name] = value
-    try:
-        return settings_type(**arguments)
-    except ValueError as error:
-        raise GridError(f"Grid file {path}: {error}.") from error
 
 
 def label_settings(settings: Sequence[Any]) -> list[str]:

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from evaluation import alignment, fidelity
+from evaluation import fidelity
+from evaluation.alignment import Aligned
 from evaluation.fidelity import PSNR_RECIPE, SSIM_RECIPE, Consistency, MetricError, psnr, ssim
 from evaluation.inception import FID_RECIPE, KID_RECIPE, InceptionPatches, fid, kid
-from evaluation.niqe import Niqe
-from evaluation.perceptual import Dists, Lpips
+from evaluation.perceptual import Lpips
 
 _PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch does not fill the memory
 
@@ -100,13 +100,10 @@ class SetMetric:
 METRICS = {
     "psnr": "PSNR (dB)",
     "ssim": "SSIM",
-    "ssim_uniform": "SSIM (uniform window)",
     "ssim_matlab": "SSIM (MATLAB)",
     "lpips": "LPIPS (AlexNet)",
     "lpips_squeeze": "LPIPS (SqueezeNet)",
     "lpips_vgg": "LPIPS (VGG16)",
-    "dists": "DISTS",
-    "niqe": "NIQE",
     "sharpness": "sharpness (truth 1)",
     "consistency": "consistency (dB)",
     "psnr_aligned": "aligned PSNR (dB)",
@@ -114,7 +111,7 @@ METRICS = {
     "fid": "FID",
     "kid": "KID",
 }
-_LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "dists", "niqe", "fid", "kid")
+_LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "fid", "kid")
 DEFAULT_METRICS = ("psnr", "ssim", "lpips")
 
 
@@ -123,7 +120,6 @@ def make_metrics(
     lpips_backbone: str | Path | None = None,
     vgg_backbone: str | Path | None = None,
     inception_backbone: str | Path | None = None,
-    niqe_model: str | Path | None = None,
     kernels: str | Path | None = None,
 ) -> dict[str, Metric | SetMetric]:
     """The metrics of these names, in the order of METRICS; one that cannot be had is there with its reason.
@@ -132,10 +128,9 @@ def make_metrics(
         names: out of METRICS.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg and dists; None: torchvision's cache or download.
+        vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg; None: torchvision's cache or download.
         inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
             cache or download.
-        niqe_model: the authors' model of pristine photographs, for niqe.
         kernels: .npz file with the blur kernel of each picture, for consistency.
 
     Raises:
@@ -148,19 +143,16 @@ def make_metrics(
     plain = {
         "psnr": (psnr, PSNR_RECIPE),
         "ssim": (ssim, SSIM_RECIPE),
-        "ssim_uniform": (fidelity.ssim_uniform, fidelity.SSIM_UNIFORM_RECIPE),
         "ssim_matlab": (fidelity.ssim_matlab, fidelity.SSIM_MATLAB_RECIPE),
         "sharpness": (fidelity.sharpness, fidelity.SHARPNESS_RECIPE),
-        "psnr_aligned": (alignment.psnr_aligned, alignment.PSNR_ALIGNED_RECIPE),
-        "ssim_aligned": (alignment.ssim_aligned, alignment.SSIM_ALIGNED_RECIPE),
     }
     loaded = {
         "lpips": lambda: Lpips(lpips_backbone),
         "lpips_squeeze": lambda: Lpips(net="squeeze"),
         "lpips_vgg": lambda: Lpips(vgg_backbone, "vgg"),
-        "dists": lambda: Dists(vgg_backbone),
-        "niqe": lambda: Niqe(niqe_model),
         "consistency": lambda: Consistency(kernels),
+        "psnr_aligned": lambda: Aligned("psnr"),
+        "ssim_aligned": lambda: Aligned("ssim"),
     }
     sets = {"fid": (fid, FID_RECIPE), "kid": (kid, KID_RECIPE)}
     inception = InceptionPatches(inception_backbone) if names & sets.keys() else None
@@ -179,7 +171,7 @@ def make_metrics(
                 function=function,
                 recipe=function.recipe,
                 reason=function.reason,
-                reference=name not in ("niqe", "consistency"),
+                reference=name != "consistency",
                 extra=name == "consistency",
             )
         else:

@@ -1,4 +1,4 @@
-"""LPIPS and DISTS: distances between the features of a network that is trained on ImageNet; LPIPS as a loss, too.
+"""LPIPS: the distance between features of a network that is trained on ImageNet; as a metric and as a loss.
 
 AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or
 download, or any of them from a file; without them the metric is missing.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evaluation.backbones import read_backbone, sha256
 from evaluation.fidelity import PICTURE, MetricError, check_pair, full_precision, require_side
@@ -60,7 +60,7 @@ class Lpips:
         self.reason, self.recipe = None, None
         self._backbone = _NETS[net]
         try:
-            state = _state(self._backbone, backbone, "LPIPS")
+            state = _state(self._backbone, backbone)
         except _Missing as error:
             self.reason = str(error)
             return
@@ -135,104 +135,16 @@ class PerceptualLoss:
             return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
-class Dists:
-    """DISTS (Ding et al. 2020): structure and texture similarity of VGG16's features.
-
-    The authors' weights of the features come with torchmetrics, whose own network can only be built with a download
-    of its backbone.
-
-    Args:
-        backbone: VGG16's feature layers, as for `Lpips`.
-
-    Attributes:
-        reason, recipe: as for `Lpips`.
-
-    Raises:
-        MetricError: as for `Lpips`.
-    """
-
-    # The pictures themselves and the five stages of VGG16, which end before each pooling.
-    _CHANNELS = (3, 64, 128, 256, 512, 512)
-    _STAGES = ((0, 4), (5, 9), (10, 16), (17, 23), (24, 30))
-    _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
-    _STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
-
-    def __init__(self, backbone: str | Path | None = None):
-        self.reason, self.recipe = None, None
-        try:
-            state = _state(_VGG16, backbone, "DISTS")
-        except _Missing as error:
-            self.reason = str(error)
-            return
-
-        from torchvision.models import vgg16
-
-        with torch.device("meta"):
-            self.features = vgg16(weights=None).features.requires_grad_(False).eval()
-        expected = {f"features.{name}": weight for name, weight in self.features.state_dict().items()}
-        found = _match(state, expected, _VGG16, backbone)
-        self.features.load_state_dict({name.removeprefix("features."): w for name, w in found.items()}, assign=True)
-        root = Path(importlib.util.find_spec("torchmetrics").origin).parent
-        weights = torch.load(
-            root / "functional" / "image" / "dists_models" / "weights.pt", map_location="cpu", weights_only=True
-        )
-        alpha, beta = (weights[name].detach().flatten() for name in ("alpha", "beta"))
-        total = alpha.sum() + beta.sum()
-        self.alpha, self.beta = (weight.div(total).split(self._CHANNELS) for weight in (alpha, beta))
-        self.recipe = (
-            f"DISTS: {PICTURE}, not resized, then scaled to [0, 1]; VGG16, backbone sha256 {sha256(found)}; weights "
-            f"alpha and beta sha256 {sha256({'alpha': alpha, 'beta': beta})} of torchmetrics "
-            f"{importlib.metadata.version('torchmetrics')}"
-        )
-
-    @torch.no_grad()
-    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each picture to its truth; arguments, result and errors as for `Lpips`."""
-        if self.reason is not None:
-            raise MetricError(self.reason)
-        restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, _VGG16.least_side, "DISTS")
-        similarity = torch.zeros(len(sharp), device=sharp.device)
-        with full_precision():
-            stages = zip(self._stages(restored / 255), self._stages(sharp / 255), self.alpha, self.beta, strict=True)
-        for x, y, alpha, beta in stages:
-            mean_x, mean_y = x.mean((2, 3)), y.mean((2, 3))
-            centred_x, centred_y = x - mean_x[..., None, None], y - mean_y[..., None, None]
-            variances = (centred_x.square() + centred_y.square()).mean((2, 3))
-            covariance = (centred_x * centred_y).mean((2, 3))
-            texture = (2 * mean_x * mean_y + 1e-6) / (mean_x.square() + mean_y.square() + 1e-6)  # eq. 4
-            structure = (2 * covariance + 1e-6) / (variances + 1e-6)  # eq. 5
-            similarity += texture @ alpha.to(sharp.device) + structure @ beta.to(sharp.device)
-        return 1 - similarity  # eq. 6
-
-    def _stages(self, picture: Tensor) -> list[Tensor]:
-        features = self.features.to(picture.device)
-        maps = [picture]
-        x = (picture - self._MEAN.to(picture.device)) / self._STD.to(picture.device)
-        for number, (start, stop) in enumerate(self._STAGES):
-            x = features[start:stop](x if number == 0 else _blurred_half(x))
-            maps.append(x)
-        return maps
-
-
-def _blurred_half(x: Tensor) -> Tensor:
-    """Pooling by the root of the mean square under a Hann window, every second pixel (eq. 2)."""
-    window = torch.tensor([0.25, 0.5, 0.25], device=x.device)
-    weight = (window[:, None] * window).expand(x.shape[1], 1, 3, 3)
-    power = nn.functional.conv2d(x.square(), weight, stride=2, padding=1, groups=x.shape[1])
-    return (power + 1e-12).sqrt()
-
-
 class _Missing(Exception):
     """A backbone's weights cannot be had here."""
 
 
-def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[str, Tensor]:
+def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
     """The tensors of a file, of the one that comes with the repository, or of torchvision's cache or download."""
     if path is None and backbone.shipped is not None and backbone.shipped.is_file():
         path = backbone.shipped
     if path is not None:
-        return read_backbone(path, metric, f"torchvision's {backbone.name} .pth or safetensors of its features")
+        return read_backbone(path, "LPIPS", f"torchvision's {backbone.name} .pth or safetensors of its features")
 
     from torchvision.models import get_model_weights
 
@@ -243,7 +155,7 @@ def _state(backbone: _Backbone, path: str | Path | None, metric: str) -> dict[st
         said = " ".join(str(error).split()) or type(error).__name__
         wanted = f"give them with {backbone.flag} FILE" if backbone.flag else f"put them into {backbone.shipped}"
         raise _Missing(
-            f"{metric} is missing: {backbone.name}'s weights could not be loaded ({said}); {wanted}."
+            f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said}); {wanted}."
         ) from error
 
 

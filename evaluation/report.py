@@ -195,7 +195,7 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
 
 
 def _digits(name: str, metric: Mapping[str, Any]) -> int:
-    return 2 if "dB" in metric["title"] or name in ("niqe", "fid") else 4
+    return 2 if "dB" in metric["title"] or name == "fid" else 4
 
 
 def _cell(entry: Mapping[str, Any], digits: int, reason: str | None) -> str:

@@ -1,5 +1,6 @@
 """Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -61,6 +62,10 @@ class SamplingSettings:
             value = getattr(self, field)
             if not 0 <= value <= 1:
                 raise ValueError(f"{field} must be between 0 and 1, got {value!r}")
+        for field in ("beta_start", "beta_end", "log_snr_max", "log_snr_min"):
+            value = getattr(self, field)
+            if not math.isfinite(value):
+                raise ValueError(f"{field} must be a finite number, got {value!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
         if self.schedule != "training":

@@ -1,4 +1,4 @@
-"""LPIPS and DISTS against their authors' values, the lpips package and torchmetrics, and what they refuse."""
+"""LPIPS against its authors' values and the lpips package, and what it refuses."""
 
 import dataclasses
 import hashlib
@@ -9,14 +9,13 @@ from pathlib import Path
 import lpips
 import pytest
 import torch
-import torchmetrics.functional.image.dists as reference
 from safetensors.torch import load_file, save_file
 from skimage import io
 from torchvision.models import vgg16
 
 from evaluation import perceptual as module
 from evaluation.fidelity import MetricError
-from evaluation.perceptual import Dists, Lpips, PerceptualLoss
+from evaluation.perceptual import Lpips, PerceptualLoss
 from tests.evaluation.pictures import RESTORED, SHARP, tensor
 
 WEIGHTS = Path(__file__).parents[2] / "pretrained" / "metrics"
@@ -81,40 +80,13 @@ def test_lpips_of_vgg_equals_the_package(features):
     assert ours(tensor(restored), tensor(sharp)).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_dists_equals_torchmetrics(features, monkeypatch):
-    """torchmetrics downloads VGG16 where it builds its network, so it gets these weights there."""
-    with torch.device("meta"):
-        backbone = vgg16(weights=None)
-    state = {name.removeprefix("features."): weight for name, weight in load_file(features).items()}
-    backbone.features.load_state_dict(state, assign=True)
-    monkeypatch.setattr(reference, "vgg16", lambda weights: backbone)
-    dists = Dists(features)
-    assert all(word in dists.recipe for word in ("VGG16", "sha256", "torchmetrics", "not resized"))
-    restored = torch.cat([tensor(picture[:72, :90]) for picture in RESTORED.values()])
-    sharp = tensor(SHARP[:72, :90]).expand_as(restored)
-    expected = reference.DISTSNetwork()(restored, sharp)
-    assert dists(restored, sharp).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert expected.min() > 1e-3 and dists(sharp, sharp).tolist() == pytest.approx([0, 0, 0], abs=1e-5)
-
-
-@pytest.mark.parametrize(("metric", "name"), [(lambda: Lpips(net="vgg"), "LPIPS"), (Dists, "DISTS")])
-def test_without_vgg_its_metrics_are_missing(no_network, metric, name):
-    made = metric()
+def test_without_vgg_its_metric_is_missing(no_network):
+    made = Lpips(net="vgg")
     assert made.recipe is None and "\n" not in made.reason
-    assert made.reason.startswith(f"{name} is missing: VGG16's weights could not be loaded (")
+    assert made.reason.startswith("LPIPS is missing: VGG16's weights could not be loaded (")
     assert "--vgg_backbone FILE" in made.reason
-    with pytest.raises(MetricError, match=f"{name} is missing"):
+    with pytest.raises(MetricError, match="LPIPS is missing"):
         made(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
-
-
-def test_dists_says_what_it_refuses(features, tmp_path):
-    with pytest.raises(MetricError, match="DISTS needs 16 pixels a side and the picture is 40x15"):
-        Dists(features)(torch.rand(1, 3, 15, 40), torch.rand(1, 3, 15, 40))
-    save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        MetricError, match=r"VGG16 backbone .*other.safetensors holds features.0.weight of shape \(1,\)"
-    ):
-        Dists(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize("net", PUBLISHED)

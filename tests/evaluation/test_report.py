@@ -22,7 +22,7 @@ from tests.evaluation.pictures import RESTORED, SHARP
 
 SAMPLERS = ("ddim", "ddpm", "unipc")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-REASON = "DISTS is missing: VGG16's weights could not be loaded; give them with --vgg_backbone FILE."
+REASON = "LPIPS is missing: VGG16's weights could not be loaded; give them with --vgg_backbone FILE."
 
 
 def estimate(mean, half, predictor=None):
@@ -57,7 +57,7 @@ def results(count: int = 12) -> dict:
         rows.append(
             {"setting": label, "fields": fields, "images": 6, "dropped": None, "front": not beaten, "preset": None}
         )
-        rows[-1] |= {"seconds": seconds, "metrics": scores | {"dists": nothing(REASON)}, "verdict": None}
+        rows[-1] |= {"seconds": seconds, "metrics": scores | {"lpips_vgg": nothing(REASON)}, "verdict": None}
         if fields:
             gaps = {"sharpened": -0.004 + k / 1000, "noised": -0.02}
             entries = {name: {"mean": gap, "low": gap - 0.003, "high": gap + 0.003} for name, gap in gaps.items()}
@@ -73,12 +73,12 @@ def results(count: int = 12) -> dict:
         "seconds": 0.0,
         "verdict": None,
     }
-    sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "dists": nothing(REASON)}
+    sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "lpips_vgg": nothing(REASON)}
     rows.insert(2, sharp)
     rows[3:3] = [
         rows[1]
         | {"setting": label, "front": False}
-        | {"metrics": {"psnr": estimate(x, 0.2, 26.0), "lpips": estimate(y, 0.02, 0.32), "dists": nothing(REASON)}}
+        | {"metrics": {"psnr": estimate(x, 0.2, 26.0), "lpips": estimate(y, 0.02, 0.32), "lpips_vgg": nothing(REASON)}}
         for slope, labels in zip((0.05, 0.02), LABELS.values(), strict=True)
         for label, x, y in ((label, 26.0 - k / 2, 0.32 - slope * k) for k, label in enumerate(labels, start=1))
     ]
@@ -100,7 +100,7 @@ def results(count: int = 12) -> dict:
         "metrics": {
             "psnr": {"title": "PSNR (dB)", "recipe": "PSNR: RGB, 8 bits", "reason": None, "higher_is_better": True},
             "lpips": {"title": "LPIPS (AlexNet)", "recipe": "LPIPS: v0.1", "reason": None, "higher_is_better": False},
-            "dists": {"title": "DISTS", "recipe": None, "reason": REASON, "higher_is_better": False},
+            "lpips_vgg": {"title": "LPIPS (VGG16)", "recipe": None, "reason": REASON, "higher_is_better": False},
         },
         "axes": {"distortion": "psnr", "perception": "lpips"},
         "controls": {
@@ -297,7 +297,7 @@ def test_results_without_grid_presets_or_pictures(tmp_path):
     other["metrics"] = {
         "psnr": nothing() | {"mean": 27.0},
         "lpips": nothing() | {"mean": 0.2},
-        "dists": nothing(REASON),
+        "lpips_vgg": nothing(REASON),
     }
     document["rows"] = [document["rows"][0], other | {"seconds": 0.0, "verdict": None}]
     write_report(write(tmp_path, document))
