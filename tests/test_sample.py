@@ -47,7 +47,7 @@ def run(*arguments):
 def test_a_folder_keeps_its_tree_and_sizes(checkpoint, photos, tmp_path):
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
     found = {file.relative_to(tmp_path / "out").as_posix(): file for file in (tmp_path / "out").rglob("*.*")}
-    assert set(found) == {"a.png", "sub/b.jpg", "c.webp", "manifest.json"}
+    assert set(found) == {"a.png", "sub/b.jpg", "c.webp", "manifest.json", ".manifest.json.lock"}
     assert Image.open(found["a.png"]).size == (31, 20) and Image.open(found["c.webp"]).size == (1, 1)
 
 
@@ -85,7 +85,13 @@ def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_p
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 2 and "text.png" in errors[0] and "truncated.png" in errors[1]
-    assert {file.name for file in (tmp_path / "out").rglob("*.*")} == {"a.png", "b.jpg", "c.webp", "manifest.json"}
+    assert {file.name for file in (tmp_path / "out").rglob("*.*")} == {
+        "a.png",
+        "b.jpg",
+        "c.webp",
+        "manifest.json",
+        ".manifest.json.lock",
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpo
     assert sample.main([*map(str, arguments), "--steps", "1"]) == 1
     errors = capfd.readouterr().err
     named = {name for name in names if f"{name} " in "".join(e for e in errors.splitlines(True) if ": error: " in e)}
-    written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json"}
+    written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json", ".manifest.json.lock"}
     assert "Traceback" not in errors
     assert good <= written and written | named == names and not written & named
     assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
