@@ -59,3 +59,9 @@ def test_only_training_imports_lightning_and_evaluation_its_processes():
     for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
         uses = any(name.split(".")[0] in ("lightning", "pytorch_lightning") for name in imports(path))
         assert not uses or path in may, f"{path.relative_to(ROOT)} imports lightning"
+
+
+def test_models_import_nothing_of_the_compiler_s_inside():
+    for path in (ROOT / "models").glob("*.py"):
+        private = {name for name in imports(path) if name.startswith(("torch._inductor", "torch._dynamo"))}
+        assert not private, f"{path.relative_to(ROOT)} imports {private}"
