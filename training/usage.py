@@ -7,7 +7,7 @@ here from the source files, which are not run. What is not understood here is le
 import ast
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from base.messages import nearest, one_of
+
+LISTED = "; python train.py fit --help lists the flags"
 MARKUP = re.compile(r"(?::\w+:)?`+~?(?:[\w.]+\.)?([^`]*)`+")  # Sphinx's
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -48,6 +51,8 @@ DEFAULTS = {
     "max_epochs": -1,
     "check_val_every_n_epoch": None,
     "val_check_interval": 1000,
+    "use_distributed_sampler": False,  # the data module gives each process its share
+    "enable_model_summary": False,  # a run says in lines of its own what it is made of
 }
 CLASSES = {
     "data": ("data/datamodule.py", "DeblurDataModule"),
@@ -117,6 +122,9 @@ def check(command: str, args: list[str]) -> None:
     files = [Path(value) for _, key, value in given if key in ("config", "c") and value]
     inside = [(f"{file}: {key}", key, value) for file in files for key, value in _leaves(_read(file))]
     known = all(_is_ours(value) for _, key, value in inside + given if key in ("model", "model.class_path"))
+    for where, key, value in given:
+        if value is None and not key.startswith("print_config"):
+            raise UsageError(f"{where} needs a value")
     for where, key, value in inside + given:
         if known or not key.startswith("model."):
             _check_name(where, key, value)
@@ -214,9 +222,9 @@ def _read(file: Path) -> dict:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
+        raise UsageError(f"--config {file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {file} holds no config: it begins with {str(content)[:40]!r}")
     return content
@@ -232,26 +240,25 @@ def _check_name(where: str, key: str, value: Any) -> None:
     group, _, rest = key.partition(".")
     if group not in CLASSES:
         if group not in (*GENERAL, "config", "c"):
-            raise UsageError(f"{where} is unknown{_nearest(group, [*CLASSES, *GENERAL, 'config'])}")
+            raise UsageError(f"{where} is unknown{nearest(group, [*CLASSES, *GENERAL, 'config'], LISTED)}")
         return
     names = arguments(group)
     path = [part for part in rest.split(".") if not (group == "model" and part == "init_args")]
     if not rest or not path or path[0] in ("class_path", "dict_kwargs", "help"):
         return
     if path[0] not in names:
-        raise UsageError(f"{where} is unknown{_nearest(key, [f'{group}.{name}' for name in names])}")
+        raise UsageError(
+            f"{where} is unknown{nearest(f'{group}.{path[0]}', [f'{group}.{name}' for name in names], LISTED)}"
+        )
     choices = names[path[0]].choices
     if choices and len(path) == 1 and value is not None and str(value) not in choices:
-        raise UsageError(f"{where} is one of {', '.join(choices)}, not {value}{_nearest(str(value), choices, '')}")
-
-
-def _nearest(word: str, words: list[str], otherwise: str = "; python train.py fit --help lists the flags") -> str:
-    found = get_close_matches(word, words, 1)
-    return f": did you mean {found[0]}?" if found else otherwise
+        raise UsageError(one_of(where, str(value), choices))
 
 
 def _paths(value: Any) -> list[str]:
     """The paths in the value of data.train, data.val or data.test."""
-    value = yaml.safe_load(value) if isinstance(value, str) and value.startswith(("[", "{")) else value
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        with suppress(yaml.YAMLError):  # a path that begins like a list
+            value = yaml.safe_load(value)
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str) and one not in ("", "null")]
