@@ -1,5 +1,6 @@
 """DeblurDataModule: pairs from disk, or sharp photographs blurred on the training device."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,8 +154,21 @@ class DeblurDataModule(pl.LightningDataModule):
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
             self.val_set = self._frames(_source(self._given("val")), "val", self.val_crop)
+            if stage == "fit":
+                self._warn_of_shared_images()
         if stage == "test":
             self.test_set = self._frames(_source(self._given("test")), "test", None)
+
+    def _warn_of_shared_images(self) -> None:
+        """As where one folder without train/ and val/ is given for both."""
+        val = _sharp_files(self.val_set)
+        shared = sorted(val & _sharp_files(self.train_set))
+        if shared:
+            names = ", ".join(os.path.basename(path) for path in shared[:3]) + (", ..." if len(shared) > 3 else "")
+            rank_zero_info(
+                f"warning: {len(shared)} of {len(val)} validation images are trained on, too ({names}), so val/psnr and"
+                " best-psnr.ckpt say little about new images: give another data.val, or folders train/ and val/"
+            )
 
     def _given(self, split: str) -> str | Source | list[str | Source]:
         if self.roots[split] is None or self.roots[split] == "":
@@ -262,6 +276,17 @@ class DeblurDataModule(pl.LightningDataModule):
 def _outlive_sigterm(worker: int) -> None:
     """A cluster sends SIGTERM to all processes of a job, but the main one still has a batch to finish."""
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches them all; they end with the main one
+
+
+def _sharp_files(dataset: Dataset) -> set[str]:
+    """The paths of a dataset's sharp images; packed ones have none."""
+    if isinstance(dataset, Mix):
+        return set().union(*map(_sharp_files, dataset.parts))
+    items = next(getattr(dataset, name) for name in ("items", "pairs", "files") if hasattr(dataset, name))
+    if isinstance(items, Packed):
+        return set()
+    return {os.path.abspath(getattr(item, "sharp", item)) for item in items}
 
 
 def _source(given: str | Source) -> Source:

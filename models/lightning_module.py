@@ -92,7 +92,8 @@ class Predict(L.LightningModule):
 
     def objective_values(self) -> dict:
         """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
-        return {"perceptual": None if self.perceptual is None else repr(self.perceptual)}
+        perceptual = None if self.perceptual is None else repr(self.perceptual)
+        return {"perceptual": perceptual, "loss": self.loss, "fft_weight": self.fft_weight}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """What the predictor's forward gives, and its loss; images in [-1, 1]."""

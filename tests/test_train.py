@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
@@ -48,6 +49,9 @@ data:
   patch_size: 16
   batch_size: 2
 """
+
+
+SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
 
 
 class StopAfterThree(Callback):
@@ -117,8 +121,12 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
     }
     assert Path("run/config.yaml").is_file()
     rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
-    for name, count in {"val/psnr": 2, "val/psnr_prediction": 2, "train/loss": 6}.items():
-        assert sum(bool(row[name]) for row in rows) == count
+    assert [row["step"] for row in rows] == list("123456")
+    for name, steps in {"val/psnr": "36", "val/psnr_prediction": "36", "train/loss": "123456", "lr": "123456"}.items():
+        assert "".join(row["step"] for row in rows if row[name]) == steps
+    logged = yaml.safe_load(Path("run/logs/version_0/hparams.yaml").read_text())
+    assert logged["config"] == yaml.safe_load(Path("run/config.yaml").read_text())
+    assert logged["config"]["model"]["init_args"]["lr"] == 0.01 and "commit" in logged
     exported, averaged = load_pipeline("run/checkpoint", precision="fp32"), torch.load("run/checkpoints/last.ckpt")
     name = "unet.head.weight"
     assert torch.equal(exported.denoiser.state_dict()[name], averaged["state_dict"][f"denoiser.{name}"])
@@ -152,7 +160,7 @@ def test_staged_training_by_config(run_folder):
 @pytest.mark.filterwarnings("ignore")
 def test_best_by_lpips_is_kept():
     Path("photos/b.png").unlink()
-    fit("run", "--data.blur.init_args.length", "[1.0, 2.0]")
+    fit("run", "--data.blur.init_args.camera", SHORT)
     assert Path("run/checkpoints/best-lpips.ckpt").is_file()
 
 
@@ -186,8 +194,8 @@ def test_the_perceptual_term_by_the_config():
     flags = [
         "--data.patch_size",
         "32",
-        "--data.blur.init_args.length",
-        "[1.0, 2.0]",
+        "--data.blur.init_args.camera",
+        SHORT,
         "--trainer.val_check_interval",
         "2",
     ]
@@ -214,6 +222,10 @@ def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder
     done = process("fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", **home)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "logged offline" in done.stderr and "wandb sync" in done.stderr
+    shown = done.stdout + done.stderr
+    assert "denoiser: Denoiser, " in shown and "wrote run/checkpoint" in shown
+    for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
+        assert noise not in shown, noise
     (run,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
     log = run.read_bytes()
     for name in (b"val/psnr_prediction", b"val/psnr", b"commit", b"media/images/val/panel_0"):

@@ -1,15 +1,19 @@
 """The command line of train.py: a run made of a config and flags."""
 
+import signal
+from argparse import ArgumentError
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import remove_parts, sole_user
@@ -20,21 +24,22 @@ from models.weights import CheckpointError
 from training.averages import Averages
 from training.gates import Gates
 from training.guards import Guard
-from training.record import Export, RecordConfig, export, log_offline_without_key
-from training.resume import AtomicCheckpointIO, Last, changes, newest, read_checkpoint
+from training.record import Export, RecordConfig, StepLog, Steps, export, log_offline_without_key, plain
+from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scale import Scale
 from training.scores import Scores
+from training.screen import quiet
 from training.speed import Speed
+from training.stop import Stopped
 from training.tracking import Track
+from training.usage import DEFAULTS, UsageError
 
-# What differs from Lightning's own defaults. The training stream has no epochs: its length is max_steps.
-DEFAULTS = {
-    "default_root_dir": "runs/latest",
-    "max_epochs": -1,
-    "check_val_every_n_epoch": None,
-    "val_check_interval": 1000,
-    "use_distributed_sampler": False,  # the data module gives each process its share
-}
+
+class Parser(LightningArgumentParser):
+    """Raises its errors, and takes whole names alone; also those that it makes for the arguments of classes."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False} | kwargs)
 
 
 class Command(LightningCLI):
@@ -56,6 +61,7 @@ class Command(LightningCLI):
     """
 
     def __init__(self, name: str | None, datamodule: type[LightningDataModule], args: list[str], held: ExitStack):
+        quiet()
         self.name, self.held = name, held
         self.checkpoint, self.ckpt_path, self.resumes = {}, None, False
         super().__init__(
@@ -67,6 +73,7 @@ class Command(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             trainer_defaults=dict(DEFAULTS),
+            parser_class=Parser,
             args=args,
             run=False,
         )
@@ -88,7 +95,10 @@ class Command(LightningCLI):
         parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise UsageError(str(error)) from None
 
     def before_instantiate_classes(self) -> None:
         """Take the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
@@ -116,7 +126,7 @@ class Command(LightningCLI):
         settings = self.config_init.trainer
         _check_intervals(settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches)
         root, speed = Path(settings.default_root_dir), Speed()
-        loggers = [CSVLogger(root, name="logs"), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
+        loggers = [StepLog(root), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
         log_offline_without_key(loggers)
         kwargs["logger"] = loggers
         kwargs["plugins"] = [AtomicCheckpointIO(), *(one for one in _listed(settings.plugins) if one is not None)]
@@ -125,7 +135,10 @@ class Command(LightningCLI):
         if settings.profiler is None:
             kwargs["profiler"] = speed.clock
         self.trainer_defaults["callbacks"] = self._callbacks(root, speed)
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (TypeError, MisconfigurationException) as error:
+            raise ValueError(f"the trainer cannot be made: {error}") from error
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise ValueError(
                 f"trainer.strategy {settings.strategy} divides the weights, and the averages need them whole: give ddp"
@@ -141,7 +154,8 @@ class Command(LightningCLI):
             best["best-lpips"] = ("val/lpips", "min")
         return [
             Export(),
-            LearningRateMonitor("step"),
+            Steps(),
+            TakeOver(),
             speed,
             Track(scores.lpips, scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
@@ -163,17 +177,27 @@ class Command(LightningCLI):
             CheckpointError: the checkpoint is of another config.
         """
         if "pipeline" in self.checkpoint:
+            here = plain(self.parser, self.config)
+            there = self.checkpoint.get("config", here)  # older checkpoints have none
             differing = changes(self.checkpoint, self.model)
+            changed = changed_settings(there, here)
+            differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
             if differing:
                 raise CheckpointError(
                     f"this config cannot resume from {self.ckpt_path}: {'; '.join(differing)}. Restore it or start anew"
                     " with another trainer.default_root_dir or --auto_resume false"
                 )
-        if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
-            self._say_that_it_is_finished()
-            return
+            if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
+                self._say_that_it_is_finished()
+                return
+            if changed:
+                rank_zero_info(f"changed since that checkpoint: {'; '.join(changed)}")
         self.checkpoint = {}  # as large as the model and its optimizer; Lightning reads it again
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+        try:
+            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+        except SIGTERMException:
+            last = next(callback for callback in self.trainer.callbacks if isinstance(callback, Last))
+            raise Stopped(last.signal or signal.SIGTERM) from None  # another process may have got it
 
     def _say_that_it_is_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)

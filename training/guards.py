@@ -77,7 +77,7 @@ class Guard(Callback):
         self.skipped += 1
         self.in_a_row += 1
         rank_zero_info(
-            f"step {trainer.global_step} is skipped, its loss or gradient is not finite (loss {loss:g});"
+            f"step {trainer.global_step + 1} is skipped, its loss or gradient is not finite (loss {loss:g});"
             f" {self.in_a_row} in a row, {self.skipped} in all; batch: {', '.join(self.batch['name'])}"
         )
         self._log(trainer, {"guard/skipped": self.skipped})
@@ -98,21 +98,21 @@ class Guard(Callback):
             usual = sorted(self.losses)[len(self.losses) // 2]
             if loss > self.spike * usual:
                 names = ", ".join(self.batch["name"])
-                rank_zero_info(f"step {trainer.global_step}: loss {loss:g}, usually {usual:g}; batch: {names}")
+                rank_zero_info(f"step {trainer.global_step + 1}: loss {loss:g}, usually {usual:g}; batch: {names}")
                 self._log(trainer, {"guard/spike": loss / usual})
         self.losses.append(loss)
 
     def _log(self, trainer: Trainer, values: dict) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(values, step=trainer.global_step + 1)  # of the step at hand
 
     def _save(self, trainer: Trainer) -> Path:
-        path = Path(trainer.default_root_dir) / "faults" / f"step_{trainer.global_step}.safetensors"
+        path = Path(trainer.default_root_dir) / "faults" / f"step_{trainer.global_step + 1}.safetensors"
         trainer.save_checkpoint(path.with_suffix(".ckpt"))
         if trainer.is_global_zero:
             save_file({side: self.batch[side].contiguous() for side in ("blurry", "sharp")}, path)
             number = trainer.fit_loop.epoch_loop.total_batch_idx
-            about = {"name": self.batch["name"], "step": trainer.global_step, "batch": number}
+            about = {"name": self.batch["name"], "step": trainer.global_step + 1, "batch": number}
             path.with_suffix(".json").write_text(json.dumps(about, indent=1))
         return path
 

@@ -1,14 +1,15 @@
-"""What a run leaves beside its checkpoints: its config, its log, the exported pipeline."""
+"""What a run leaves beside its weights: its config, its log, the exported pipeline."""
 
 import os
 import shutil
 from pathlib import Path
 
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import replacing
 from base.revision import commit
@@ -17,18 +18,85 @@ from training.tracking import log_pipeline
 
 
 class RecordConfig(SaveConfigCallback):
-    """Write config.yaml beside the checkpoints, and the config and git commit to every logger, when training begins."""
+    """Write config.yaml beside the checkpoints, and the config into them and, with the git commit, to every logger."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        root = Path(trainer.default_root_dir)
+        root, config = Path(trainer.default_root_dir), plain(self.parser, self.config)
         root.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_none=False)
         with replacing(root / "config.yaml") as part:
-            part.write_text(text)
+            part.write_text(yaml.safe_dump(config, sort_keys=False))
         for logger in trainer.loggers:
-            logger.log_hyperparams({"config": yaml.safe_load(text), "commit": commit()})
+            logger.log_hyperparams({"config": config, "commit": commit()})
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
+        checkpoint["config"] = plain(self.parser, self.config)
+
+
+def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
+    """A parsed config as dicts, lists, texts and numbers."""
+    return yaml.safe_load(parser.dump(config, skip_none=False))
+
+
+class StepLog(CSVLogger):
+    """logs/version_N/metrics.csv, with one row per step: it is written when the step is over.
+
+    Args:
+        root: the run's folder.
+    """
+
+    def __init__(self, root: Path):
+        super().__init__(root, name="logs")
+        self._row, self._step = {}, None
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict, step: int | None = None) -> None:
+        if step != self._step:
+            self.end_step()
+        self._row, self._step = self._row | metrics, step
+
+    @rank_zero_only
+    def end_step(self) -> None:
+        """Write the row of the step that is over."""
+        if self._row:
+            super().log_metrics(self._row, self._step)
+            super().save()
+        self._row = {}
+
+    def save(self) -> None:
+        """Lightning asks for it after every value; the row waits for the others."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.end_step()
+
+
+class Steps(Callback):
+    """Count steps in the loggers as everywhere else: what the third step gives is logged at 3; and log `lr`."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
+        _end_step(trainer)
+        begins = batch_idx % trainer.accumulate_grad_batches == 0
+        if begins and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics({"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
+        pl_module.log("step", trainer.global_step)  # Lightning takes a value of this name as the step of the others
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.state.fn == "fit":
+            pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _end_step(trainer)  # before the checkpoint, after which this step is not done again
+
+
+def _end_step(trainer: Trainer) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, StepLog):
+            logger.end_step()
 
 
 class Export(Callback):
@@ -61,5 +129,5 @@ def log_offline_without_key(loggers: list[Logger]) -> None:
     import wandb
 
     if not wandb.login(prompt=False):
-        wandb.setup(wandb.Settings(mode="offline"))
+        wandb.setup(wandb.Settings(mode="offline", silent=True))
         rank_zero_info("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")

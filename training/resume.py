@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -16,6 +16,7 @@ from base.files import replacing
 from models.checkpoints import describe
 from models.lightning_module import Predict
 from models.weights import CheckpointError, read_torch
+from training.stop import Stopped
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -83,8 +84,21 @@ def differences(there: dict, here: dict) -> list[str]:
 def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Why a model cannot resume from a checkpoint: sentences on its networks, schedule, objective; none if it can."""
     here = model.objective_values()
-    there = checkpoint.get("objective", here)  # older ones do not say
+    there = here | checkpoint.get("objective", {})  # older ones say less
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
+
+
+def changed_settings(there: dict, here: dict, name: str = "") -> list[str]:
+    """What two configs set differently, "model.lr 0.0005 -> 0.001"; of the run's name and folder nothing."""
+    sentences = []
+    for key in sorted(there.keys() | here.keys()):
+        a, b = there.get(key), here.get(key)
+        inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+        if isinstance(a, dict) and isinstance(b, dict):
+            sentences += changed_settings(a, b, inner)
+        elif a != b and inner not in ("config", "ckpt_path", "auto_resume", "trainer.default_root_dir"):
+            sentences.append(f"{inner} {a} -> {b}")
+    return sentences
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -116,8 +130,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
+class TakeOver(Callback):
+    """Give the optimizer of a resumed run the learning rate, betas and weight decay of its config.
+
+    Lightning restores the checkpoint's. The schedule's shape is the config's anyway.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
+        if trainer.ckpt_path is None:
+            return
+        scheduler = trainer.lr_scheduler_configs[0].scheduler
+        scheduler.base_lrs = [pl_module.lr] * len(scheduler.base_lrs)
+        for group, factor in zip(trainer.optimizers[0].param_groups, scheduler.lr_lambdas, strict=True):
+            group["initial_lr"], group["lr"] = pl_module.lr, pl_module.lr * factor(scheduler.last_epoch)
+            group["betas"], group["weight_decay"] = tuple(pl_module.betas), pl_module.weight_decay
+
+
 class Last(Checkpoint):
-    """Write checkpoints/last.ckpt every `interval` steps, after their validation, and when SIGTERM ends the run.
+    """Write checkpoints/last.ckpt every `interval` batches, after their validation, and when a signal ends the run.
+
+    SIGTERM or Ctrl-C ends the run after the step, or the validation image, at hand; a second Ctrl-C ends it at once.
 
     The checkpoint also says which run of Weights & Biases it belongs to and whether its step is not yet validated.
 
@@ -131,20 +163,26 @@ class Last(Checkpoint):
         self.saved = None  # step of the last checkpoint
         self.validating = False
         self.must_validate = False
-        self.terminated = False
+        self.signal: int | None = None
 
     def _listen(self) -> None:
         """Lightning's own handler speaks to the other processes in the middle of whatever they do, and can hang."""
 
-        def terminate(*_) -> None:
-            self.terminated = True
+        def stop(number: int, frame) -> None:
+            if self.signal == number == signal.SIGINT:
+                raise Stopped(
+                    number, "stopped in the middle of a step; the same command resumes from the last checkpoint"
+                )
+            self.signal = number
 
-        signal.signal(signal.SIGTERM, terminate)  # Lightning puts back what was there before the run
+        for number in (signal.SIGTERM, signal.SIGINT):  # Lightning puts back what was there before the run
+            signal.signal(number, stop)
 
     def _agree_to_stop(self, trainer: Trainer) -> bool:
-        """Whether any process got SIGTERM, at a point of the run that is the same for all."""
-        stop = trainer.strategy.reduce_boolean_decision(self.terminated, all=False)
+        """Whether any process got a signal, at a point of the run that is the same for all."""
+        stop = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
         if stop:
+            # Lightning then ends the run after this step; trainer.should_stop would end it as if it were finished.
             trainer._signal_connector.received_sigterm = True
         return stop
 
@@ -179,7 +217,7 @@ class Last(Checkpoint):
                 if isinstance(callback, WeightAveraging):
                     callback.on_validation_epoch_end(trainer, pl_module)
         self._save(trainer)
-        rank_zero_info(f"stopped by SIGTERM at step {trainer.global_step}; run the same command again to resume")
+        rank_zero_info(f"stopped at step {trainer.global_step}, which is saved; run the same command again to resume")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
         run = {"must_validate": self.validating}

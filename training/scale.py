@@ -54,7 +54,7 @@ class Scale(Callback):
         batch = trainer.datamodule.batch_size
         rank_zero_info(
             f"seeds of the processes: {each}; process r draws the noise of crops {batch}r to {batch}r+{batch - 1} of"
-            f" every {batch * len(seeds)} by their numbers, and dropout by its seed, r and the batch"
+            f" every {batch * len(seeds)}"
         )
 
     def state_dict(self) -> dict:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -45,6 +46,7 @@ class Track(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums = self.sums.to(pl_module.device)
         text = recipe(trainer, pl_module)
+        rank_zero_info(text)
         for logger in _picture_loggers(trainer):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
@@ -57,7 +59,7 @@ class Track(Callback):
         for name, part in pl_module.named_children():
             gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
             if gradients:  # none where the part is frozen, or the guard left the step out
-                _log(trainer, {f"grad_norm/{name}": nn.utils.get_total_norm(gradients).item()})
+                _log(trainer, {f"grad_norm/{name}": nn.utils.get_total_norm(gradients).item()}, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if "losses" not in outputs:
@@ -69,7 +71,8 @@ class Track(Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % trainer.log_every_n_steps:
             return
         sums = trainer.strategy.reduce(self.sums, reduce_op="sum").T.tolist()
-        _log(trainer, {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops})
+        means = {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops}
+        _log(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,9 +146,9 @@ def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) ->
     logger.experiment.log_artifact(artifact)
 
 
-def _log(trainer: Trainer, values: dict[str, float]) -> None:
+def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:
     for logger in trainer.loggers:
-        logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        logger.log_metrics(values, step)
 
 
 def _picture_loggers(trainer: Trainer) -> list[Logger]:
@@ -160,7 +163,7 @@ def _show(trainer: Trainer, key: str, figure: Figure, path: Path, caption: str) 
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
         else:
-            logger.log_image(key, [str(path)], caption=[caption])
+            logger.log_image(key, [str(path)], trainer.global_step, caption=[caption])
 
 
 def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Path) -> Figure:

@@ -314,3 +314,23 @@ def test_real_photographs_train_and_real_pairs_validate(tmp_path):
     assert len(data.train_set.items) == 142 and len(recorder.seen["val"]) == 8
     tested = set((SHARED / "photos" / "test.txt").read_text().split())
     assert not {file.name for file in data.train_set.items} & tested
+
+
+def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, caplog):
+    def said(**options):
+        caplog.clear()
+        data = DeblurDataModule(**options, patch_size=16, batch_size=1)
+        data.setup("fit")
+        return [record.message for record in caplog.records if record.message.startswith("warning: ")]
+
+    flat = tmp_path / "flat"
+    for side in ("blur", "sharp"):
+        (root / "train" / side).rename((flat / side).parent.mkdir(exist_ok=True) or flat / side)
+    with caplog.at_level("INFO"):
+        (line,) = said(train=str(flat), val=str(flat))
+        assert "7 of 7 validation images are trained on, too (0.png, 1.png, 2.png, ...)" in line
+        (line,) = said(train=str(flat / "sharp"), val=str(flat / "sharp"), blur=SHAKE)
+        assert line.startswith("warning: 7 of 7 ")
+        assert said(train=[Source(root=str(flat))], val=str(root / "val")) == []
+        (line,) = said(train=[Source(root=str(flat)), Source(root=str(root / "val"))], val=str(root / "val"))
+        assert line.startswith("warning: 2 of 2 ")

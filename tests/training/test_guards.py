@@ -48,9 +48,9 @@ def plant(steps, factor=".nan"):
 def test_a_batch_that_is_not_finite_changes_nothing(caplog):
     assert train.main([*FIT, "run", *plant("[1,4]")]) == 0
     assert all(value.isfinite().all() for value in weights("run").values())
-    assert "step 4 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
+    assert "step 5 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
     rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
-    assert [(row["step"], row["guard/skipped"]) for row in rows if row["guard/skipped"]] == [("1", "1"), ("4", "2")]
+    assert [(row["step"], row["guard/skipped"]) for row in rows if row["guard/skipped"]] == [("2", "1"), ("5", "2")]
     assert all(
         -1 < float(row[f"val/drift_{c}"]) < 1 for row in rows if row["val/psnr"] for c in ("red", "green", "blue")
     )
@@ -66,9 +66,9 @@ def test_the_guard_changes_no_finite_run():
 def test_many_in_a_row_stop_the_run_and_the_batch_can_be_replayed(capsys):
     assert train.main([*FIT, "run", "--guard.patience", "2", *plant("[3,4,5]")]) == 2
     said = capsys.readouterr().err
-    assert "2 steps in a row" in said and "replay run/faults/step_4.safetensors" in said
+    assert "2 steps in a row" in said and "replay run/faults/step_5.safetensors" in said
     assert not list(Path("run/checkpoint").glob("*"))
-    fault = "run/faults/step_4.safetensors"
+    fault = "run/faults/step_5.safetensors"
     assert train.main(["replay", fault, "--config", "run.yaml"]) == 0
     said = capsys.readouterr().out
     assert "batch 4: " in said and "sharp: values from nan to nan" in said and "loss: nan" in said
@@ -81,4 +81,4 @@ def test_a_spike_is_logged_with_its_files(caplog):
     flags = ["--trainer.max_steps", "24", "--trainer.val_check_interval", "24", "--trainer.limit_val_batches", "0"]
     assert train.main([*FIT, "run", *flags, *plant("[22]", "400.0")]) == 0
     (said,) = [record.message for record in caplog.records if "usually" in record.message]
-    assert re.match(r"step 22: loss .*; batch: \w", said)
+    assert re.match(r"step 23: loss .*; batch: \w", said)

@@ -99,7 +99,9 @@ def logged(root):
     """Step -> what was logged, without the machine's speed; a step that was done twice must say the same twice."""
     found = {}
     for path in Path(root).glob("logs/version_*/metrics.csv"):
-        for row in csv.DictReader(path.read_text().splitlines()):
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        assert len({row["step"] for row in rows}) == len(rows)
+        for row in rows:
             values = {name: value for name, value in row.items() if value and not name.startswith("speed/")}
             known = found.setdefault(int(row["step"]), values)
             assert all(known.get(name, value) == value for name, value in values.items())
@@ -150,11 +152,19 @@ def test_killed_at_ten_random_moments(workers):
     same("whole", "parts")
 
 
-@pytest.mark.parametrize(("moment", "workers"), [("step 3", "2"), ("validation 4", "0")])
-def test_sigterm_saves_and_the_same_command_resumes(moment, workers):
+@pytest.mark.parametrize(
+    ("name", "moment", "workers"),
+    [
+        ("SIGTERM", "step 3", "2"),
+        ("SIGTERM", "validation 4", "0"),
+        ("SIGINT", "step 3", "2"),
+        ("SIGINT", "validation 4", "2"),
+    ],
+)
+def test_a_signal_to_all_processes_saves_and_the_same_command_resumes(name, moment, workers):
     flags = ["--data.num_workers", workers, "--trainer.callbacks+", "tests.training.test_resume.Signal"]
     assert run("whole") == 0
-    assert run("parts", *flags, SIGNAL_AT=f"SIGTERM {moment}") == 128 + signal.SIGTERM
+    assert run("parts", *flags, SIGNAL_AT=f"{name} {moment}") == 128 + getattr(signal, name)
     step = int(moment.split()[1])
     assert read_checkpoint(Path("parts/checkpoints/last.ckpt"))["global_step"] == (4 if step == 3 else step)
     assert run("parts") == 0

@@ -1,0 +1,145 @@
+"""What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+import train
+from data import images
+from tests.base.test_files import holder
+from tests.test_train import CONFIG, run_folder  # noqa: F401 (a fixture)
+from training.resume import changed_settings, read_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EARLY = ["--trainer.max_steps", "4", "--scores.panels", "0", "--gates.images", "0"]
+ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """The folder of a run of four steps."""
+    folder = tmp_path_factory.mktemp("started")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        generator = torch.Generator().manual_seed(0)
+        for name in "abc":
+            images.write(Path("photos") / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+        Path("run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
+        assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
+    return folder / "run"
+
+
+def resume(started, name, *flags):
+    """The checkpoint of the same run one step later, of a copy of its folder."""
+    shutil.copytree(started, name)
+    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", name, *EARLY, *ONE_STEP, *flags]
+    assert train.main(command) == 0
+    return read_checkpoint(Path(name) / "checkpoints" / "last.ckpt")
+
+
+def averages(checkpoint):
+    return {key: value for key, value in checkpoint["state_dict"].items() if value.is_floating_point()}
+
+
+def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
+    before = read_checkpoint(started / "checkpoints" / "last.ckpt")
+    flags = ["--model.lr", "1e-3", "--model.weight_decay", "0.25", "--model.betas", "[0.5, 0.75]"]
+    flags += ["--model.warmup_steps", "10", "--ema.decay", "0.875", "--trainer.gradient_clip_val", "1e-6"]
+    flags += ["--trainer.max_steps", "20", "--trainer.limit_val_batches", "0"]
+    flags += ["--trainer.callbacks+", "tests.training.test_takeover.StopAfterOne"]
+    after = resume(started, "run", *flags)
+    assert after["global_step"] == 5
+    (group,) = after["optimizer_states"][0]["param_groups"]
+    assert (group["initial_lr"], group["weight_decay"], tuple(group["betas"])) == (1e-3, 0.25, (0.5, 0.75))
+    assert after["lr_schedulers"][0]["base_lrs"] == [1e-3]
+    # The fifth step is in the new warm-up, at 5/10 of the new rate; the sixth comes next.
+    with open("run/logs/version_1/metrics.csv", newline="") as file:
+        assert [(row["step"], float(row["lr"])) for row in csv.DictReader(file)] == [("5", pytest.approx(5e-4))]
+    assert group["lr"] == pytest.approx(6e-4)
+    # Moments after a step: exp_avg = 0.5 exp_avg + 0.5 g, and g is clipped to 1e-6.
+    moments = [(before["optimizer_states"][0]["state"][k], v) for k, v in after["optimizer_states"][0]["state"].items()]
+    clipped = torch.cat([(2 * b["exp_avg"] - a["exp_avg"]).flatten() for a, b in moments])
+    assert clipped.norm().item() == pytest.approx(1e-6, rel=0.2)
+    for key, value in averages(after).items():
+        expected = 0.875 * before["state_dict"][key] + 0.125 * after["current_model_state"][key]
+        assert torch.allclose(value, expected, rtol=1e-4, atol=1e-6)
+    assert "changed since that checkpoint: " in caplog.text
+    for change in ("model.lr 0.01 -> 0.001", "ema.decay 0.5 -> 0.875", "model.betas [0.9, 0.999] -> [0.5, 0.75]"):
+        assert change in caplog.text
+
+
+class StopAfterOne(Callback):
+    """Ends the run after the step at hand."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = True
+
+
+def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_changes_nothing(started, caplog):
+    same = averages(resume(started, "same"))
+    differing = {
+        "seed": ["--seed_everything", "4"],
+        "data_seed": ["--data.seed", "1"],
+        "batch": ["--data.batch_size", "4"],
+        "crops": ["--data.patch_size", "24"],
+        "augment": ["--data.augment", "{class_path: data.augment.Augment, init_args: {exposure: 0.5}}"],
+    }
+    for name, flags in differing.items():
+        other = averages(resume(started, name, *flags))
+        assert not all(torch.equal(other[key], value) for key, value in same.items()), name
+    assert "the checkpoint's steps had 2 crops, these have 4" in caplog.text
+    assert "data.batch_size 2 -> 4" in caplog.text and "seed_everything 3 -> 4" in caplog.text
+    watching = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
+    watching += ["--model.init_from", str(started / "checkpoint"), "--model.validation.steps", "3"]
+    other = averages(resume(started, "watching", *watching))
+    assert all(torch.equal(other[key], value) for key, value in same.items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model.denoiser.channels", "8"], "denoiser.channels is 8 here and 4 there"),
+        (["--model.schedule.name", "cosine"], "schedule differs"),
+        (["--model.objective.loss", "l2"], "objective.loss is l2 here and l1 there"),
+        (["--model.predictor_weight", "0.5"], "predictor_weight is 0.5 here and 1.0 there"),
+        (["--model.predictor_training", "joint"], "predictor_training is joint here and detached there"),
+        (["--model.residual_scale", "1"], "scale is 1.0 here and measured there"),
+        (
+            ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "2"],
+            "accumulate_grad_batches 1 -> 2",
+        ),
+    ],
+)
+def test_what_the_weights_were_trained_for_cannot_change(started, capsys, flags, sentence):
+    shutil.copytree(started, "run")
+    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    before = Path("run/checkpoints/last.ckpt").read_bytes()
+    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP, *flags]
+    assert train.main(command) == 2
+    said = capsys.readouterr().err
+    assert "this config cannot resume from run/checkpoints/last.ckpt: " in said and sentence in said
+    assert Path("run/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_a_second_run_in_the_folder_is_refused(started, capsys):
+    shutil.copytree(started, "run")
+    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()}
+    first = holder(Path("run").absolute())
+    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]) == 2
+    assert f"another run (pid {first.pid}) uses run: wait until it has ended" in capsys.readouterr().err
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    first.communicate("")
+    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
+
+
+def test_changes_are_named_as_flags():
+    there = {"model": {"class_path": "a.B", "init_args": {"lr": 1, "net": {"class_path": "c", "init_args": {"n": 1}}}}}
+    here = {"model": {"class_path": "a.B", "init_args": {"lr": 2, "net": {"class_path": "c", "init_args": {"n": 2}}}}}
+    assert changed_settings(there, here | {"ckpt_path": "x"}) == ["model.lr 1 -> 2", "model.net.n 1 -> 2"]
+    assert changed_settings(there, there) == []

@@ -1,0 +1,35 @@
+"""What of the libraries' messages a run shows: those that say something about it."""
+
+import logging
+import warnings
+
+# Advertisements, and what train.py says itself in a line of its own.
+NOISE = (
+    "💡 Tip",
+    "Seed set to",
+    "[rank: ",  # and the seed
+    "GPU available",
+    "TPU available",
+    "Using bfloat16 Automatic",
+    "Using 16bit Automatic",
+    "Restoring states from",
+    "Restored all states",
+    "Found current_model_state",
+    "`Trainer.fit` stopped",
+)
+
+
+class _Quiet(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().strip().startswith(NOISE)
+
+
+_QUIET = _Quiet()
+
+
+def quiet() -> None:
+    """Drop Lightning's `NOISE`, and warnings that are meant for the authors of libraries."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(_QUIET)  # once, however often it is called
+    warnings.filterwarnings("ignore", message=r"(?s).*deprecated")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # when resumed
