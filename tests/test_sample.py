@@ -204,7 +204,12 @@ def test_killed_in_the_middle_and_started_again(checkpoint, tmp_path):
 
 
 def restored(folder):
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*") if f.suffix != ".json"}
+    """The files that are restored images, by name."""
+    return {
+        f.relative_to(folder).as_posix(): f.read_bytes()
+        for f in folder.rglob("*.*")
+        if f.suffix not in (".json", ".lock")
+    }
 
 
 def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp_path, capsys):
