@@ -11,7 +11,6 @@ What is measured is merged into the JSON file, so that cases can be run in parts
 import csv
 import json
 import shlex
-import sys
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -104,7 +103,6 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
     """One case, in this process: medians over `INTERVALS` intervals of `interval` steps each."""
     import train
 
-    sys.argv = sys.argv[:1]  # LightningCLI warns of the benchmark's own flags
     config, option = case.split("/")
     timed = 1 + INTERVALS * interval  # the first step warms up
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -23,15 +24,19 @@ class RecordConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        root, config = Path(trainer.default_root_dir), plain(self.parser, self.config)
+        root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
         with replacing(root / "config.yaml") as part:
-            part.write_text(yaml.safe_dump(config, sort_keys=False))
+            part.write_text(yaml.safe_dump(self.plain, sort_keys=False))
         for logger in trainer.loggers:
-            logger.log_hyperparams({"config": config, "commit": commit()})
+            logger.log_hyperparams({"config": self.plain, "commit": commit()})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
-        checkpoint["config"] = plain(self.parser, self.config)
+        checkpoint["config"] = self.plain
+
+    @cached_property
+    def plain(self) -> dict:
+        return plain(self.parser, self.config)
 
 
 def plain(parser: LightningArgumentParser, config: Namespace) -> dict:

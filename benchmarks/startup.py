@@ -1,0 +1,67 @@
+"""Seconds until a command answers: its help, and wrong flags, paths and names, each in a process of its own.
+
+python -m benchmarks.startup
+python -m benchmarks.startup --cases 'train/*' --repeats 5
+
+A case is SCRIPT/WHAT. What is measured is merged into the JSON file, with what it ran on.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import median
+
+from jsonargparse import auto_cli
+
+from benchmarks.record import machine, write_json
+
+ROOT = Path(__file__).parents[1]
+FIT = ["train.py", "fit", "--config", "configs/demo.yaml"]
+CASES = {  # command, and the most seconds that it should take on two cores
+    "sample/help": (["sample.py", "--help"], 1.0),
+    "sample/path": (["sample.py", "nowhere.jpg", "--output", "restored"], 1.0),
+    "evaluate/help": (["evaluate.py", "--help"], 1.0),
+    "evaluate/path": (["evaluate.py", "--data", "nowhere", "--output", "scores"], 1.0),
+    "train/help": (["train.py", "--help"], 4.0),
+    "train/fit_help": (["train.py", "fit", "--help"], 4.0),
+    "train/flag": ([*FIT, "--trainer.max_step", "3"], 4.0),
+    "train/choice": ([*FIT, "--data.on_error", "stopp"], 4.0),
+    "train/path": ([*FIT, "--data.train", "nowhere"], 4.0),
+    "train/config": (["train.py", "fit", "--config", "nowhere.yaml"], 4.0),
+}
+
+
+def seconds_of(command: list[str]) -> float:
+    """How long a command takes to end."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, check=False)
+    return time.perf_counter() - start
+
+
+def main(cases: str = "*/*", output: str = "benchmarks/results/startup.json", repeats: int = 3) -> None:
+    """Measure the chosen cases, print them, and merge them into the JSON file.
+
+    Args:
+        cases: names or patterns of names, with commas between them.
+        output: the JSON file.
+        repeats: of each; the median counts. One before them fills the caches.
+    """
+    chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
+    if not chosen:
+        raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)}")
+    found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
+    for name in chosen:
+        command, limit = CASES[name]
+        seconds_of(command)
+        seconds = median(seconds_of(command) for _ in range(repeats))
+        found["cases"][name] = {"seconds": round(seconds, 2), "wanted": limit} | machine()
+        print(f"{name:<16} {seconds:6.2f} s{'' if seconds <= limit else f', more than {limit}'}")
+    write_json(output, found)
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)
