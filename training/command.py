@@ -116,7 +116,6 @@ class Command(LightningCLI):
             path, self.checkpoint = newest(root)
             if path is not None:
                 self.ckpt_path, self.resumes = str(path), True
-                rank_zero_info(f"resumed from {path}, step {self.checkpoint['global_step']}")
         for logger in _listed(self.config.trainer.logger):
             arguments = getattr(logger, "init_args", {})
             if self.resumes and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
@@ -190,6 +189,7 @@ class Command(LightningCLI):
             if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
                 self._say_that_it_is_finished()
                 return
+            rank_zero_info(f"resumed from {self.ckpt_path}, step {self.checkpoint['global_step']}")
             if changed:
                 rank_zero_info(f"changed since that checkpoint: {'; '.join(changed)}")
         self.checkpoint = {}  # as large as the model and its optimizer; Lightning reads it again

@@ -81,9 +81,10 @@ class Steps(Callback):
     """Count steps in the loggers as everywhere else: what the third step gives is logged at 3; and log `lr`."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
+        if batch_idx % trainer.accumulate_grad_batches:  # the step goes on
+            return
         _end_step(trainer)
-        begins = batch_idx % trainer.accumulate_grad_batches == 0
-        if begins and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+        if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics({"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
 

@@ -129,7 +129,10 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
     for name, network in pl_module.named_children():
         count = sum(parameter.numel() for parameter in network.parameters())
         lines.append(f"{name}: {type(network).__name__}, {count:,} parameters")
-    lines += [f"{name}: {value}" for name, value in pl_module.objective_values().items()]
+    for name, value in pl_module.objective_values().items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {own}" for key, own in value.items() if own not in (None, False))
+        lines += [] if value is None else [f"{name}: {value}"]
     lines.append(
         f"{trainer.max_steps} steps of {trainer.world_size} x {trainer.accumulate_grad_batches} batches, lr"
         f" {pl_module.lr:g}, {trainer.precision}"
