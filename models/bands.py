@@ -29,9 +29,10 @@ class InBands:
         return self.network(*inputs, run=unet_in_bands)
 
 
-def is_large(image: Tensor) -> bool:
-    """Whether bands pay for an image (N, C, H, W)."""
-    return image.shape[-2] * image.shape[-1] > (CPU_PIXELS if image.device.type == "cpu" else GPU_PIXELS)
+def is_large(image: Tensor, side: int | None = None) -> bool:
+    """Whether bands pay for an image (N, C, H, W), or where it goes in tiles for tiles of that side, halo included."""
+    height, width = (length if side is None else min(side, length) for length in image.shape[-2:])
+    return height * width > (CPU_PIXELS if image.device.type == "cpu" else GPU_PIXELS)
 
 
 def unet_in_bands(unet: UNet, *images: Tensor, embedding: Tensor | None = None) -> Tensor:

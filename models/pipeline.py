@@ -263,8 +263,10 @@ class DeblurPipeline(DiffusionPipeline):
     ) -> tuple[Callable[..., Tensor], Tiling]:
         """A network as it should be called for images of this size, and its tiling."""
         network = getattr(self, name)
+        side = None if tile is None else tile + 2 * (network.receptive_field or 0)
         # Compilation would make a program of every band.
-        banded = isinstance(getattr(network, "unet", None), models.unet.UNet) and is_large(image) and not self.compiled
+        has_bands = isinstance(getattr(network, "unet", None), models.unet.UNet) and not self.compiled
+        banded = has_bands and is_large(image, side)
         footprint = self._footprints[name, banded, image.device.type]
         tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, footprint)
         return InBands(network) if banded else network, tiling

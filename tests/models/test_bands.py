@@ -69,6 +69,14 @@ def test_the_pipeline_takes_bands_for_large_images_alone(monkeypatch, compiled):
     banded = pipeline(blurry, settings, output_type="pt").images
     assert taken == ([] if compiled else ["UNetPredictor", "Denoiser"])
     assert torch.allclose(banded, plain, atol=1e-5)
+    taken.clear()
+    side = 64 + 2 * pipeline.predictor.receptive_field
+    monkeypatch.setattr("models.bands.CPU_PIXELS", min(side, 96) * min(side, 80))
+    pipeline.predict(blurry, tile=64)
+    assert not taken, "small tiles of a large image are not worth bands"
+    monkeypatch.setattr("models.bands.CPU_PIXELS", 64 * 64)
+    pipeline.predict(blurry, tile=64)
+    assert taken == ([] if compiled else ["UNetPredictor"])
     pipeline.predictor = SlimPredictor((8, 12), (1, 1)).eval()  # has tiles and no bands
     taken.clear()
     pipeline.predict(blurry, tile=64)
