@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("base", "models", "data", "evaluation", "training", "tools")
 ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | {"base": {"base"}}
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
-ALLOWED["tools"] = {"base", "tools", "data"}
+ALLOWED["tools"] = {"base", "tools", "data", "models"}
 MODELS_ORDER = [
     {"settings", "schedules", "diffusion", "memory", "devices", "weights", "recompute", "heads"},
     {"unet", "untrained", "spandrel_predictor", "tiling"},

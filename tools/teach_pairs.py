@@ -1,0 +1,79 @@
+"""Pairs whose target is a trained predictor's output: python -m tools.teach_pairs PAIRS --output TAUGHT
+
+Regression onto the sharp image averages over all sharp images that one blurry image may come from, and with the few
+crops of a small step that average is mostly noise. What a trained predictor makes of the blurry image has no such
+noise, so a new network comes off the identity in minutes on it, and is then trained on the sharp images themselves
+(knowledge distillation, Hinton et al. 2015). Where the teacher is no nearer to the sharp image than the blurry one is,
+the sharp image stays the target: a network should not learn its teacher's faults.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from jsonargparse import auto_cli
+from tqdm import tqdm
+
+from data import images
+from data.layouts import DatasetError, find_pairs
+from data.pairs import read_pair
+from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
+from models.devices import choose_device, has_bf16
+
+
+def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "train", device: str = "auto") -> None:
+    """Write OUTPUT/blur and OUTPUT/sharp, 8-bit PNG, and OUTPUT/teacher.json, which says what they are.
+
+    A command that was stopped goes on where it was when it is given again.
+
+    Args:
+        pairs: root folder of a dataset of pairs.
+        output: folder to write to; must be new.
+        checkpoint: the teacher: exported folder, hub id or .ckpt file; default: pretrained/lite.
+        split: which split of the dataset.
+        device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
+    """
+    folder, found = Path(output), find_pairs(pairs, split)
+    part = folder.with_name(f".{folder.name}.part")
+    if folder.exists():
+        raise DatasetError(f"{folder} is there already: give a new folder.")
+    on, checkpoint = choose_device(device), checkpoint or pretrained()
+    pipeline = load_pipeline(checkpoint, on, "bf16" if has_bf16(on) else "fp32")
+    facts = {"pairs": pairs, "split": split, "teacher": checkpoint, "sha256": checkpoint_hash(checkpoint)}
+    described, text = part / "teacher.json", json.dumps(facts, indent=1) + "\n"
+    if described.is_file() and described.read_text() != text:
+        raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")
+    part.mkdir(parents=True, exist_ok=True)
+    described.write_text(text)
+    for pair in tqdm(found, unit="pair", dynamic_ncols=True):
+        target = part / "sharp" / f"{pair.name}.png"
+        if target.is_file():
+            continue
+        blurry, sharp = read_pair(pair)
+        blurry_copy = (part / "blur" / pair.name).with_suffix(pair.blurry.suffix)
+        blurry_copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(pair.blurry, blurry_copy)
+        images.write(target, teach(pipeline.predict(blurry[None].to(on))[0, :3].cpu(), blurry, sharp), compress_level=1)
+    os.replace(part, folder)
+    print(f"{folder}: {len(found)} pairs, their targets from {checkpoint}")
+
+
+def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -> torch.Tensor:
+    """The prediction, clipped, or where it is no nearer to the sharp image than the blurry one the sharp image.
+
+    All (3, H, W) in [0, 1].
+    """
+    prediction = prediction.clamp(0, 1)
+    helped = (prediction - sharp).square().mean() < (blurry - sharp).square().mean()
+    return prediction if helped else sharp
+
+
+if __name__ == "__main__":
+    try:
+        auto_cli(main)
+    except (ValueError, OSError) as error:
+        print(f"tools.teach_pairs: error: {error}", file=sys.stderr)
+        sys.exit(2)
