@@ -142,7 +142,26 @@ class DeblurPipeline(DiffusionPipeline):
             `DeblurOutput` of tensors.
         """
         prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)
+        settings = [settings or self.default_settings]
+        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)[0]
+
+    @torch.no_grad()
+    def refine_shared(
+        self,
+        blurry: Tensor,
+        prediction: Tensor,
+        settings: Sequence[SamplingSettings],
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        progress: Callable[[Iterable], Iterable] = iter,
+    ) -> list[DeblurOutput]:
+        """`refine` by each of several settings that differ in num_samples, average and blend alone.
+
+        They share their samples: what each of them returns is what `refine` returns, for the steps of the one with the
+        most samples. `models.settings.sharing_samples` makes such groups.
+        """
+        prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
+        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
 
     @torch.no_grad()
     def refine_all(
@@ -229,7 +248,8 @@ class DeblurPipeline(DiffusionPipeline):
             raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
         blurry = _to_network(_to_tensor(image, self.device))
         prediction = self._predict(blurry, predictor_tile, memory)
-        output = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory)
+        settings = [settings or self.default_settings]
+        [output] = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory)
         if output_type == "pil":
             output.images, output.predictions = _to_pil(output.images), _to_pil(output.predictions)
         return output
@@ -279,52 +299,77 @@ class DeblurPipeline(DiffusionPipeline):
         self,
         blurry: Tensor,
         prediction: Tensor,
-        settings: SamplingSettings | None,
+        settings: Sequence[SamplingSettings],
         seed: int,
         names: Sequence[str] | None,
         progress: Callable[[Iterable], Iterable],
-        tile: int | None,
+        tile: int | None = None,
         memory: int | None = None,
-    ) -> DeblurOutput:
-        """`refine` of images in [-1, 1]. A photo of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
-        settings = settings or self.default_settings
+    ) -> list[DeblurOutput]:
+        """`refine_shared` of images in [-1, 1]. One of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         names = [""] * len(blurry) if names is None else names
         if len(names) != len(blurry):
             raise ValueError(f"{len(blurry)} images, but {len(names)} names")
-        if self.denoiser is None and settings.blend > 0:
+        one, K, x_init = settings[0], max(setting.num_samples for setting in settings), prediction[:, :3]
+        if self.denoiser is None and one.blend > 0:
             raise ValueError(_NO_DENOISER)
-        K, x_init = settings.num_samples, prediction[:, :3]
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        if settings.blend > 0:
+        if one.blend > 0:
             s = self.scale(prediction, blurry)
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
             denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
-        samples, moments = [], _Moments()
+        collected = [_Samples(setting) for setting in settings]
         for k in range(K):
-            x = x_init
-            if settings.blend > 0:
-                r_0 = sample_residual(
-                    denoiser,
-                    blurry,
-                    x_init,
-                    make_scheduler(settings, training_betas),
-                    settings.eta,
-                    [noise_generator(seed, name, k) for name in names],
-                    s,
-                    progress,
-                    tiling,
-                )
-                x = add_residual(x_init, r_0.mul_(settings.blend), s)
-                del r_0
-            x = _to_world(x)
-            if K > 1:
-                moments.add(x)
-            if not (K > 1 and settings.average):
-                samples.append(x)
-        images = torch.stack(samples, dim=1).flatten(0, 1) if len(samples) > 1 else (samples or [moments.mean])[0]
-        std = moments.std() if K > 1 else None
-        return DeblurOutput(images=images, predictions=_to_world(x_init), std=std, expected_error=expected_error)
+            wanted = [samples for samples in collected if k < samples.setting.num_samples]
+            if one.blend == 0:
+                for samples in wanted:
+                    samples.add(_to_world(x_init))
+                continue
+            r_0 = sample_residual(
+                denoiser,
+                blurry,
+                x_init,
+                make_scheduler(one, training_betas),
+                one.eta,
+                [noise_generator(seed, name, k) for name in names],
+                s,
+                progress,
+                tiling,
+            )
+            for samples in wanted:
+                last = samples is wanted[-1]  # which needs no copy of r_0
+                part = r_0.mul_(samples.setting.blend) if last else r_0 * samples.setting.blend
+                samples.add(_to_world(add_residual(x_init, part, s)))
+            del r_0, part
+        predictions = _to_world(x_init)
+        return [
+            DeblurOutput(
+                images=samples.images(), predictions=predictions, std=samples.std(), expected_error=expected_error
+            )
+            for samples in collected
+        ]
+
+
+class _Samples:
+    """The images of one setting out of samples that come one by one, each (N, 3, H, W)."""
+
+    def __init__(self, setting: SamplingSettings):
+        self.setting, self.kept, self.moments = setting, [], _Moments()
+
+    def add(self, x: Tensor) -> None:
+        if self.setting.num_samples > 1:
+            self.moments.add(x)
+        if self.setting.num_samples == 1 or not self.setting.average:
+            self.kept.append(x)
+
+    def images(self) -> Tensor:
+        if len(self.kept) > 1:
+            return torch.stack(self.kept, dim=1).flatten(0, 1)
+        return self.kept[0] if self.kept else self.moments.mean
+
+    def std(self) -> Tensor | None:
+        return self.moments.std() if self.setting.num_samples > 1 else None
 
 
 def cost_of(settings: Sequence[SamplingSettings]) -> tuple[int, int]:

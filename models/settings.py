@@ -1,7 +1,8 @@
 """Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -89,3 +90,20 @@ class SamplingSettings:
 
         numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
         return NoiseSchedule(self.schedule, *numbers).betas()
+
+
+def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:
+    """The settings in groups that share their samples: they differ in num_samples, average and blend alone.
+
+    Those with blend 0 need no sample and are one group.
+    """
+    groups: dict[SamplingSettings, list[SamplingSettings]] = {}
+    for setting in settings:
+        alike = replace(setting, num_samples=1, average=False, blend=1.0)
+        groups.setdefault(alike if setting.blend > 0 else SamplingSettings(blend=0.0), []).append(setting)
+    return list(groups.values())
+
+
+def denoising_steps(group: Sequence[SamplingSettings]) -> int:
+    """Evaluations of the denoiser for one image by a group of `sharing_samples`; of an empty one 0."""
+    return max((s.steps * s.num_samples if s.blend > 0 else 0 for s in group), default=0)

@@ -9,7 +9,7 @@ from torch import nn
 
 from models.pipeline import DeblurPipeline, cost_of
 from models.schedules import linear
-from models.settings import SamplingSettings
+from models.settings import SamplingSettings, denoising_steps, sharing_samples
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 
@@ -184,6 +184,45 @@ EVERY_KIND = [
     SamplingSettings(eta=1.0, steps=3),
     SamplingSettings(blend=0.0, num_samples=2),
 ]
+
+
+def test_settings_that_share_samples_are_one_group():
+    groups = sharing_samples(EVERY_KIND)
+    assert [len(group) for group in groups] == [1, 3, 1, 1, 1, 1]
+    assert groups[1] == EVERY_KIND[1:4] and groups[-1] == EVERY_KIND[-1:]
+    assert [denoising_steps(group) for group in groups] == [7, 3 * 2, 5, 4, 3, 0] and denoising_steps([]) == 0
+    assert denoising_steps(EVERY_KIND[2:4]) == 2 * 2
+
+
+def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
+    pipeline = tiny_pipeline()
+    x_init = pipeline.predict(blurry)
+    steps = []
+
+    def count(levels):
+        for level in levels:
+            steps.append(level)
+            yield level
+
+    for group in sharing_samples(EVERY_KIND):
+        steps.clear()
+        together = pipeline.refine_shared(blurry, x_init, group, 5, ["a", "b"], count)
+        assert len(steps) == denoising_steps(group), "no sample is drawn twice"
+        for setting, found in zip(group, together, strict=True):
+            alone = pipeline.refine(blurry, x_init, setting, 5, ["a", "b"])
+            assert torch.equal(found.images, alone.images), setting
+            assert (found.std is None) == (setting.num_samples == 1)
+            assert found.std is None or torch.equal(found.std, alone.std)
+
+
+def test_no_denoiser_is_said_by_refine_shared_too(blurry):
+    pipeline = tiny_pipeline()
+    pipeline.denoiser = None
+    prediction = pipeline.predict(blurry)
+    [output] = pipeline.refine_shared(blurry, prediction, [SamplingSettings(blend=0.0)])
+    assert torch.equal(output.images, prediction.clamp(0, 1))
+    with pytest.raises(ValueError, match="a predictor and no denoiser"):
+        pipeline.refine_shared(blurry, prediction, [SamplingSettings()])
 
 
 @pytest.mark.parametrize("slots", [1, 3, 16])
