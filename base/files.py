@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 class FolderInUse(OSError):
@@ -24,6 +25,16 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         _remove(part)
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder where it is missing; OSError in one sentence where no file can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into the folder {folder}: {error.strerror}") from error
 
 
 def remove_parts(folder: Path) -> None:

@@ -1,6 +1,8 @@
-"""Which version of the code made a result."""
+"""Which version of the code, and of what it uses, made a result."""
 
+import platform
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -15,6 +17,11 @@ def commit(*paths: str) -> str | None:
         return head + ("-dirty" if _git("diff", "HEAD", "--name-only", "--", *paths) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Python's version and those of installed packages."""
+    return {"python": platform.python_version()} | {package: version(package) for package in packages}
 
 
 def _git(*arguments: str) -> str:
