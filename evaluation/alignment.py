@@ -69,12 +69,12 @@ class Aligned:
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, 11, "alignment")
         values = []
-        for image, truth in zip(restored / 255, sharp / 255, strict=True):
-            aligned, mask = align(image, truth)
+        for image, target in zip(restored / 255, sharp / 255, strict=True):
+            aligned, mask = align(image, target)
             if self.score == "psnr":
-                values.append(-10 * torch.log10(((aligned - truth) * mask).square().sum() / (3 * mask.sum())))
+                values.append(-10 * torch.log10(((aligned - target) * mask).square().sum() / (3 * mask.sum())))
             else:
-                similarity = ssim_map((aligned * mask)[None], (truth * mask)[None], levels=1.0)[0]
+                similarity = ssim_map((aligned * mask)[None], (target * mask)[None], levels=1.0)[0]
                 inside = mask[5:-5, 5:-5]
                 values.append(((similarity * inside).sum((1, 2)) / inside.sum()).mean())
         return torch.stack(values)
@@ -91,12 +91,12 @@ def align(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
     """
     import cv2
 
-    image, truth = (x.permute(1, 2, 0).contiguous().cpu().numpy() for x in (restored, sharp))
+    image, target = (x.permute(1, 2, 0).contiguous().cpu().numpy() for x in (restored, sharp))
     power = (image * image).sum()
     if power == 0:
         raise MetricError("the restored image is black and cannot be aligned with the ground truth")
-    image = (image * truth).sum() / power * image
-    greys = [cv2.cvtColor(x, cv2.COLOR_RGB2GRAY) for x in (truth, image)]
+    image = (image * target).sum() / power * image
+    greys = [cv2.cvtColor(x, cv2.COLOR_RGB2GRAY) for x in (target, image)]
     steps = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 0)
     try:
         _, homography = cv2.findTransformECC(
@@ -104,7 +104,7 @@ def align(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         )
     except cv2.error as error:  # the images are uncorrelated, or one is flat
         raise MetricError("the restored image could not be aligned with the ground truth") from error
-    size = truth.shape[1::-1]
+    size = target.shape[1::-1]
     cubic, nearest = (kind + cv2.WARP_INVERSE_MAP for kind in (cv2.INTER_CUBIC, cv2.INTER_NEAREST))
     aligned = cv2.warpPerspective(image, homography, size, flags=cubic, borderMode=cv2.BORDER_REFLECT)
     mask = cv2.warpPerspective(

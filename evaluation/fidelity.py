@@ -1,6 +1,6 @@
 """What every metric looks at, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
 
-All of them look at the picture that a file would hold: RGB, clipped to [0, 1], rounded to 8 bits, whole.
+All of them look at the image that a file would hold: RGB, clipped to [0, 1], rounded to 8 bits, whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +13,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PICTURE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
+IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
 _HERE = f"own code on torch {torch.__version__}"
 
-PSNR_RECIPE = f"PSNR in dB: {PICTURE}; range 255, one mean squared error over pixels and channels; {_HERE}"
+PSNR_RECIPE = f"PSNR in dB: {IMAGE}; range 255, one mean squared error over pixels and channels; {_HERE}"
 _SSIM_CONSTANTS = "range 255, K1 0.01, K2 0.03"
 SSIM_RECIPE = (
-    f"SSIM: {PICTURE}; Gaussian window 11 with sigma 1.5 and population covariance, as in the paper's own code, "
+    f"SSIM: {IMAGE}; Gaussian window 11 with sigma 1.5 and population covariance, as in the paper's own code, "
     f"{_SSIM_CONSTANTS}, mean over the pixels whose window lies inside the frame, then over the channels; {_HERE}"
 )
 SSIM_MATLAB_RECIPE = (
-    f"SSIM, MATLAB: {PICTURE}; Gaussian window 11 x 11 x 11 with sigma 1.5 over rows, columns and channels, the edge "
-    f"repeated, population covariance, as MATLAB's ssim of a colour picture, {_SSIM_CONSTANTS}, mean over all values; "
+    f"SSIM, MATLAB: {IMAGE}; Gaussian window 11 x 11 x 11 with sigma 1.5 over rows, columns and channels, the edge "
+    f"repeated, population covariance, as MATLAB's ssim of a colour image, {_SSIM_CONSTANTS}, mean over all values; "
     f"{_HERE}"
 )
 SHARPNESS_RECIPE = (
-    f"Sharpness: {PICTURE}; sum of the squared differences of neighbouring pixels, to the right and downwards, of the "
-    f"restored picture over that of the truth, 1 is as sharp as the truth; {_HERE}"
+    f"Sharpness: {IMAGE}; sum of the squared differences of neighbouring pixels, to the right and downwards, of the "
+    f"restored image over that of the ground truth, 1 is as sharp as the ground truth; {_HERE}"
 )
 _CONSISTENCY_RECIPE = (
-    f"Consistency in dB: {PICTURE}; the restored picture averaged over its blur kernel in linear light (sRGB curve), "
-    f"rounded to 8 bits, PSNR to the blurry picture over the pixels whose window lies inside the frame; "
+    f"Consistency in dB: {IMAGE}; the restored image averaged over its blur kernel in linear light (sRGB curve), "
+    f"rounded to 8 bits, PSNR to the blurry image over the pixels whose window lies inside the frame; "
     f"kornia {kornia.__version__}"
 )
 
@@ -50,15 +50,15 @@ class MetricError(ValueError):
     """A metric cannot be computed; the text is one sentence that says why."""
 
 
-def whole_numbers(picture: Tensor) -> Tensor:
-    """A picture of about [0, 1] as the whole numbers 0..255 of a file, in float32."""
-    return picture.float().clamp(0, 1).mul(255).round()
+def whole_numbers(image: Tensor) -> Tensor:
+    """A image of about [0, 1] as the whole numbers 0..255 of a file, in float32."""
+    return image.float().clamp(0, 1).mul(255).round()
 
 
 def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
     """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255; MetricError where they cannot be compared."""
     if restored.shape != sharp.shape or sharp.ndim != 4:
-        raise MetricError(f"the restored picture is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
+        raise MetricError(f"the restored image is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
     require_finite(restored)
     return whole_numbers(restored), whole_numbers(sharp)
 
@@ -66,27 +66,25 @@ def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
 def require_finite(restored: Tensor) -> None:
     """MetricError if a value is not finite."""
     if not restored.isfinite().all():
-        raise MetricError("the restored picture holds values that are not finite")
+        raise MetricError("the restored image holds values that are not finite")
 
 
-def require_side(picture: Tensor, side: int, metric: str) -> None:
-    """MetricError if a picture has fewer than `side` rows or columns."""
-    if min(picture.shape[-2:]) < side:
-        raise MetricError(
-            f"{metric} needs {side} pixels a side and the picture is {picture.shape[-1]}x{picture.shape[-2]}"
-        )
+def require_side(image: Tensor, side: int, metric: str) -> None:
+    """MetricError if a image has fewer than `side` rows or columns."""
+    if min(image.shape[-2:]) < side:
+        raise MetricError(f"{metric} needs {side} pixels a side and the image is {image.shape[-1]}x{image.shape[-2]}")
 
 
 @torch.no_grad()
 def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each picture by PSNR_RECIPE.
+    """Peak signal-to-noise ratio of each image by PSNR_RECIPE.
 
     Args:
         restored: (N, 3, H, W), about [0, 1].
-        sharp: the truth, (N, 3, H, W) in [0, 1].
+        sharp: the ground truth, (N, 3, H, W) in [0, 1].
 
     Returns:
-        (N,) in dB; infinite where the rounded pictures are equal.
+        (N,) in dB; infinite where the rounded images are equal.
 
     Raises:
         MetricError: the shapes differ or a value is not finite.
@@ -101,7 +99,7 @@ def _decibels(squared_error: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Structural similarity of each picture (Wang et al. 2004) by SSIM_RECIPE; arguments as for `psnr`.
+    """Structural similarity of each image (Wang et al. 2004) by SSIM_RECIPE; arguments as for `psnr`.
 
     Returns:
         (N,), at most 1.
@@ -116,7 +114,7 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ssim_matlab(restored: Tensor, sharp: Tensor) -> Tensor:
-    """As `ssim`, by SSIM_MATLAB_RECIPE; for a picture of any size."""
+    """As `ssim`, by SSIM_MATLAB_RECIPE; for a image of any size."""
     restored, sharp = check_pair(restored, sharp)
     radius = len(_GAUSSIAN) // 2
     # The window's share of each channel for each channel: beyond the first and the last the edge repeats.
@@ -162,30 +160,30 @@ def _weighted_mean(maps: Tensor, window: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Gradient energy of each picture over that of its truth by SHARPNESS_RECIPE; arguments as for `psnr`.
+    """Gradient energy of each image over that of its ground truth by SHARPNESS_RECIPE; arguments as for `psnr`.
 
     Returns:
-        (N,), from 0; 1 is as sharp as the truth, noise and ringing count as sharpness.
+        (N,), from 0; 1 is as sharp as the ground truth, noise and ringing count as sharpness.
 
     Raises:
-        MetricError: as for `psnr`, or the truth has no gradient.
+        MetricError: as for `psnr`, or the ground truth has no gradient.
     """
 
-    def energy(picture: Tensor) -> Tensor:
-        return sum(picture.diff(dim=dim).square().sum((1, 2, 3)) for dim in (2, 3))
+    def energy(image: Tensor) -> Tensor:
+        return sum(image.diff(dim=dim).square().sum((1, 2, 3)) for dim in (2, 3))
 
     restored, sharp = check_pair(restored, sharp)
-    truth = energy(sharp)
-    if not truth.all():
-        raise MetricError("sharpness compares with the truth's gradients and the sharp picture has none")
-    return energy(restored) / truth
+    expected = energy(sharp)
+    if not expected.all():
+        raise MetricError("sharpness compares with the ground truth's gradients and the sharp image has none")
+    return energy(restored) / expected
 
 
 class Consistency:
-    """How well restored pictures, blurred again, explain the blurry ones; only where the blur kernel is known.
+    """How well restored images, blurred again, explain the blurry ones; only where the blur kernel is known.
 
     Args:
-        kernels: .npz file with a (K, K) array, K odd, under the name of each picture;
+        kernels: .npz file with a (K, K) array, K odd, under the name of each image;
             blurry(p) = sum over d of kernel(d) sharp(p + d). None where no kernel is known: the metric is missing.
 
     Attributes:
@@ -201,8 +199,8 @@ class Consistency:
         if kernels is None:
             self.recipe = None
             self.reason = (
-                "Consistency is missing: it needs the blur kernel of every picture; give them with --kernels FILE "
-                "(.npz, one array under each picture's name)."
+                "Consistency is missing: it needs the blur kernel of every image; give them with --kernels FILE "
+                "(.npz, one array under each image's name)."
             )
             return
         try:
@@ -219,33 +217,33 @@ class Consistency:
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor, blurry: Tensor, names: Sequence[str]) -> Tensor:
-        """PSNR of each re-blurred picture to its blurry one by the recipe.
+        """PSNR of each re-blurred image to its blurry one by the recipe.
 
         Args:
             restored: (N, 3, H, W), about [0, 1].
             sharp: not looked at.
             blurry: (N, 3, H, W) in [0, 1].
-            names: the N pictures' names, as in the file of kernels.
+            names: the N images' names, as in the file of kernels.
 
         Returns:
             (N,) in dB.
 
         Raises:
-            MetricError: a picture has no kernel, is smaller than it, or holds values that are not finite.
+            MetricError: a image has no kernel, is smaller than it, or holds values that are not finite.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
         require_finite(restored)
         light = kornia.color.rgb_to_linear_rgb(whole_numbers(restored) / 255)
         values = []
-        for picture, seen, name in zip(light, blurry, names, strict=True):
+        for image, seen, name in zip(light, blurry, names, strict=True):
             if name not in self.kernels:
                 raise MetricError(f"no blur kernel is known for {name}")
             kernel = self.kernels[name].to(light.device)
-            require_side(picture, len(kernel), "consistency")
+            require_side(image, len(kernel), "consistency")
             with full_precision():
                 blurred = kornia.filters.filter2d(
-                    picture[None], kernel[None], normalized=True, padding="valid", behaviour="corr"
+                    image[None], kernel[None], normalized=True, padding="valid", behaviour="corr"
                 )
             again = whole_numbers(kornia.color.linear_rgb_to_rgb(blurred))[0]
             border = len(kernel) // 2

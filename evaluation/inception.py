@@ -1,7 +1,7 @@
-"""FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between the patches of restored and of sharp pictures.
+"""FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between the patches of restored and of sharp images.
 
-Both compare two sets. The features of a picture are plain tensors that can be stored, sent and put together in any
-order; the distance comes last. On the few hundred pictures of a test set whole frames are too few, so DvSR's way is
+Both compare two sets. The features of a image are plain tensors that can be stored, sent and put together in any
+order; the distance comes last. On the few hundred images of a test set whole frames are too few, so DvSR's way is
 taken: patches of 256 x 240 pixels without overlap, 15 of a frame of 1280 x 720 (Whang et al. 2022).
 """
 
@@ -83,36 +83,36 @@ class InceptionPatches:
         )
 
     @torch.no_grad()
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         """The features of each patch.
 
         Args:
-            pictures: (N, 3, H, W), about [0, 1].
+            images: (N, 3, H, W), about [0, 1].
 
         Returns:
             (N, P, 2048), P the whole patches that fit, row by row.
 
         Raises:
-            MetricError: a picture is smaller than a patch, a value is not finite, or the weights are missing.
+            MetricError: a image is smaller than a patch, a value is not finite, or the weights are missing.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
-        require_finite(pictures)
-        height, width = pictures.shape[-2:]
+        require_finite(images)
+        height, width = images.shape[-2:]
         if height < PATCH_HEIGHT or width < PATCH_WIDTH:
             raise MetricError(
-                f"FID and KID need patches of {PATCH_WIDTH}x{PATCH_HEIGHT} pixels and the picture is {width}x{height}"
+                f"FID and KID need patches of {PATCH_WIDTH}x{PATCH_HEIGHT} pixels and the image is {width}x{height}"
             )
-        patches = cut_patches(whole_numbers(pictures).byte())
-        network = self.network.to(pictures.device)
+        patches = cut_patches(whole_numbers(images).byte())
+        network = self.network.to(images.device)
         with full_precision():
             parts = [network(part)[0].float() for part in patches.flatten(0, 1).split(_BATCH)]
         return torch.cat(parts).unflatten(0, patches.shape[:2])
 
 
-def cut_patches(pictures: Tensor) -> Tensor:
+def cut_patches(images: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, P, C, 240, 256), row by row."""
-    cut = pictures.unfold(2, PATCH_HEIGHT, PATCH_HEIGHT).unfold(3, PATCH_WIDTH, PATCH_WIDTH)
+    cut = images.unfold(2, PATCH_HEIGHT, PATCH_HEIGHT).unfold(3, PATCH_WIDTH, PATCH_WIDTH)
     return cut.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
 
 

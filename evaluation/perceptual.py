@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evaluation.backbones import read_backbone, sha256
-from evaluation.fidelity import PICTURE, MetricError, check_pair, full_precision, require_side
+from evaluation.fidelity import IMAGE, MetricError, check_pair, full_precision, require_side
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ class Lpips:
         network.net.load_state_dict({slices[name]: weight for name, weight in features.items()})
         self.network = network.requires_grad_(False).eval()
         self.recipe = (
-            f"LPIPS: {PICTURE}, then scaled to [-1, 1]; {self._backbone.name}, version 0.1, backbone sha256 "
+            f"LPIPS: {IMAGE}, then scaled to [-1, 1]; {self._backbone.name}, version 0.1, backbone sha256 "
             f"{sha256(features)}; lpips {importlib.metadata.version('lpips')}"
         )
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each picture to its truth.
+        """Distance of each image to its ground truth.
 
-        Runs on the device of the pictures.
+        Runs on the device of the images.
 
         Args:
             restored: (N, 3, H, W), about [0, 1].
-            sharp: the truth, (N, 3, H, W) in [0, 1].
+            sharp: the ground truth, (N, 3, H, W) in [0, 1].
 
         Returns:
-            (N,), 0 for equal pictures, lower is better.
+            (N,), 0 for equal images, lower is better.
 
         Raises:
             MetricError: the shapes differ, a value is not finite, a side is too short for the network, or the metric

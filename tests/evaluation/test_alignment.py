@@ -12,8 +12,8 @@ from skimage.transform import ProjectiveTransform, warp
 
 from evaluation.alignment import Aligned, align
 from evaluation.fidelity import MetricError, psnr
-from tests.evaluation import pictures
-from tests.evaluation.pictures import RESTORED, tensor
+from tests.evaluation import images
+from tests.evaluation.images import RESTORED, tensor
 
 MOVED = np.array([[1.01, 0.01, 2.3], [-0.012, 0.995, -1.6], [1e-5, -2e-5, 1]])
 SHARP = data.astronaut()[100:300, 100:300]
@@ -58,9 +58,9 @@ def opencv_scores(restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
     """The steps of evaluation_RealBlur_ecc.py one after the other, with the libraries that it uses."""
     import cv2
 
-    restored, sharp = (picture.astype(np.float32) / 255 for picture in (restored, sharp))
+    restored, sharp = (image.astype(np.float32) / 255 for image in (restored, sharp))
     scaled = (restored * sharp).sum() / (restored * restored).sum() * restored
-    greys = [cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY) for picture in (sharp, scaled)]
+    greys = [cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) for image in (sharp, scaled)]
     criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 0)
     _, matrix = cv2.findTransformECC(
         *greys, np.eye(3, dtype=np.float32), cv2.MOTION_HOMOGRAPHY, criteria, None, gaussFiltSize=5
@@ -81,8 +81,8 @@ def opencv_scores(restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
 @needs_opencv
 @pytest.mark.parametrize("name", RESTORED)
 def test_the_scores_equal_those_of_the_authors_steps(name):
-    expected = opencv_scores(RESTORED[name], pictures.SHARP)
-    pair = tensor(RESTORED[name]), tensor(pictures.SHARP)
+    expected = opencv_scores(RESTORED[name], images.SHARP)
+    pair = tensor(RESTORED[name]), tensor(images.SHARP)
     assert Aligned("psnr")(*pair).item() == pytest.approx(expected["psnr_aligned"], abs=1e-3)
     assert Aligned("ssim")(*pair).item() == pytest.approx(expected["ssim_aligned"], abs=1e-4)
 

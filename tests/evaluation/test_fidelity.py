@@ -12,7 +12,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from evaluation.fidelity import Consistency, MetricError, psnr, sharpness, ssim, ssim_matlab
-from tests.evaluation.pictures import RESTORED, SHARP, tensor
+from tests.evaluation.images import RESTORED, SHARP, tensor
 
 FRAMES = Path(__file__).parents[2] / ".." / "shared" / "realblur"
 PAPERS = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
@@ -45,7 +45,7 @@ def test_psnr_and_ssim_equal_scikit_image_on_real_frames(path, crop):
     blurry, sharp = io.imread(path), io.imread(path.parents[1] / "sharp" / path.name)
     if crop is not None:
         top, left = (max(0, (side - size) // 2) for side, size in zip(sharp.shape, crop, strict=False))
-        blurry, sharp = (picture[top : top + crop[0], left : left + crop[1]] for picture in (blurry, sharp))
+        blurry, sharp = (image[top : top + crop[0], left : left + crop[1]] for image in (blurry, sharp))
     pair = tensor(blurry), tensor(sharp)
     assert psnr(*pair).item() == pytest.approx(peak_signal_noise_ratio(sharp, blurry, data_range=255), abs=1e-4)
     options = {"channel_axis": 2, "data_range": 255}
@@ -71,8 +71,8 @@ def test_the_conventions_of_ssim_differ():
 
 
 def test_sharpness_equals_numpy_and_tells_blur_from_noise():
-    def energy(picture):
-        return sum((np.diff(picture.astype(float), axis=axis) ** 2).sum() for axis in (0, 1))
+    def energy(image):
+        return sum((np.diff(image.astype(float), axis=axis) ** 2).sum() for axis in (0, 1))
 
     restored = RESTORED["few levels"]
     assert sharpness(tensor(restored), tensor(SHARP)).item() == pytest.approx(
@@ -82,7 +82,7 @@ def test_sharpness_equals_numpy_and_tells_blur_from_noise():
     assert sharpness(blurred, tensor(SHARP)) < 0.5
     assert sharpness(tensor(SHARP) + 0.1 * torch.randn(1, 3, 200, 200), tensor(SHARP)) > 1.5
     assert sharpness(tensor(SHARP), tensor(SHARP)) == 1
-    with pytest.raises(MetricError, match="the sharp picture has none"):
+    with pytest.raises(MetricError, match="the sharp image has none"):
         sharpness(tensor(SHARP), torch.full((1, 3, 200, 200), 0.5))
 
 
@@ -94,8 +94,8 @@ def from_light(light: np.ndarray) -> np.ndarray:
     return np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
 
 
-def reblur(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    light = to_light(picture / 255)
+def reblur(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    light = to_light(image / 255)
     channels = [correlate2d(light[..., c], kernel, "valid") for c in range(3)]
     return np.round(from_light(np.stack(channels, axis=2)) * 255)
 
@@ -110,21 +110,21 @@ def kernels(tmp_path) -> dict[str, np.ndarray]:
     return made
 
 
-def test_consistency_equals_scipy_picture_by_picture(kernels, tmp_path):
+def test_consistency_equals_scipy_image_by_image(kernels, tmp_path):
     consistency = Consistency(tmp_path / "kernels.npz")
     assert consistency.reason is None and "linear light" in consistency.recipe
     restored = torch.cat([tensor(RESTORED["few levels"]), tensor(RESTORED["every second row"])])
     blurry = torch.cat([tensor(SHARP)] * 2)
     values = consistency(restored, None, blurry, ["a/1", "b"])
-    for value, picture, name in zip(values, ("few levels", "every second row"), ("a/1", "b"), strict=True):
+    for value, image, name in zip(values, ("few levels", "every second row"), ("a/1", "b"), strict=True):
         kernel = kernels[name] / kernels[name].sum()
         border = len(kernel) // 2
         inside = SHARP[border:-border, border:-border].astype(float)
-        expected = 10 * np.log10(255**2 / ((reblur(RESTORED[picture], kernel) - inside) ** 2).mean())
+        expected = 10 * np.log10(255**2 / ((reblur(RESTORED[image], kernel) - inside) ** 2).mean())
         assert value.item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_truth_is_consistent_and_the_blurry_picture_is_not(kernels, tmp_path):
+def test_the_truth_is_consistent_and_the_blurry_image_is_not(kernels, tmp_path):
     consistency = Consistency(tmp_path / "kernels.npz")
     blurry = SHARP.copy()
     blurry[2:-2, 2:-2] = reblur(SHARP, kernels["a/1"])
@@ -153,29 +153,29 @@ def test_consistency_without_kernels_says_so(kernels, tmp_path):
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim, ssim_matlab, sharpness])
-def test_a_batch_scores_each_picture_alone(metric):
-    restored, sharp = torch.cat([tensor(picture) for picture in RESTORED.values()]), tensor(SHARP)
+def test_a_batch_scores_each_image_alone(metric):
+    restored, sharp = torch.cat([tensor(image) for image in RESTORED.values()]), tensor(SHARP)
     together = metric(restored, sharp.expand_as(restored))
-    alone = [metric(picture[None], sharp).item() for picture in restored]
+    alone = [metric(image[None], sharp).item() for image in restored]
     assert together.tolist() == pytest.approx(alone, abs=1e-5)
     assert len(set(together.tolist())) == 3
 
 
-def test_pictures_are_clipped_and_rounded_to_8_bits():
+def test_images_are_clipped_and_rounded_to_8_bits():
     restored, sharp = tensor(RESTORED["few levels"]), tensor(SHARP)
     assert psnr(restored + 0.4 / 255, sharp) == psnr(restored, sharp)
     assert psnr(torch.where(sharp == 1, 1.7, sharp), sharp).isinf()
     assert ssim(sharp + 0.4 / 255, sharp).item() == pytest.approx(1, abs=1e-6)
 
 
-def test_equal_pictures_have_infinite_psnr():
+def test_equal_images_have_infinite_psnr():
     assert psnr(tensor(SHARP), tensor(SHARP)).item() == float("inf")
 
 
 def test_what_cannot_be_scored_says_why():
     tiny = torch.rand(1, 3, 8, 8)
     assert psnr(tiny, tiny).isinf() and ssim_matlab(tiny, tiny).item() == pytest.approx(1)
-    with pytest.raises(MetricError, match="SSIM needs 11 pixels a side and the picture is 8x8"):
+    with pytest.raises(MetricError, match="SSIM needs 11 pixels a side and the image is 8x8"):
         ssim(tiny, tiny)
     with pytest.raises(MetricError, match="not finite"):
         psnr(tiny * float("nan"), tiny)

@@ -120,15 +120,15 @@ def untrained(tmp_path_factory) -> tuple[Untrained, Path]:
 def test_features_are_those_of_torch_fidelity_patch_by_patch(untrained):
     network, file = untrained
     patches = InceptionPatches(file)
-    picture = torch.rand(2, 3, 250, 520, generator=torch.Generator().manual_seed(0))
-    features = patches(picture)
+    image = torch.rand(2, 3, 250, 520, generator=torch.Generator().manual_seed(0))
+    features = patches(image)
     assert features.shape == (2, 2, 2048) and features.std() > 1e-3
-    second = (picture[1:, :, :240, 256:512] * 255).round().byte()
+    second = (image[1:, :, :240, 256:512] * 255).round().byte()
     assert torch.allclose(features[1, 1], network(second)[0][0], rtol=1e-3, atol=1e-4)
     assert patches.reason is None
     assert all(word in patches.recipe for word in ("256 x 240", "2048", "sha256", "torch-fidelity"))
-    with pytest.raises(MetricError, match="patches of 256x240 pixels and the picture is 255x240"):
-        patches(picture[..., :240, :255])
+    with pytest.raises(MetricError, match="patches of 256x240 pixels and the image is 255x240"):
+        patches(image[..., :240, :255])
 
 
 def test_bad_weights_are_one_sentence(untrained, tmp_path):

@@ -16,7 +16,7 @@ from torchvision.models import vgg16
 from evaluation import perceptual as module
 from evaluation.fidelity import MetricError
 from evaluation.perceptual import Lpips, PerceptualLoss
-from tests.evaluation.pictures import RESTORED, SHARP, tensor
+from tests.evaluation.images import RESTORED, SHARP, tensor
 
 WEIGHTS = Path(__file__).parents[2] / "pretrained" / "metrics"
 EXAMPLE = Path(__file__).parent / "lpips_example"  # the authors' own images
@@ -53,7 +53,7 @@ def unshipped(monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning:torchvision")
 @pytest.mark.parametrize(("net", "file"), [("alex", "alexnet_features"), ("squeeze", "squeezenet1_1_features")])
 def test_lpips_equals_the_package(net, file):
-    """The package's own use: its way into [-1, 1], one picture after the other."""
+    """The package's own use: its way into [-1, 1], one image after the other."""
     ours = Lpips(net=net)
     package = lpips.LPIPS(net=net, pnet_rand=True, verbose=False)
     for name, weight in load_file(WEIGHTS / f"{file}.safetensors").items():
@@ -111,7 +111,7 @@ def test_the_shipped_weights_are_those_of_their_card():
 def test_lpips_takes_a_least_side_and_no_fewer(net, side):
     lpips = Lpips(net=net)
     assert lpips(torch.rand(1, 3, side, 40), torch.rand(1, 3, side, 40)) > 0
-    with pytest.raises(MetricError, match=f"LPIPS needs {side} pixels a side and the picture is 40x{side - 1}"):
+    with pytest.raises(MetricError, match=f"LPIPS needs {side} pixels a side and the image is 40x{side - 1}"):
         lpips(torch.rand(1, 3, side - 1, 40), torch.rand(1, 3, side - 1, 40))
 
 

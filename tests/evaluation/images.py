@@ -1,4 +1,4 @@
-"""Small pictures that are the same everywhere, for comparisons with other implementations and with stored values."""
+"""Small images that are the same everywhere, for comparisons with other implementations and with stored values."""
 
 import numpy as np
 import torch
@@ -12,6 +12,6 @@ RESTORED = {
 }
 
 
-def tensor(picture: np.ndarray) -> torch.Tensor:
+def tensor(image: np.ndarray) -> torch.Tensor:
     """(H, W, 3) uint8 -> (1, 3, H, W) in [0, 1]."""
-    return torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].float() / 255
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255
