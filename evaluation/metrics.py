@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evaluation import fidelity
 from evaluation.alignment import Aligned
+from evaluation.catalogue import LOWER_IS_BETTER, METRICS, require_known
 from evaluation.fidelity import PSNR_RECIPE, SSIM_RECIPE, Consistency, MetricError, psnr, ssim
 from evaluation.inception import FID_RECIPE, KID_RECIPE, InceptionPatches, fid, kid
 from evaluation.perceptual import Lpips
@@ -19,7 +20,7 @@ _PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large ba
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that gives each picture a number.
+    """A metric that gives each image a number.
 
     Attributes:
         name: of its column.
@@ -27,7 +28,7 @@ class Metric:
         higher_is_better: the direction of the scale.
         recipe: how the number is made; None where the metric is missing.
         reason: None, or one sentence that says why the metric is missing.
-        reference: whether the truth is looked at; without it sharp pictures have a number too.
+        reference: whether the ground truth is looked at; without it sharp images have a number too.
         extra: whether `blurry` and `names` must be given.
     """
 
@@ -44,19 +45,19 @@ class Metric:
     def __call__(
         self, restored: Tensor, sharp: Tensor, blurry: Tensor | None = None, names: Sequence[str] | None = None
     ) -> Tensor:
-        """Score pictures of one size.
+        """Score images of one size.
 
         Args:
             restored: (N, 3, H, W), about [0, 1].
-            sharp: the truth, (N, 3, H, W) in [0, 1].
+            sharp: the ground truth, (N, 3, H, W) in [0, 1].
             blurry: (N, 3, H, W) in [0, 1], for a metric with `extra`.
             names: N names, for a metric with `extra`.
 
         Returns:
-            (N,) float32 on the device of the pictures, the same numbers as of each picture alone.
+            (N,) float32 on the device of the images, the same numbers as of each image alone.
 
         Raises:
-            MetricError: the pictures cannot be scored, or the metric is missing.
+            MetricError: the images cannot be scored, or the metric is missing.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
@@ -68,11 +69,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class SetMetric:
-    """A metric that compares two sets of pictures through features; attributes as for `Metric`.
+    """A metric that compares two sets of images through features; attributes as for `Metric`.
 
     Attributes:
         features: (N, 3, H, W) of about [0, 1] -> (N, P, D) for P patches of each; equal for metrics that share them.
-        function: the features (M, D) of restored and of sharp pictures -> the distance.
+        function: the features (M, D) of restored and of sharp images -> the distance.
     """
 
     name: str
@@ -87,7 +88,7 @@ class SetMetric:
     is_set: ClassVar[bool] = True
 
     def distance(self, restored: Tensor, sharp: Tensor) -> float:
-        """The distance between (N, P, D) features of restored and of sharp pictures.
+        """The distance between (N, P, D) features of restored and of sharp images.
 
         Raises:
             MetricError: there are fewer than two patches, or the metric is missing.
@@ -95,24 +96,6 @@ class SetMetric:
         if self.reason is not None:
             raise MetricError(self.reason)
         return self.function(restored.flatten(0, 1), sharp.flatten(0, 1))
-
-
-METRICS = {
-    "psnr": "PSNR (dB)",
-    "ssim": "SSIM",
-    "ssim_matlab": "SSIM (MATLAB)",
-    "lpips": "LPIPS (AlexNet)",
-    "lpips_squeeze": "LPIPS (SqueezeNet)",
-    "lpips_vgg": "LPIPS (VGG16)",
-    "sharpness": "sharpness (truth 1)",
-    "consistency": "consistency (dB)",
-    "psnr_aligned": "aligned PSNR (dB)",
-    "ssim_aligned": "aligned SSIM",
-    "fid": "FID",
-    "kid": "KID",
-}
-_LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "fid", "kid")
-DEFAULT_METRICS = ("psnr", "ssim", "lpips")
 
 
 def make_metrics(
@@ -131,15 +114,14 @@ def make_metrics(
         vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg; None: torchvision's cache or download.
         inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
             cache or download.
-        kernels: .npz file with the blur kernel of each picture, for consistency.
+        kernels: .npz file with the blur kernel of each image, for consistency.
 
     Raises:
         ValueError: a name is unknown.
         MetricError: a file that was given is not what it should be.
     """
     names = set(names)
-    if unknown := sorted(names - METRICS.keys()):
-        raise ValueError(f"unknown metric {unknown[0]!r}; known are {', '.join(METRICS)}.")
+    require_known(names)
     plain = {
         "psnr": (psnr, PSNR_RECIPE),
         "ssim": (ssim, SSIM_RECIPE),
@@ -159,7 +141,7 @@ def make_metrics(
     made = {}
     for name in (name for name in METRICS if name in names):
         common = {"name": name, "title": METRICS[name]}
-        higher = name not in _LOWER_IS_BETTER
+        higher = name not in LOWER_IS_BETTER
         if name in plain:
             function, recipe = plain[name]
             made[name] = Metric(**common, higher_is_better=higher, function=function, recipe=recipe)

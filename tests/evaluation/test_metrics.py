@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from evaluate import Evaluation
 from evaluation import metrics as module
-from evaluation.metrics import DEFAULT_METRICS, METRICS, MetricError, make_metrics, psnr
-from tests.evaluation.pictures import RESTORED, SHARP, tensor
+from evaluation.catalogue import METRICS
+from evaluation.metrics import MetricError, make_metrics, psnr
+from tests.evaluation.images import RESTORED, SHARP, tensor
 
 TABLE = Path(__file__).with_name("expected_metrics.json")
 HERE = (
@@ -26,7 +28,7 @@ HERE = (
     "sharpness",
     "consistency",
 )
-NAME = "picture"
+NAME = "image"
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -45,7 +47,7 @@ def scores(folder: Path, names: tuple[str, ...], restored: torch.Tensor) -> dict
 
 
 def set_features() -> tuple[torch.Tensor, torch.Tensor]:
-    """(pictures, patches, features) made of the photograph's own pixels."""
+    """(images, patches, features) made of the photograph's own pixels."""
     sharp = tensor(SHARP)[0].unfold(1, 4, 4).unfold(2, 4, 4)[:, :, :, 1, 2].permute(1, 2, 0)
     return sharp.square(), sharp
 
@@ -71,7 +73,7 @@ def test_distances_of_sets_do_not_drift():
 def test_the_metrics_come_in_the_order_of_the_columns_with_recipes(tmp_path):
     made = make_metrics(reversed(HERE), **files(tmp_path))
     assert list(made) == [name for name in METRICS if name in HERE]
-    assert set(DEFAULT_METRICS) <= METRICS.keys()
+    assert set(Evaluation("", "").metrics.split(",")) <= METRICS.keys()
     for name, metric in made.items():
         assert (metric.name, metric.title, metric.is_set) == (name, METRICS[name], False)
         assert metric.reason is None
@@ -84,7 +86,9 @@ def test_the_metrics_come_in_the_order_of_the_columns_with_recipes(tmp_path):
 
 
 def test_an_unknown_name_is_one_sentence():
-    with pytest.raises(ValueError, match="unknown metric 'ssimm'; known are psnr, ssim, ssim_matlab, "):
+    with pytest.raises(ValueError, match="unknown metric quality: it is one of psnr, ssim, ssim_matlab, "):
+        make_metrics(["quality"])
+    with pytest.raises(ValueError, match=r"unknown metric ssimm: did you mean ssim\?"):
         make_metrics(["psnr", "ssimm"])
 
 
@@ -92,18 +96,18 @@ def test_metrics_without_weights_are_there_with_their_reason(no_network):
     made = make_metrics(name for name in METRICS if "aligned" not in name)
     missing = [name for name, metric in made.items() if metric.reason is not None]
     assert missing == ["lpips_vgg", "consistency", "fid", "kid"]
-    picture = tensor(SHARP)
+    image = tensor(SHARP)
     for name in missing:
         assert made[name].recipe is None
         with pytest.raises(MetricError, match="missing"):
-            made[name].features(picture) if made[name].is_set else made[name](picture, picture, picture, [NAME])
+            made[name].features(image) if made[name].is_set else made[name](image, image, image, [NAME])
         if made[name].is_set:
             with pytest.raises(MetricError, match="missing"):
                 made[name].distance(*set_features())
     assert made["fid"].features == made["kid"].features != make_metrics(["fid"])["fid"].features
 
 
-def test_sets_are_distances_of_all_patches_of_all_pictures(no_network):
+def test_sets_are_distances_of_all_patches_of_all_images(no_network):
     made = make_metrics(["fid", "kid"])
     for name, function in (("fid", module.fid), ("kid", module.kid)):
         known = module.SetMetric(name, name, made[name].features, function, "recipe")
@@ -115,7 +119,7 @@ def test_a_large_batch_is_scored_in_parts_with_its_own_columns(tmp_path, monkeyp
     kernels = {"right": np.eye(1, 9).reshape(3, 3)[:, ::-1], "left": np.eye(1, 9).reshape(3, 3)}
     np.savez(tmp_path / "kernels.npz", **kernels)
     made = make_metrics(["psnr", "consistency"], kernels=tmp_path / "kernels.npz")
-    restored = torch.cat([tensor(picture) for picture in RESTORED.values()])
+    restored = torch.cat([tensor(image) for image in RESTORED.values()])
     columns = restored, tensor(SHARP).expand_as(restored), restored.flip(0), ["right", "left", "right"]
     whole = {name: metric(*columns) for name, metric in made.items()}
     monkeypatch.setattr(module, "_PIXELS", 1)
@@ -132,7 +136,7 @@ def test_a_gpu_gives_the_numbers_of_the_cpu(tmp_path, name):
     restored, sharp = tensor(RESTORED[name]), tensor(SHARP)
     for metric in made.values():
         here = metric(restored, sharp, sharp, [NAME])
-        there = metric(*(picture.cuda() for picture in (restored, sharp, sharp)), [NAME])
+        there = metric(*(image.cuda() for image in (restored, sharp, sharp)), [NAME])
         assert there.is_cuda
         assert there.item() == pytest.approx(here.item(), rel=1e-3)
 
@@ -141,5 +145,5 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        table = {name: scores(Path(folder), HERE, tensor(picture)) for name, picture in RESTORED.items()}
+        table = {name: scores(Path(folder), HERE, tensor(image)) for name, image in RESTORED.items()}
     TABLE.write_text(json.dumps(table | {"sets": set_scores()}, indent=2) + "\n")

@@ -1,0 +1,29 @@
+"""The metrics by name, without the libraries that compute them."""
+
+from collections.abc import Iterable
+
+from base.messages import nearest
+
+METRICS = {
+    "psnr": "PSNR (dB)",
+    "ssim": "SSIM",
+    "ssim_matlab": "SSIM (MATLAB)",
+    "lpips": "LPIPS (AlexNet)",
+    "lpips_squeeze": "LPIPS (SqueezeNet)",
+    "lpips_vgg": "LPIPS (VGG16)",
+    "sharpness": "sharpness (ground truth 1)",
+    "consistency": "consistency (dB)",
+    "psnr_aligned": "aligned PSNR (dB)",
+    "ssim_aligned": "aligned SSIM",
+    "fid": "FID",
+    "kid": "KID",
+}
+LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "fid", "kid")
+
+
+def require_known(names: Iterable[str]) -> None:
+    """ValueError for a name that is none of METRICS, with the one that was probably meant."""
+    if unknown := sorted(set(names) - METRICS.keys()):
+        raise ValueError(
+            f"unknown metric {unknown[0]}" + nearest(unknown[0], [*METRICS], f": it is one of {', '.join(METRICS)}")
+        )
