@@ -3,58 +3,44 @@
 python evaluate.py --checkpoint runs/demo/checkpoint --data GoPro --grid configs/grid/paper.yaml --output scores
 torchrun --nproc_per_node 4 evaluate.py --checkpoint ... --data ... --grid ... --output scores
 python evaluate.py --compare first/checkpoint second/checkpoint --data GoPro --grid configs/grid/quick.yaml --output ab
-python evaluate.py --outputs rival/results --data GoPro --output rival/scores
+python evaluate.py --outputs baseline/results --data GoPro --output baseline/scores
 python evaluate.py --data GoPro --output scores    # the presets of pretrained/lite
 """
 
-import hashlib
 import os
+import re
 import shlex
-import shutil
-import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser
 
-PANEL_SAMPLES = 4
-PANEL_IMAGES = 2
-# Pixels that the denoiser sees at a time: a GPU is filled, a CPU is fastest with what stays in its caches.
-BATCH_PIXELS = {"cpu": 2**16, "gpu": 2**22}
-MOST_SLOTS = 32
+from base.files import require_writable, sole_user
+from base.messages import one_of
+from evaluation.catalogue import require_known
+from evaluation.grid import read_grid
+from models.settings import SamplingSettings, sharing_samples
+
+if TYPE_CHECKING:  # these take seconds to import, and what is wrong with a command line is said before
+    from lightning.fabric import Fabric
+
+    from data.scored_pairs import ScoredPairs
+    from evaluation.results import Results
+    from evaluation.scoring import Plan
+    from models.pipeline import DeblurPipeline
 
 
-def main(
-    data: str,
-    output: str,
-    checkpoint: str | None = None,
-    grid: str | None = None,
-    outputs: str | None = None,
-    compare: tuple[str, str] | None = None,
-    split: str = "test",
-    variant: str = "blur",
-    seed: int = 0,
-    race: bool = False,
-    device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16"] = "auto",
-    batch_size: int | None = None,
-    metrics: str = "psnr,ssim,lpips",
-    lpips_backbone: str | None = None,
-    vgg_backbone: str | None = None,
-    inception_backbone: str | None = None,
-    kernels: str | None = None,
-    limit: int | None = None,
-    panel: str | None = None,
-    save_presets: bool = False,
-    wandb_project: str | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Score a checkpoint over a grid of sampling settings.
+@dataclass(frozen=True)
+class Evaluation:
+    """The command line.
 
-    Writes results.csv, .parquet and .json (one row a setting, and the rows blurry, predictor and sharp),
-    per_image.parquet, report.html, pareto.png, panels, and journal/, out of which a run that was stopped goes on. Under
-    torchrun or SLURM each process takes its share of the pictures.
+    Writes results.csv and .json (one row per setting, and the rows blurry, predictor, sharp and two controls),
+    per_image.parquet, report.html, pareto.png, panels, and journal/, out of which a run that was stopped is resumed.
+    Under torchrun or SLURM each process takes its share of the images.
 
     Args:
         data: root folder of a dataset of pairs, in any layout of docs/data.md, or a CSV manifest.
@@ -62,228 +48,288 @@ def main(
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
             pretrained/lite, which comes with the repository.
         grid: YAML file with the settings to score, as configs/grid/quick.yaml; default: the checkpoint's presets.
-        outputs: folder of pictures that another program restored, named as the pairs of the dataset: scored as one
+        outputs: folder of images that another program restored, named as the pairs of the dataset: scored as one
             more row, or alone where no grid is given.
-        compare: two checkpoints in place of one, A and B: the same grid on the same pictures and noise, into the
+        compare: two checkpoints in place of one, A and B: the same grid on the same images and noise, into the
             folders A and B of the output, and comparison.csv with the paired differences.
         split: which split of the dataset.
-        variant: which blurry pictures of the dataset, such as blur_gamma; blur is the first of every layout.
-        seed: the same seed gives the same noise for a picture of the same name, in every setting.
-        race: run all settings on a few pictures, and go on with those that may still be on the Pareto front
+        variant: which blurry images of the dataset, such as blur_gamma; blur is the first of every layout.
+        seed: the same seed gives the same noise for an image of the same name, in every setting.
+        screen: run all settings on a quarter of the images, and on the rest only those that may be on the Pareto front
             (docs/evaluation.md).
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
-        batch_size: pictures that the denoiser sees at a time; default: what suits the device and the pictures' size.
+        batch_size: images that the networks see at a time; default: what suits the device and the images' size.
         metrics: names, separated by commas, out of docs/metrics.md; psnr and ssim are always there.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg; default: torchvision's cache or a
-            download.
+        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg; default: torchvision's cache or a download.
         inception_backbone: torch-fidelity's Inception weights, for fid and kid; default: torch's cache or download.
-        kernels: .npz file with the blur kernel of each picture, for consistency.
+        kernels: .npz file with the blur kernel of each image, for consistency.
         limit: score only so many pairs, spread evenly over the list.
-        panel: where to write the comparison of a few pictures at the best setting; default: panel.png in the output.
-        save_presets: write the settings with the best PSNR (faithful), the best LPIPS (vivid) and the knee between them
-            (balanced) into the checkpoint's folder, for sample.py --preset.
+        panel: where to write the comparison of a few images at the best setting; default: panel.png in the output.
+        save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between
+            them (balanced) into the checkpoint's folder, for sample.py --preset.
         wandb_project: also log table, curve and panels to Weights & Biases, offline where there is no API key.
         overwrite: start anew in a folder that holds the scores of something else.
     """
-    given = {name: value for name, value in locals().items() if name not in ("compare", "checkpoint", "output")}
-    if compare is None:
-        _evaluate(checkpoint, output, **given)
-        return
-    if given["grid"] is None:
-        raise ValueError("--compare needs a --grid: two checkpoints have presets of their own")
-    if checkpoint or outputs or save_presets or race:
-        raise ValueError("--compare takes no --checkpoint, --outputs, --save_presets or --race")
-    from evaluation.comparison import write_comparison
 
-    folders = [Path(output) / name for name in "AB"]
-    for folder, one in zip(folders, compare, strict=True):
-        processes = _evaluate(one, str(folder), **given | {"panel": None})
-    if processes.is_global_zero:
-        path = write_comparison(folders, Path(output), seed)
-        print(f"wrote {path}")
+    data: str
+    output: str
+    checkpoint: str | None = None
+    grid: str | None = None
+    outputs: str | None = None
+    compare: tuple[str, str] | None = None
+    split: str = "test"
+    variant: str = "blur"
+    seed: int = 0
+    screen: bool = False
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    batch_size: int | None = None
+    metrics: str = "psnr,ssim,lpips"
+    lpips_backbone: str | None = None
+    vgg_backbone: str | None = None
+    inception_backbone: str | None = None
+    kernels: str | None = None
+    limit: int | None = None
+    panel: str | None = None
+    save_presets: bool = False
+    wandb_project: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self):
+        for name in ("batch_size", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {value}")
+        if self.compare and self.grid is None:
+            raise ValueError("--compare needs a --grid: two checkpoints have presets of their own")
+        if self.compare and (self.checkpoint or self.outputs or self.save_presets or self.screen):
+            raise ValueError("--compare takes no --checkpoint, --outputs, --save_presets or --screen")
+        if self.screen and self.grid is None:
+            raise ValueError("--screen needs a --grid")
+        if self.panel_path.suffix != ".png":
+            raise ValueError(f"--panel must name a .png file, got {self.panel}")
+
+    @property
+    def panel_path(self) -> Path:
+        """Where the panel goes."""
+        return Path(self.panel) if self.panel else Path(self.output) / "panel.png"
+
+    @property
+    def metric_names(self) -> set[str]:
+        """Those asked for, and psnr and ssim."""
+        return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
+
+    @cached_property
+    def settings(self) -> list[SamplingSettings]:
+        """The grid's; none without a grid."""
+        return read_grid(self.grid, SamplingSettings) if self.grid else []
 
 
-def _evaluate(
-    checkpoint,
-    output,
-    *,
-    data,
-    grid,
-    outputs,
-    split,
-    variant,
-    seed,
-    race,
-    device,
-    precision,
-    batch_size,
-    metrics,
-    lpips_backbone,
-    vgg_backbone,
-    inception_backbone,
-    kernels,
-    limit,
-    panel,
-    save_presets,
-    wandb_project,
-    overwrite,
-):
-    """`main` for one checkpoint, or none; returns the processes that took part."""
-    from evaluation.grid import SECONDS_RECIPE, best_sample, choose_presets, label_settings, read_grid
-    from models.settings import SamplingSettings
+def main(evaluation: Evaluation) -> None:
+    """Score one checkpoint, or none, or compare two."""
+    check(evaluation)
+    processes = _processes()
+    output, writes = Path(evaluation.output), processes.is_global_zero
+    with sole_user(output) if writes else nullcontext():
+        if evaluation.compare is None:
+            _evaluate(evaluation, processes)
+            return
+        folders = [output / name for name in "AB"]
+        for folder, checkpoint in zip(folders, evaluation.compare, strict=True):
+            one = replace(evaluation, compare=None, checkpoint=checkpoint, output=str(folder), panel=None)
+            _evaluate(one, processes)
+        if writes:
+            from evaluation.comparison import write_comparison
 
-    if race and grid is None:
-        raise ValueError("--race needs a --grid")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"--batch_size must be 1 or more, got {batch_size}")
-    settings = read_grid(grid, SamplingSettings) if grid else []
-    if checkpoint is None and (settings or not outputs):
+            print(f"wrote {write_comparison(folders, output, evaluation.seed)}")
+
+
+def check(evaluation: Evaluation) -> None:
+    """Say which name or path of a command line is wrong, in a moment, before the libraries and the data are loaded."""
+    require_known(evaluation.metric_names)
+    kinds = ["auto", "cpu", "cuda", "mps"]
+    if evaluation.device.partition(":")[0] not in kinds:
+        raise ValueError(one_of("--device", evaluation.device, kinds))
+    data = Path(evaluation.data)
+    if not (data.is_dir() or data.is_file()):
+        raise ValueError(f"--data {data} does not exist: give the root folder of a dataset, or a CSV manifest")
+    for name in ("outputs", "lpips_backbone", "vgg_backbone", "inception_backbone", "kernels"):
+        path = getattr(evaluation, name)
+        if path is not None and not Path(path).exists():
+            raise ValueError(f"--{name} {path} does not exist")
+    checkpoints = evaluation.compare or ([evaluation.checkpoint] if evaluation.checkpoint else [])
+    for checkpoint in checkpoints:
+        on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", checkpoint) and not checkpoint.endswith(".ckpt")
+        if not Path(checkpoint).exists() and not on_hub:
+            raise ValueError(f"checkpoint {checkpoint} does not exist, and is no hub id like user/name")
+    evaluation.settings  # noqa: B018 (reads the grid)
+    for folder in (Path(evaluation.output), evaluation.panel_path.parent):
+        require_writable(folder)
+
+
+def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
+    """Evaluate one checkpoint, or none."""
+    plan = prepare(evaluation, processes)
+    try:
+        screened_out = run(evaluation, plan)
+        if processes.is_global_zero:
+            publish(evaluation, plan, summarise(plan, screened_out))
+    except KeyboardInterrupt:
+        from evaluation.scoring import count_scores
+
+        done, wanted = count_scores(plan)
+        raise KeyboardInterrupt(f"stopped, {done} of {wanted} done; run again to go on") from None
+
+
+def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
+    """Load what is needed; what is wrong with it is said before anything is restored."""
+    checkpoint = _checkpoint(evaluation)
+    pairs = _pairs(evaluation, processes)
+
+    from data.pairs import read_pair
+    from data.scored_pairs import read_baselines
+    from evaluation.controls import RECIPES
+    from evaluation.journal import open_journal
+    from evaluation.metrics import make_metrics
+    from evaluation.scoring import ImagePair, Plan, batch_size_for
+    from models.checkpoints import checkpoint_hash, load_pipeline
+    from models.devices import choose_device, has_bf16
+
+    baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
+    one_of_several = processes.world_size > 1 and choose_device(evaluation.device).type == "cuda"
+    device = choose_device(f"cuda:{processes.local_rank}" if one_of_several else evaluation.device)
+    auto = "bf16" if has_bf16(device) else "fp32"
+    precision = auto if evaluation.precision == "auto" else evaluation.precision
+    files = (evaluation.lpips_backbone, evaluation.vgg_backbone, evaluation.inception_backbone, evaluation.kernels)
+    metrics = make_metrics(evaluation.metric_names, *files)
+    for reason in (metric.reason for metric in metrics.values() if metric.reason is not None):
+        if processes.is_global_zero:
+            print(reason)
+    pipeline = load_pipeline(checkpoint, device, precision) if checkpoint else None
+    settings = evaluation.settings or _presets(pipeline, checkpoint)
+    checkpoint_sha256 = checkpoint_hash(checkpoint) if checkpoint else None
+    depends_on = {
+        "checkpoint": checkpoint_sha256,
+        "seed": evaluation.seed,
+        "precision": precision,
+        "device": device.type,
+        "batch_size": evaluation.batch_size or "auto",
+        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
+        "image": pairs.hashes,
+        "outputs": baseline_hashes,
+    }
+    facts = _facts(evaluation, pairs) | {
+        "checkpoint": {"name": checkpoint, "sha256": checkpoint_sha256} if checkpoint else None,
+        "device": str(device),
+        "precision": precision,
+    }
+    return Plan(
+        images=[
+            ImagePair(pair.name, size, lambda pair=pair: read_pair(pair))
+            for pair, size in zip(pairs.listing.pairs, pairs.sizes, strict=True)
+        ],
+        groups=sharing_samples(settings),
+        settings=settings,
+        pipeline=pipeline,
+        metrics=metrics,
+        journal=open_journal(Path(evaluation.output) / "journal", depends_on, processes, evaluation.overwrite),
+        seed=evaluation.seed,
+        baselines=baselines,
+        batch_size=lambda size: evaluation.batch_size or batch_size_for(device.type, size),
+        device=device,
+        processes=processes,
+        facts=facts,
+    )
+
+
+def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
+    """Score every setting on every image; when screening, only those that may be on the front on most of them.
+
+    Returns:
+        Label -> why, of each setting that was screened out.
+    """
+    from evaluation.scoring import score_images
+    from evaluation.screening import screen, split
+
+    first, rest = split(plan.images) if evaluation.screen else (plan.images, [])
+    score_images(plan, first, plan.settings, f"{len(plan.settings)} settings")
+    plan.processes.barrier()
+    if not rest:
+        return {}
+    screened_out = screen(plan, first)
+    score_images(plan, rest, plan.kept(screened_out), f"{len(plan.settings) - len(screened_out)} settings that stay")
+    plan.processes.barrier()
+    return screened_out
+
+
+def summarise(plan: "Plan", screened_out: dict[str, str]) -> "Results":
+    """Means with their intervals, the front and the presets out of the journal."""
+    from evaluation.results import Results
+    from evaluation.scoring import steps_of
+    from evaluation.screening import split
+    from evaluation.summary import choose_presets, image_table, summarise
+
+    first, rest = split(plan.images) if screened_out else (plan.images, [])
+    table = image_table(plan, {label: [image.name for image in rest] for label in screened_out})
+    rows = summarise(plan, table, screened_out)
+    kept = plan.kept(screened_out)
+    each = sum(map(steps_of, plan.groups))
+    of_kept = sum(steps_of([setting for setting in group if setting in kept]) for group in plan.groups)
+    steps = len(first) * each + len(rest) * of_kept
+    return Results(table, rows, choose_presets(rows), steps, len(plan.images) * each)
+
+
+def publish(evaluation: Evaluation, plan: "Plan", results: "Results") -> None:
+    """Write the files, and log and store what was asked for."""
+    from evaluation.examples import keep_examples, write_panel
+    from evaluation.report import write_report
+    from evaluation.results import format_table, write_results
+
+    folder = Path(evaluation.output)
+    files = write_results(folder, plan, results, keep_examples(folder, plan, results))
+    files += write_report(folder)
+    if write_panel(plan, results, evaluation.panel_path):
+        files.append(evaluation.panel_path)
+    if evaluation.save_presets:
+        from models.presets import save_presets
+
+        checkpoint, labels = Path(plan.facts["checkpoint"]["name"]), plan.by_label
+        save_presets(checkpoint, {name: labels[row.label] for name, row in results.presets.items()})
+        files.append(checkpoint / "model_index.json")
+    if evaluation.wandb_project:
+        from evaluation.tracking import log
+
+        log(evaluation.wandb_project, folder, plan, results)
+    print(format_table(results.rows))
+    print("wrote " + ", ".join(str(file) for file in files))
+
+
+def _checkpoint(evaluation: Evaluation) -> str | None:
+    """The checkpoint that is scored; None where images of another program are scored alone."""
+    checkpoint = evaluation.checkpoint
+    if checkpoint is None and (evaluation.settings or not evaluation.outputs):
         from models.checkpoints import pretrained
 
         checkpoint = pretrained()
-    if save_presets and not (checkpoint and Path(checkpoint).is_dir()):
+    if evaluation.save_presets and not (checkpoint and Path(checkpoint).is_dir()):
         raise ValueError(f"--save_presets needs an exported checkpoint folder to write into, got {checkpoint}")
-    folder = Path(output)
-    panel_path = Path(panel) if panel else folder / "panel.png"
-    if panel_path.suffix != ".png":
-        raise ValueError(f"--panel must name a .png file, got {panel}")
-
-    processes = _processes()
-    listing, sizes, hashes = processes.broadcast(
-        _checked_pairs(data, split, variant, limit) if processes.is_global_zero else None
-    )
-    rivals = _rivals(outputs, listing.pairs) if outputs else {}
-    for needed in (folder, panel_path.parent):
-        _make_writable(needed)
-
-    from data.pairs import read_pair
-    from evaluation import statistics
-    from evaluation.controls import RECIPES
-    from evaluation.grid import Picture, Restorer, run_grid, summarise
-    from evaluation.journal import Journal
-    from evaluation.metrics import make_metrics
-    from evaluation.report import write_report
-    from evaluation.results import format_table, write_results
-    from models.checkpoints import checkpoint_hash, load_pipeline
-    from models.devices import choose_device, has_bf16
-    from models.pipeline import cost_of
-    from models.presets import save_presets as write_presets
-
-    place = choose_device(device)
-    if processes.world_size > 1 and place.type == "cuda":
-        place = choose_device(f"cuda:{processes.local_rank}")
-    if precision == "auto":
-        precision = "bf16" if has_bf16(place) else "fp32"
-    wanted = {"psnr", "ssim", *metrics.replace(" ", "").split(",")} - {""}
-    metrics = make_metrics(wanted, lpips_backbone, vgg_backbone, inception_backbone, kernels)
-    computed = {name: metric for name, metric in metrics.items() if metric.reason is None}
-    if processes.is_global_zero:
-        for metric in metrics.values():
-            if metric.reason is not None:
-                print(metric.reason)
-    pipeline = load_pipeline(checkpoint, place, precision) if checkpoint else None
-    if pipeline and grid is None:
-        settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
-        if not settings:
-            raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
-
-    def slots(size: tuple[int, int]) -> int:
-        return batch_size or slots_for(place.type, size)
-
-    def refine(cases, slots, progress):
-        return pipeline.refine_all(cases, seed, slots, progress)
-
-    restorer = Restorer(pipeline.predict, refine, cost_of, slots, place) if pipeline else None
-    pictures = [
-        Picture(pair.name, size, lambda pair=pair: read_pair(pair))
-        for pair, size in zip(listing.pairs, sizes, strict=True)
-    ]
-    names = [picture.name for picture in pictures]
-    facts = {
-        "checkpoint": checkpoint_hash(checkpoint) if checkpoint else None,
-        "seed": seed,
-        "precision": precision,
-        "device": place.type,
-        "batch_size": batch_size or "auto",
-        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
-        "picture": hashes,
-        "outputs": {label: folder_hash for label, (_, folder_hash) in rivals.items()},
-    }
-    if overwrite and processes.is_global_zero:
-        shutil.rmtree(folder / "journal", ignore_errors=True)
-    processes.barrier()
-    if processes.is_global_zero:
-        Journal(folder / "journal", facts)  # one of them makes it, or refuses
-    processes.barrier()
-    journal = Journal(folder / "journal", facts, processes.global_rank)
-    outcome = run_grid(
-        pictures,
-        settings,
-        restorer,
-        computed,
-        journal,
-        {label: read for label, (read, _) in rivals.items()},
-        race,
-        (processes.global_rank, processes.world_size),
-        processes.barrier,
-        seed,
-    )
-    if not processes.is_global_zero:
-        return processes
-
-    rows = summarise(outcome, names, settings, computed, journal, seed, list(rivals))
-    presets = choose_presets(rows)
-    described = {
-        "command": shlex.join(sys.argv),
-        "checkpoint": {"name": checkpoint, "sha256": facts["checkpoint"]} if checkpoint else None,
-        "data": {
-            "root": data,
-            "split": split,
-            "layout": listing.layout,
-            "variant": listing.variant,
-            "images": len(pictures),
-            "sha256": hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest(),
-        },
-        "grid": grid,
-        "seed": seed,
-        "race": race,
-        "device": str(place),
-        "precision": precision,
-        "git_commit": _git_commit(),
-        "versions": _versions(),
-        "statistics": statistics.RECIPE,
-        "seconds": SECONDS_RECIPE,
-    }
-    by_label = dict(zip(label_settings(settings), settings, strict=True))
-    kept = _keep_pictures(folder, rows, outcome, pictures, by_label, restorer)
-    files = write_results(folder, rows, outcome, names, settings, metrics, presets, described, kept)
-    files += write_report(folder)
-    best = best_sample(rows)
-    if best is not None:
-        count = min(PANEL_IMAGES, len(listing.pairs))
-        chosen = [listing.pairs[k * len(listing.pairs) // PANEL_IMAGES] for k in range(count)]
-        _write_panel(pipeline, place, chosen, by_label[best.label], seed, panel_path)
-        files.append(panel_path)
-    if save_presets:
-        write_presets(Path(checkpoint), {name: by_label[row.label] for name, row in presets.items()})
-        files.append(Path(checkpoint) / "model_index.json")
-    if wandb_project:
-        _log(wandb_project, folder, rows, described)
-    print(format_table(rows))
-    print("wrote " + ", ".join(str(file) for file in files))
-    return processes
+    return checkpoint
 
 
-def slots_for(device: str, size: tuple[int, int]) -> int:
-    """Pictures of a size (H, W) that the denoiser should see at a time on a kind of device."""
-    pixels = BATCH_PIXELS["cpu" if device == "cpu" else "gpu"]
-    return max(1, min(MOST_SLOTS, pixels // (size[0] * size[1])))
+def _presets(pipeline: "DeblurPipeline | None", checkpoint: str | None) -> list[SamplingSettings]:
+    """The checkpoint's presets, each once."""
+    if pipeline is None:
+        return []
+    settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
+    if not settings:
+        raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
+    return settings
 
 
-def _processes():
+def _processes() -> "Fabric":
     """Lightning Fabric over the processes that torchrun or SLURM started, or this one alone.
 
     It is asked for ranks, barriers and a broadcast only, so it runs on the CPU whatever the networks run on.
@@ -301,193 +347,45 @@ def _processes():
     return fabric
 
 
-def _checked_pairs(data: str, split: str, variant: str, limit: int | None):
-    """The listing of the pairs to score, their sizes and hashes, each read once: a bad file stops the run now."""
-    from dataclasses import replace
+def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
+    """The pairs to score, read by the first process: a bad file stops the run now."""
+    from data.scored_pairs import scored_pairs
 
-    from tqdm import tqdm
-
-    from data.layouts import list_pairs, paired
-    from data.pairs import read_pair
-
-    listing = list_pairs(data, split, variant)
-    pairs = paired(listing, data)
-    print(f"{split}: {len(pairs)} pairs of {data} (layout {listing.layout}, variant {listing.variant})")
-    if limit is not None:
-        if limit < 1:
-            raise ValueError(f"--limit must be 1 or more, got {limit}")
-        limit = min(limit, len(pairs))
-        pairs = [pairs[k * len(pairs) // limit] for k in range(limit)]
-    sizes, hashes = [], {}
-    for pair in tqdm(pairs, desc="checking the pictures", unit="pair", dynamic_ncols=True):
-        blurry, _ = read_pair(pair)
-        sizes.append(tuple(blurry.shape[1:]))
-        hashes[pair.name] = hashlib.sha256(pair.blurry.read_bytes() + pair.sharp.read_bytes()).hexdigest()
-    return replace(listing, pairs=pairs), sizes, hashes
+    found = None
+    if processes.is_global_zero:
+        found = scored_pairs(evaluation.data, evaluation.split, evaluation.variant, evaluation.limit)
+    return processes.broadcast(found)
 
 
-def _rivals(outputs: str, pairs: list) -> dict:
-    """label -> (function of a pair's name that reads its picture in the folder `outputs`, hash of those pictures)."""
-    from data import images
+def _facts(evaluation: Evaluation, pairs: "ScoredPairs") -> dict:
+    """What else the numbers depend on, for results.json."""
+    from base.revision import commit, versions
+    from evaluation import scoring, statistics
 
-    root, digest = Path(outputs), hashlib.sha256()
-    found = {file.relative_to(root).with_suffix("").as_posix(): file for file in images.find(outputs)}
-    for pair in pairs:
-        if pair.name not in found:
-            raise ValueError(f"--outputs {outputs} has no picture {pair.name} (of any suffix), which the dataset has")
-        pixels, sharp = images.read(found[pair.name]), images.read(pair.sharp)
-        if pixels.shape != sharp.shape:
-            ours, theirs = (f"{x.shape[2]}x{x.shape[1]}" for x in (pixels, sharp))
-            raise ValueError(f"{found[pair.name]} has {ours} pixels, and {pair.sharp}, its truth, {theirs}")
-        digest.update(found[pair.name].read_bytes())
-    return {f"outputs {root.resolve().name}": (lambda name: images.read(found[name]), digest.hexdigest())}
-
-
-def _make_writable(folder: Path) -> None:
-    import tempfile
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"cannot write into the folder {folder}: {error.strerror}") from error
-
-
-def _keep_pictures(folder: Path, rows: list, outcome, pictures: list, by_label: dict, restorer) -> list[dict]:
-    """Restore the best, median and worst picture of each setting on the front again, and write them for the report."""
-    from itertools import groupby
-
-    from tqdm import tqdm
-
-    from data import images
-    from evaluation.grid import key, pareto_front, perception_metric
-
-    shutil.rmtree(folder / "pictures", ignore_errors=True)
-    metric = perception_metric(rows)
-    entries, wanted = [], {}
-    by_name = {picture.name: picture for picture in pictures}
-    # Where blurry or the prediction beats every setting, the settings' own front is shown.
-    front = [row for row in pareto_front(rows) if row.settings] or pareto_front([row for row in rows if row.settings])
-    for row in front:
-        own = key(by_label[row.label])
-        scored = {
-            n: outcome.scores[own, n].metrics for n in by_name if outcome.scores[own, n].metrics[metric] is not None
-        }
-        order = sorted(scored, key=lambda name: scored[name][metric] if metric == "lpips" else -scored[name][metric])
-        ranks = {"best": order[0], "median": order[(len(order) - 1) // 2], "worst": order[-1]}
-        for rank, name in ranks.items():
-            if name not in [entry["image"] for entry in entries if entry["setting"] == row.label]:
-                values = {m: value for m, value in scored[name].items() if value is not None}
-                entries.append({"setting": row.label, "image": name, "rank": rank, "scores": values})
-                wanted.setdefault(name, []).append(by_label[row.label])
-    numbers = {name: number for number, name in enumerate(sorted(wanted))}
-    labels = {setting: label for label, setting in by_label.items()}
-
-    def write(name: str, what: str, picture) -> str:
-        images.write(folder / "pictures" / f"{numbers[name]}_{what}.png", picture.cpu().clamp(0, 1))
-        return f"pictures/{numbers[name]}_{what}.png"
-
-    files = {}
-
-    def cases(group):
-        for picture in group:
-            blurry, sharp = (x.to(restorer.device) for x in picture.read())
-            prediction = restorer.predict(blurry[None])[0]
-            shown = {"blurry": blurry, "predictor": prediction[:3], "sharp": sharp}
-            files[picture.name] = {what: write(picture.name, what, x) for what, x in shown.items()}
-            yield picture.name, blurry, prediction, wanted[picture.name]
-
-    ordered = sorted((by_name[name] for name in wanted), key=lambda picture: picture.size)
-    steps = sum(restorer.cost(chosen)[1] for chosen in wanted.values()) if wanted else 0
-    with tqdm(total=steps, desc="pictures of the front", unit="step", dynamic_ncols=True, disable=not steps) as bar:
-        for size, group in groupby(ordered, key=lambda picture: picture.size):
-            for name, setting, restored, _ in restorer.refine(cases(group), restorer.slots(size), bar.update):
-                files[name, labels[setting]] = write(name, str(list(by_label).index(labels[setting])), restored[0])
-    for entry in entries:
-        entry["files"] = files[entry["image"]] | {"restored": files[entry["image"], entry["setting"]]}
-    return entries
-
-
-def _write_panel(pipeline, device, pairs: list, setting, seed: int, path: Path) -> None:
-    from dataclasses import replace
-
-    from tqdm import tqdm
-
-    from data.pairs import read_pair
-    from evaluation.plots import panel
-
-    setting = replace(setting, num_samples=PANEL_SAMPLES, average=False)
-    columns = {name: [] for name in ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")}
-    with tqdm(total=len(pairs) * PANEL_SAMPLES * setting.steps, desc="panel", unit="step", dynamic_ncols=True) as bar:
-
-        def count(steps):
-            for step in steps:
-                yield step
-                bar.update()
-
-        for pair in pairs:
-            blurry, sharp = read_pair(pair)
-            batch = blurry[None].to(device)
-            out = pipeline.refine(batch, pipeline.predict(batch), setting, seed, [pair.name], count)
-            shown = (blurry, out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp)
-            for pictures, picture in zip(columns.values(), shown, strict=True):
-                pictures.append(picture.cpu())
-    panel(columns, path)
-
-
-def _log(project: str, folder: Path, rows: list, facts: dict) -> None:
-    """The table, the curve and the panels to Weights & Biases; to disk where there is no API key."""
-    import wandb
-
-    from evaluation.grid import perception_metric
-
-    if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False):
-        wandb.setup(wandb.Settings(mode="offline"))
-        print("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
-    names = list(rows[0].metrics)
-    table = wandb.Table(
-        columns=["setting", *names], data=[[row.label, *(row.metrics[name] for name in names)] for row in rows]
-    )
-    axes = "psnr", perception_metric(rows)
-    curve = wandb.plot.scatter(table, *axes, title="Perception and distortion")
-    files = {f"panels/{file.stem}": file for file in sorted((folder / "panels").glob("*.png"))}
-    files["pareto"] = folder / "pareto.png"
-    with wandb.init(project=project, config=facts, dir=folder, job_type="evaluate") as run:
-        shown = {name: wandb.Image(str(file)) for name, file in files.items()}
-        run.log({"results": table, "curve": curve} | shown)
-
-
-def _git_commit() -> str | None:
-    """The commit of this code, with "-dirty" where files differ from it; None outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
-    packages = ("torch", "torchvision", "diffusers", "lpips", "scikit-image", "numpy", "pillow")
-    return {"python": platform.python_version()} | {package: version(package) for package in packages}
+    return {
+        "command": shlex.join(sys.argv),
+        "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
+        "grid": evaluation.grid,
+        "seed": evaluation.seed,
+        "screen": evaluation.screen,
+        "git_commit": commit(),
+        "versions": versions("torch", "torchvision", "diffusers", "lpips", "scikit-image", "numpy", "pillow"),
+        "statistics": statistics.RECIPE,
+        "seconds": scoring.SECONDS_RECIPE,
+    }
 
 
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="evaluate.py")
-    parser.add_function_arguments(main, as_positional=False, skip={"compare"})
+    parser = ArgumentParser(description=__doc__, prog="evaluate.py", allow_abbrev=False)
+    parser.add_class_arguments(Evaluation, as_positional=False, skip={"compare"})
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="two checkpoints in place of one: the same "
-        "grid on the same pictures and noise, and the paired differences",
+        help="two checkpoints in place of one: the same grid on the same images and noise, and the paired differences",
     )
-    main(**vars(parser.parse_args(args)))
+    main(Evaluation(**vars(parser.parse_args(args))))
 
 
 if __name__ == "__main__":
@@ -496,3 +394,6 @@ if __name__ == "__main__":
     except (ValueError, OSError) as error:
         print(f"evaluate.py: error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        print(f"evaluate.py: {str(stopped) or 'stopped; run again to go on'}", file=sys.stderr)
+        sys.exit(130)

@@ -24,8 +24,8 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from base.files import replacing
 from benchmarks.record import machine, write_json
-from evaluation.journal import whole_file
 from evaluation.statistics import Estimate, estimates
 
 TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
@@ -165,7 +165,7 @@ def plot(rows: list[dict], reference: str, path: Path) -> None:
         axes.grid(axis="y", color="#eeeeee")
     panels[0].set_yticks(range(len(rows)), [row["arm"] for row in rows], fontsize=8)
     panels[0].invert_yaxis()
-    with whole_file(path) as part:
+    with replacing(path) as part:
         figure.savefig(part, format="png")
 
 
@@ -174,7 +174,7 @@ def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
     rows = table(runs, reference)
     write_json(folder / "ablation.json", {**facts, "reference": reference, "rows": rows, "runs": runs})
     columns = list(dict.fromkeys(column for row in rows for column in row if "/" in column))
-    with whole_file(folder / "ablation.csv") as part, part.open("w", newline="") as file:
+    with replacing(folder / "ablation.csv") as part, part.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         known = ("arm", "seeds", "steps", "gflop_step", "parameters")
         parts = ("mean", "difference", "low", "high")

@@ -1,14 +1,13 @@
-"""Two evaluations of the same pictures, noise and grid beside each other: paired differences with their intervals."""
+"""Two evaluations of the same images, noise and grid beside each other: paired differences with their intervals."""
 
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
+import pandas as pd
 
-from evaluation.journal import whole_file
+from base.files import replacing
 from evaluation.statistics import estimates
 
 
@@ -23,35 +22,29 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> Pa
     Raises:
         ValueError: a recipe differs between the two.
     """
-    recipes = [
-        {
-            name: metric["recipe"]
-            for name, metric in json.loads((folder / "results.json").read_text())["metrics"].items()
-        }
-        for folder in folders
-    ]
+    recipes = []
+    for folder in folders:
+        metrics = json.loads((folder / "results.json").read_text(encoding="utf-8"))["metrics"]
+        recipes.append({name: metric["recipe"] for name, metric in metrics.items()})
     for name in recipes[0]:
         if recipes[0][name] != recipes[1].get(name):
             raise ValueError(
                 f"{folders[0]} and {folders[1]} were scored by different recipes of {name}: score one again"
             )
-    tables = [pq.read_table(folder / "per_image.parquet").to_pylist() for folder in folders]
-    first, second = ({(line["setting"], line["image"]): line for line in table} for table in tables)
+    tables = [pd.read_parquet(folder / "per_image.parquet") for folder in folders]
+    both = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
     lines = []
-    for setting in dict.fromkeys(line["setting"] for line in tables[0]):
-        own = [place for place in first if place[0] == setting and place in second]
-        for name in recipes[0]:
-            pairs = np.array([[first[place].get(name), second[place].get(name)] for place in own], dtype=float)
+    for setting, own in both.groupby("setting", sort=False):
+        for name in (name for name in recipes[0] if name in tables[0]):
+            pairs = own[[f"{name}_a", f"{name}_b"]].to_numpy()
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
-            if not len(pairs):
-                continue
-            a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
-            numbers = {"a": a.mean, "b": b.mean, "difference": change.mean, "low": change.low, "high": change.high}
-            numbers = {part: "" if value is None else format(value, ".9g") for part, value in numbers.items()}
-            lines.append({"setting": setting, "metric": name, "images": change.n} | numbers)
+            if len(pairs):
+                a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
+                numbers = {"difference": change.mean, "low": change.low, "high": change.high}
+                lines.append(
+                    {"setting": setting, "metric": name, "images": change.n, "a": a.mean, "b": b.mean, **numbers}
+                )
     path = output / "comparison.csv"
-    with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, ["setting", "metric", "images", "a", "b", "difference", "low", "high"])
-        table.writeheader()
-        table.writerows(lines)
+    with replacing(path) as part:
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
     return path

@@ -1,15 +1,17 @@
-"""What an evaluation has done so far, on disk, so that it can be stopped at any moment and go on."""
+"""What an evaluation has done so far, on disk, so that it can be stopped at any moment and resumed."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from base.files import replacing
 
 
 class JournalError(ValueError):
@@ -18,9 +20,9 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True)
 class Score:
-    """One picture in one row of the grid. `missing` says for each metric that is None why it is.
+    """One image in one row of the grid. `missing` says for each metric that is None why it is.
 
-    `row` is the label of a fixed row (blurry, predictor, sharp, outputs) or the key of a setting.
+    `row` is the label of a row that is no setting, or the key of a setting.
     """
 
     row: str
@@ -30,15 +32,20 @@ class Score:
     missing: dict[str, str]
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `path` that takes its name at the end, and goes if the writing fails."""
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def open_journal(folder: Path, facts: Mapping[str, Any], processes: Any, overwrite: bool = False) -> "Journal":
+    """The journal of this one of several processes: the first one makes it, or refuses one of another evaluation.
+
+    Args:
+        folder, facts: as for `Journal`.
+        processes: with `global_rank`, `is_global_zero` and `barrier`, such as lightning's Fabric.
+        overwrite: start anew.
+    """
+    if processes.is_global_zero:
+        if overwrite:
+            shutil.rmtree(folder, ignore_errors=True)
+        Journal(folder, facts)
+    processes.barrier()
+    return Journal(folder, facts, processes.global_rank)
 
 
 class Journal:
@@ -49,7 +56,7 @@ class Journal:
 
     Args:
         folder: made where missing.
-        facts: what a score depends on beside row and picture: a value, or a mapping of values, for each name.
+        facts: what a score depends on beside row and image: a value, or a mapping of values, for each name.
         rank: of this process among several, which each append to a file of their own.
 
     Raises:
@@ -63,7 +70,7 @@ class Journal:
         if known.is_file():
             self._compare(json.loads(known.read_text(encoding="utf-8")), facts)
         else:
-            with whole_file(known) as part:
+            with replacing(known) as part:
                 part.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if self.file.is_file():
             with self.file.open("rb+") as file:
@@ -80,9 +87,9 @@ class Journal:
         return found
 
     def add(self, score: Score, features: Mapping[str, np.ndarray]) -> None:
-        """Append a score, after the features of its picture that set metrics will want: kind -> (patches, channels)."""
+        """Append a score, after the features of its image that set metrics will want: kind -> (patches, channels)."""
         for kind, array in features.items():
-            with whole_file(self._feature_file(kind, score.row, score.image)) as part:
+            with replacing(self._feature_file(kind, score.row, score.image)) as part:
                 np.save(part, array)
         line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode()
         descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation: the perception-distortion curve and comparison panels."""
+"""The plots of an evaluation: the perception-distortion curve and comparison panels."""
 
 import math
 import textwrap
@@ -16,9 +16,9 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from torch import Tensor, from_numpy
 
-from evaluation.grid import BLURRY, PREDICTOR
-from evaluation.journal import whole_file
+from base.files import replacing
 from evaluation.metrics import psnr
+from evaluation.scoring import BLURRY, PREDICTOR
 
 _COLOURS = (
     "#0072B2",
@@ -36,69 +36,86 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
     """The perception-distortion curve: PSNR to the right, LPIPS upwards to the better; the best corner is top right.
 
     Every row with its 95 % intervals, one series a sampler, the Pareto front as a line, beside each point its steps and
-    what preset it is. The controls are thin lines from the prediction on, which may leave the frame. Rows that a race
-    dropped are pale. Where LPIPS is missing the vertical axis is SSIM and the title says why.
+    what preset it is. The controls are thin lines from the prediction on, which may leave the frame. Settings
+    that were screened out are pale. Where LPIPS is missing the vertical axis is SSIM and the title says why.
 
     Args:
         document: the contents of results.json.
-        path: the picture to write.
+        path: the image to write.
 
     Returns:
         The figure that was written.
     """
-    across, up = document["axes"]["distortion"], document["axes"]["perception"]
-    metrics = document["metrics"]
-
-    def place(row: Mapping[str, Any]) -> tuple[float, float] | None:
-        values = [(row["metrics"].get(name) or {}).get("mean") for name in (across, up)]
-        # The truth itself has no place: its PSNR is infinite, which is a text in JSON.
-        return tuple(values) if all(isinstance(value, int | float) for value in values) else None
-
+    names = document["axes"]["distortion"], document["axes"]["perception"]
+    places = {row["setting"]: place for row in document["rows"] if (place := _place(row, names)) is not None}
     controls = document["controls"]["rows"]
-    places = {row["setting"]: place(row) for row in document["rows"] if place(row) is not None}
     of_controls = {label for labels in controls.values() for label in labels}
     drawn = [row for row in document["rows"] if row["setting"] in places.keys() - of_controls]
-    front = sorted((row for row in drawn if row["front"]), key=place)
+    front = sorted(places[row["setting"]] for row in drawn if row["front"])
     figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     if front:
-        line = zip(*map(place, front), strict=True)
-        axes.plot(*line, color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
-    looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
-    samplers = list(dict.fromkeys(_series(row) for row in drawn if _series(row) not in looks))
-    for index, sampler in enumerate(samplers):
-        looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
-    for series in [*samplers, BLURRY, PREDICTOR]:
-        own = [row for row in drawn if _series(row) == series]
-        if not own:
-            continue
-        marker, colour, size = looks[series]
-        for row in own:
-            x, y = place(row)
-            intervals = [_interval(row["metrics"][name]) for name in (across, up)]
-            pale = 0.15 if row["dropped"] else 0.5
-            axes.errorbar(
-                x, y, intervals[1], intervals[0], fmt="none", ecolor=colour, elinewidth=0.9, alpha=pale, zorder=1
-            )
-        axes.scatter(
-            *zip(*map(place, own), strict=True),
-            s=size,
-            marker=marker,
-            color=colour,
-            alpha=[0.35 if row["dropped"] else 1 for row in own],
-            edgecolors="white",
-            linewidths=0.6,
-            zorder=4,
-            label=series,
-        )
-    least = min((place(row)[0] for row in drawn), default=0.0)
+        axes.plot(*zip(*front, strict=True), color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
+    _draw_rows(axes, drawn, places, names)
+    least = min((places[row["setting"]][0] for row in drawn), default=0.0)
     for (control, labels), style in zip(controls.items(), ("--", ":"), strict=True):
         line = [places[label] for label in (PREDICTOR, *labels) if label in places]
         if line:
             look = {"color": "0.3", "linewidth": 0.8, "linestyle": style, "marker": ".", "markersize": 4}
             axes.add_artist(Line2D(*zip(*line, strict=True), **look, zorder=2, label=control))
             axes.update_datalim([point for point in line if point[0] >= least])
-    for name, axis, set_label in ((across, axes.xaxis, axes.set_xlabel), (up, axes.yaxis, axes.set_ylabel)):
+    _name_axes(axes, document, names)
+    named = [row for row in drawn if row["front"] or row["preset"] or len(drawn) <= _MOST_LABELS]
+    texts = [(_label(row), places[row["setting"]]) for row in named]
+    _place_labels(axes, texts, [places[row["setting"]] for row in drawn])
+    with replacing(Path(path)) as part:
+        figure.savefig(part)
+    return figure
+
+
+def _place(row: Mapping[str, Any], names: tuple[str, str]) -> tuple[float, float] | None:
+    values = [(row["metrics"].get(name) or {}).get("mean") for name in names]
+    # The ground truth has no place: its PSNR is infinite, which is a text in JSON.
+    return tuple(values) if all(isinstance(value, int | float) for value in values) else None
+
+
+def _draw_rows(
+    axes: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    places: Mapping[str, tuple[float, float]],
+    names: tuple[str, str],
+) -> None:
+    """A point with its intervals for each row, one look per sampler."""
+    looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
+    samplers = list(dict.fromkeys(_series(row) for row in rows if _series(row) not in looks))
+    for index, sampler in enumerate(samplers):
+        looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
+    for series in [*samplers, BLURRY, PREDICTOR]:
+        own = [row for row in rows if _series(row) == series]
+        if not own:
+            continue
+        marker, colour, size = looks[series]
+        for row in own:
+            across, up = (_interval(row["metrics"][name]) for name in names)
+            look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.15 if row["screened_out"] else 0.5}
+            axes.errorbar(*places[row["setting"]], up, across, fmt="none", **look, zorder=1)
+        axes.scatter(
+            *zip(*(places[row["setting"]] for row in own), strict=True),
+            s=size,
+            marker=marker,
+            color=colour,
+            alpha=[0.35 if row["screened_out"] else 1 for row in own],
+            edgecolors="white",
+            linewidths=0.6,
+            zorder=4,
+            label=series,
+        )
+
+
+def _name_axes(axes: Axes, document: Mapping[str, Any], names: tuple[str, str]) -> None:
+    """Say what the axes show and where better is, and title and legend."""
+    metrics = document["metrics"]
+    for name, axis, set_label in zip(names, (axes.xaxis, axes.yaxis), (axes.set_xlabel, axes.set_ylabel), strict=True):
         arrow = "→" if axis is axes.xaxis else "↑"
         better = "higher" if metrics[name]["higher_is_better"] else "lower"
         set_label(f"{metrics[name]['title']}: {better} is better {arrow}")
@@ -109,18 +126,11 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
     axes.set_axisbelow(True)
     images = max(row["images"] for row in document["rows"])
     title = f"Perception and distortion, mean of {images} image{'s' if images > 1 else ''} with 95 % intervals"
-    if up == "ssim":
+    if names[1] == "ssim":
         reason = (metrics.get("lpips") or {}).get("reason") or "LPIPS was not asked for."
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
-
-    many = len(drawn) > _MOST_LABELS
-    named = [row for row in drawn if row["front"] or row["preset"] or not many]
-    _place_labels(axes, [(_label(row), place(row)) for row in named], [place(row) for row in drawn])
-    with whole_file(Path(path)) as part:
-        figure.savefig(part)
-    return figure
 
 
 def _series(row: Mapping[str, Any]) -> str:
@@ -172,26 +182,26 @@ def _place_labels(
 def panel(
     columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
 ) -> Figure:
-    """Pictures side by side, one labelled column each, one line for each picture of a column.
+    """Images side by side, one labelled column each, one line for each image of a column.
 
     A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
-    the 99.5th percentile). Where a column is named `sharp`, every other picture has its PSNR to it underneath.
+    the 99.5th percentile). Where a column is named `sharp`, every other image has its PSNR to it underneath.
 
     Args:
-        columns: label -> one picture (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
-        path: the picture to write.
+        columns: label -> one image (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
+        path: the image to write.
         lines: a name for each line.
 
     Returns:
         The figure that was written.
     """
     columns = {
-        label: [pictures] if isinstance(pictures, Tensor) and pictures.ndim == 3 else list(pictures)
-        for label, pictures in columns.items()
+        label: [images] if isinstance(images, Tensor) and images.ndim == 3 else list(images)
+        for label, images in columns.items()
     }
-    columns = {label: [picture.detach().float().cpu() for picture in own] for label, own in columns.items()}
+    columns = {label: [image.detach().float().cpu() for image in own] for label, own in columns.items()}
     first = next(iter(columns.values()))
-    heights = [picture.shape[1] / picture.shape[2] for picture in first]
+    heights = [image.shape[1] / image.shape[2] for image in first]
     width = 3.0
     figure = Figure(
         figsize=(width * len(columns) + 0.7, sum(width * height + 0.4 for height in heights) + 0.3),
@@ -199,37 +209,37 @@ def panel(
         layout="constrained",
     )
     grid = figure.subplots(len(first), len(columns), squeeze=False, gridspec_kw={"height_ratios": heights})
-    for column, (label, pictures) in enumerate(columns.items()):
+    for column, (label, images) in enumerate(columns.items()):
         grid[0, column].set_title(label, fontsize=12)
-        for line, picture in enumerate(pictures):
+        for line, image in enumerate(images):
             axes = grid[line, column]
             axes.set_xticks([])
             axes.set_yticks([])
             if label == "std":
-                levels = picture.mean(0).numpy() * 255
+                levels = image.mean(0).numpy() * 255
                 top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would leave the rest black
                 heat = axes.imshow(levels, cmap="inferno", vmin=0, vmax=top)
                 bar = figure.colorbar(heat, cax=axes.inset_axes((1.03, 0, 0.05, 1)), extend="max")
                 bar.ax.tick_params(labelsize=8)
                 axes.set_xlabel("8-bit levels", fontsize=10)
                 continue
-            axes.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy())
+            axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
             if "sharp" in columns and label != "sharp":
-                axes.set_xlabel(f"{psnr(picture[None], columns['sharp'][line][None]).item():.2f} dB", fontsize=10)
+                axes.set_xlabel(f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB", fontsize=10)
     for line, name in enumerate(lines or []):
         grid[line, 0].set_ylabel(textwrap.shorten(name, 40, placeholder=" …"), fontsize=11)
-    with whole_file(Path(path)) as part:
+    with replacing(Path(path)) as part:
         figure.savefig(part)
     return figure
 
 
 def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Figure:
-    """The best, median and worst picture of a setting, one line each, out of the files that results.json names.
+    """The best, median and worst image of a setting, one line each, out of the files that results.json names.
 
     Args:
-        entries: of "pictures" in results.json, those of one setting.
+        entries: of "examples" in results.json, those of one setting.
         folder: to which their files are relative.
-        path: the picture to write.
+        path: the image to write.
 
     Returns:
         The figure that was written.
@@ -237,10 +247,10 @@ def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str
     columns = {}
     for kind in entries[0]["files"]:
         label = entries[0]["setting"] if kind == "restored" else kind
-        columns[label] = [_read_picture(folder / entry["files"][kind]) for entry in entries]
+        columns[label] = [_read_image(folder / entry["files"][kind]) for entry in entries]
     return panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
 
 
-def _read_picture(path: Path) -> Tensor:
-    with Image.open(path) as picture:
-        return from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1) / 255
+def _read_image(path: Path) -> Tensor:
+    with Image.open(path) as image:
+        return from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255

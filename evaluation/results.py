@@ -1,190 +1,154 @@
-"""The files of an evaluation: results.csv, .parquet and .json, and per_image.parquet; each whole or not there."""
+"""The files of an evaluation: results.csv and .json, and per_image.parquet; each whole or not there."""
 
-import csv
 import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 
+from base.files import replacing
 from evaluation import controls
-from evaluation.grid import Outcome, Row, key, label_settings, pareto_front, perception_metric
-from evaluation.journal import whole_file
-from evaluation.metrics import Metric
-from evaluation.statistics import Estimate
+from evaluation.metrics import Metric, SetMetric
+from evaluation.scoring import Plan
+from evaluation.summary import NOTHING, Row, pareto_front, perception_metric
 
 _TABLE = {"psnr": ("PSNR", ".2f"), "ssim": ("SSIM", ".4f"), "lpips": ("LPIPS", ".4f")}
-_NOTHING = Estimate(None, None, None, 0)
 
 
-def write_results(
-    output: Path,
-    rows: Sequence[Row],
-    outcome: Outcome,
-    names: Sequence[str],
-    settings: Sequence[Any],
-    metrics: Mapping[str, Metric],
-    presets: Mapping[str, Row],
-    facts: Mapping[str, Any],
-    pictures: Sequence[Mapping[str, Any]] = (),
-) -> list[Path]:
-    """Write the four files into the folder `output` and return their paths.
+@dataclass(frozen=True)
+class Results:
+    """What an evaluation found.
 
     Args:
-        output: an existing folder.
-        rows: from `evaluation.grid.summarise`.
-        outcome: from `evaluation.grid.run_grid`.
-        names: of the pictures.
-        settings: the grid.
-        metrics: all that were asked for, with those that are missing.
-        presets: from `evaluation.grid.choose_presets`.
-        facts: what else the numbers depend on, for results.json.
-        pictures: the entries of results.json on pictures that were kept.
+        table: every score, from `evaluation.summary.image_table`.
+        rows: from `evaluation.summary.summarise`.
+        presets: name -> row, from `evaluation.summary.choose_presets`.
+        steps, steps_in_full: denoising steps of what was run, and of all settings on all images.
     """
-    paths = [output / name for name in ("results.csv", "results.parquet", "per_image.parquet", "results.json")]
-    front = [row.label for row in pareto_front(rows)]
-    named = {row.label: [name for name, chosen in presets.items() if chosen is row] for row in rows}
-    table = [_flat(row, metrics, row.label in front, named[row.label], settings) for row in rows]
-    with whole_file(paths[0]) as part, part.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        lines.writeheader()
-        lines.writerows({name: _cell(value) for name, value in line.items()} for line in table)
-    with whole_file(paths[1]) as part:
-        pq.write_table(pa.Table.from_pylist(table), part)
-    with whole_file(paths[2]) as part:
-        pq.write_table(per_image(rows, outcome, names, settings, metrics), part)
-    document = dict(facts) | {
-        "cost": {"denoising_steps": outcome.steps, "denoising_steps_in_full": outcome.steps_in_full},
+
+    table: pd.DataFrame
+    rows: list[Row]
+    presets: dict[str, Row]
+    steps: int
+    steps_in_full: int
+
+
+def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
+    """Write the three files into an existing folder and return their paths.
+
+    `examples` are the entries of results.json on images that were kept, from `evaluation.examples.keep_examples`.
+    """
+    paths = [folder / name for name in ("results.csv", "per_image.parquet", "results.json")]
+    front = [row.label for row in pareto_front(results.rows)]
+    named = {row.label: ", ".join(n for n, chosen in results.presets.items() if chosen is row) for row in results.rows}
+    lines = [_line(row, plan, row.label in front, named[row.label] or None) for row in results.rows]
+    with replacing(paths[0]) as part:
+        pd.DataFrame(lines, dtype=object).to_csv(part, index=False, lineterminator="\n")
+    reasons = ["; ".join(f"{metric}: {why}" for metric, why in own.items()) or None for own in results.table["missing"]]
+    with replacing(paths[1]) as part:
+        results.table.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
+    document = dict(plan.facts) | {
+        "cost": {"denoising_steps": results.steps, "denoising_steps_in_full": results.steps_in_full},
         "metrics": {
-            name: {
-                "title": metric.title,
-                "higher_is_better": metric.higher_is_better,
-                "recipe": metric.recipe,
-                "reason": metric.reason,
-            }
-            for name, metric in metrics.items()
+            name: {part: getattr(metric, part) for part in ("title", "higher_is_better", "recipe", "reason")}
+            for name, metric in plan.metrics.items()
         },
         "controls": {"rows": controls.LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
-        "axes": {"distortion": "psnr", "perception": perception_metric(rows)},
+        "axes": {"distortion": "psnr", "perception": perception_metric(results.rows)},
         "rows": [
             {
                 "setting": row.label,
                 "fields": row.settings,
                 "images": row.images,
-                "dropped": row.dropped,
+                "screened_out": row.screened_out,
                 "front": row.label in front,
-                "preset": ", ".join(named[row.label]) or None,
+                "preset": named[row.label] or None,
                 "seconds": row.seconds,
-                "metrics": {name: _entry(row, name, metrics[name]) for name in metrics},
+                "metrics": {name: _entry(row, name, metric) for name, metric in plan.metrics.items()},
                 "verdict": row.verdict and dataclasses.asdict(row.verdict),
             }
-            for row in rows
+            for row in results.rows
         ],
-        "pictures": list(pictures),
+        "examples": list(examples),
     }
-    with whole_file(paths[3]) as part:
+    with replacing(paths[2]) as part:
         part.write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     return paths
 
 
-def per_image(
-    rows: Sequence[Row],
-    outcome: Outcome,
-    names: Sequence[str],
-    settings: Sequence[Any],
-    metrics: Mapping[str, Metric],
-) -> pa.Table:
-    """Every score: setting, image, seconds, a column a metric (null where missing), and why it is missing."""
-    keys = dict(zip(label_settings(settings), map(key, settings), strict=True))
-    scores = [
-        (row.label, score)
-        for row in rows
-        for name in names
-        if (score := outcome.scores.get((keys.get(row.label, row.label), name))) is not None
-    ]
-    columns = {
-        "setting": pa.array([label for label, _ in scores], pa.string()),
-        "image": pa.array([score.image for _, score in scores], pa.string()),
-        "seconds": pa.array([score.seconds for _, score in scores], pa.float64()),
-    }
-    for name in (name for name, metric in metrics.items() if not metric.is_set):
-        columns[name] = pa.array([score.metrics.get(name) for _, score in scores], pa.float64())
-    reasons = ["; ".join(f"{name}: {why}" for name, why in score.missing.items()) or None for _, score in scores]
-    return pa.table(columns | {"missing": pa.array(reasons, pa.string())})
-
-
 def format_table(rows: Sequence[Row]) -> str:
     """The rows as text, best perception first, those on the Pareto front marked with a star."""
-    metric = perception_metric(rows)
+    metric, front = perception_metric(rows), pareto_front(rows)
     sign = -1 if metric == "ssim" else 1
-    front = pareto_front(rows)
-    shown = [name for name in _TABLE if any(row.metrics.get(name) is not None for row in rows)]
+    shown = [name for name in _TABLE if any(row.mean(name) is not None for row in rows)]
+    judged = any(row.verdict for row in rows)
     width = max(len(row.label) for row in rows)
     lines = [f"  {'setting':{width}}  " + "  ".join(f"{_TABLE[name][0]:>8} {'± 95 %':>8}" for name in shown)]
-    judged = any(row.verdict for row in rows)
     lines[0] += f"  {'s/image':>8}" + ("  perceptual" if judged else "")
-    for row in sorted(rows, key=lambda row: (row.metrics.get(metric) is None, sign * (row.metrics.get(metric) or 0))):
-        if not any(row.metrics.get(name) is not None for name in shown):
+    for row in sorted(rows, key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0))):
+        if all(row.mean(name) is None for name in shown):
             continue
         cells = []
         for name in shown:
-            estimate, digits = row.estimates.get(name, _NOTHING), _TABLE[name][1]
-            value = "-" if row.metrics[name] is None else format(row.metrics[name], digits)
+            estimate, digits = row.estimates.get(name, NOTHING), _TABLE[name][1]
+            value = "-" if estimate.mean is None else format(estimate.mean, digits)
             half = "-" if estimate.low is None else format((estimate.high - estimate.low) / 2, digits)
             cells.append(f"{value:>8} {half:>8}")
         note = f"  {(row.verdict and row.verdict.perceptual) or '-':10}" if judged else ""
-        note += f"  ({row.images} images)" if row.dropped else ""
+        note += f"  ({row.images} images)" if row.screened_out else ""
         star = "*" if row in front else " "
         lines.append(f"{star} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}{note}".rstrip())
-    images = max(row.images for row in rows)
     if judged:
         lines.append("perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR")
+    images = max(row.images for row in rows)
     lines.append(f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} images")
     return "\n".join(lines)
 
 
-def _flat(row: Row, metrics: Mapping[str, Metric], front: bool, presets: list[str], settings: Sequence[Any]) -> dict:
-    """One line of the table, its numbers as they are."""
-    fields = [field.name for field in dataclasses.fields(settings[0])] if settings else []
-    line = {"setting": row.label} | {name: row.settings.get(name) for name in fields}
-    line |= {"images": row.images, "dropped": row.dropped, "front": front, "preset": ", ".join(presets) or None}
-    for name in metrics:
-        line |= {name: row.metrics.get(name)}
-        estimate, difference = (found.get(name, _NOTHING) for found in (row.estimates, row.differences))
-        line |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
-        line |= {f"{name}_difference": difference.mean}
+def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, Any]:
+    """One line of results.csv, numbers with nine digits."""
+    fields = dataclasses.asdict(plan.settings[0]) if plan.settings else {}
+    line = {"setting": row.label} | {field: row.settings.get(field) for field in fields}
+    line |= {"images": row.images, "screened_out": row.screened_out, "front": front, "preset": preset}
+    for name in plan.metrics:
+        estimate, difference = (found.get(name, NOTHING) for found in (row.estimates, row.differences))
+        line |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        line |= {f"{name}_n": estimate.n, f"{name}_difference": difference.mean}
         line |= {f"{name}_difference_low": difference.low, f"{name}_difference_high": difference.high}
     verdict = row.verdict or controls.Verdict(None, {})
     line |= {"perceptual": verdict.perceptual}
     for control in controls.LABELS:
-        difference = verdict.differences.get(control, _NOTHING)
+        difference = verdict.differences.get(control, NOTHING)
         line |= {f"lpips_over_{control}": difference.mean}
         line |= {f"lpips_over_{control}_low": difference.low, f"lpips_over_{control}_high": difference.high}
-    return line | {"seconds": row.seconds}
+    line |= {"seconds": row.seconds}
+    return {name: _cell(value) for name, value in line.items()}
 
 
-def _entry(row: Row, name: str, metric: Metric) -> dict:
+def _entry(row: Row, name: str, metric: Metric | SetMetric) -> dict[str, Any]:
     """One metric of a row, for results.json."""
-    estimate, difference = row.estimates.get(name, _NOTHING), row.differences.get(name, _NOTHING)
+    estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
     return {
-        **{part: _finite(getattr(estimate, part)) for part in ("mean", "low", "high", "n")},
-        "difference": _finite(difference.mean),
-        "difference_low": _finite(difference.low),
-        "difference_high": _finite(difference.high),
+        **{part: json_number(getattr(estimate, part)) for part in ("mean", "low", "high", "n")},
+        "difference": json_number(difference.mean),
+        "difference_low": json_number(difference.low),
+        "difference_high": json_number(difference.high),
         "missing": row.missing.get(name, metric.reason if estimate.mean is None else None),
     }
 
 
 def _cell(value: Any) -> Any:
-    return format(value, ".9g") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else format(value, ".9g")
 
 
-def _finite(value: float | None) -> float | str | None:
-    """JSON has no infinity; equal pictures have an infinite PSNR, written "inf". A difference of two is nothing."""
+def json_number(value: float | None) -> float | str | None:
+    """JSON has no infinity; equal images have an infinite PSNR, written "inf". A difference of two is nothing."""
     if value is None or math.isnan(value):
         return None
     return value if math.isfinite(value) else str(value)

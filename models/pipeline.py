@@ -1,8 +1,8 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +23,9 @@ from models.bands import InBands, is_large
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
 from models.memory import Footprint
-from models.sampling import Draw, make_scheduler, noise_generator, sample_residual, sample_residuals
+from models.sampling import make_scheduler, noise_generator, sample_residual
 from models.settings import OLD_NAMES, SamplingSettings, current_names
-from models.tiling import Tiling, whole
+from models.tiling import Tiling
 
 _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
 
@@ -162,61 +162,6 @@ class DeblurPipeline(DiffusionPipeline):
         """
         prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
         return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
-
-    @torch.no_grad()
-    def refine_all(
-        self,
-        cases: Iterable[tuple[str, Tensor, Tensor, Sequence[SamplingSettings]]],
-        seed: int = 0,
-        slots: int = 1,
-        progress: Callable[[int], object] = int,
-    ) -> Iterator[tuple[str, SamplingSettings, Tensor, float]]:
-        """The diffusion part of many settings on many pictures of one size, each as `refine` does it.
-
-        Settings of different lengths and schedules share the denoiser's calls, and settings that differ only in
-        num_samples, average or blend share their samples.
-
-        Args:
-            cases: (name, blurry, prediction, settings), the pictures (3, H, W) as in `refine`; taken when there
-                is room.
-            seed: as in `refine`.
-            slots: pictures in each call of the denoiser.
-            progress: told how many denoising steps a call took; `cost_of` says how many there will be.
-
-        Yields:
-            (name, settings, restored pictures (num_samples, 3, H, W) or (1, 3, H, W) if averaged, seconds as if no
-            sample were shared), in the order in which they end.
-        """
-        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        device, ready, running = self.device, deque(), []
-
-        def draws() -> Iterator[Draw]:
-            for name, blurry, prediction, settings in cases:
-                blurry, prediction = _to_network(blurry.to(device)), prediction.to(device)
-                x_init = _to_network(prediction[:3])
-                s = self.scale(torch.cat([x_init, prediction[3:]])[None], blurry[None])[0]
-                for path, users in _paths(settings).items():
-                    takers = [_Taker(name, setting, x_init, s) for setting in users]
-                    if path.blend == 0:
-                        for taker in takers:
-                            for _ in range(taker.setting.num_samples):
-                                ready.extend(taker.take(torch.zeros_like(x_init), 0.0))
-                        continue
-                    if self.denoiser is None:
-                        raise ValueError(_NO_DENOISER)
-                    for k in range(max(setting.num_samples for setting in users)):
-                        running.append(takers)
-                        scheduler = make_scheduler(path, training_betas)
-                        yield Draw(blurry, x_init, scheduler, path.eta, noise_generator(seed, name, k), s)
-
-        tiling = Tiling(self.denoiser.receptive_field, self.denoiser.stride) if self.denoiser is not None else whole
-        for number, r_0, seconds in sample_residuals(self.denoiser, draws(), slots, progress, tiling):
-            for taker in running[number]:
-                ready.extend(taker.take(r_0, seconds))
-            running[number] = None
-            while ready:
-                yield ready.popleft()
-        yield from ready
 
     @torch.no_grad()
     def __call__(
@@ -370,51 +315,6 @@ class _Samples:
 
     def std(self) -> Tensor | None:
         return self.moments.std() if self.setting.num_samples > 1 else None
-
-
-def cost_of(settings: Sequence[SamplingSettings]) -> tuple[int, int]:
-    """(samples, denoising steps) that `DeblurPipeline.refine_all` takes for one picture."""
-    samples = {
-        path: max(setting.num_samples for setting in users) for path, users in _paths(settings).items() if path.blend
-    }
-    return sum(samples.values()), sum(path.steps * count for path, count in samples.items())
-
-
-def _paths(settings: Sequence[SamplingSettings]) -> dict[SamplingSettings, list[SamplingSettings]]:
-    """What differs from noise to residual -> the settings that share it, the longest first.
-
-    blend is 0 for those that need no residual and 1 for the others.
-    """
-    paths: dict[SamplingSettings, list[SamplingSettings]] = {}
-    for setting in settings:
-        path = replace(setting, num_samples=1, average=False, blend=float(setting.blend > 0))
-        paths.setdefault(path if path.blend else SamplingSettings(blend=0.0), []).append(setting)
-    return dict(sorted(paths.items(), key=lambda item: -item[0].steps))
-
-
-class _Taker:
-    """Makes one setting's pictures out of the residuals of a path, which come sample by sample."""
-
-    def __init__(self, name: str, setting: SamplingSettings, x_init: Tensor, residual_scale: Tensor):
-        self.name, self.setting, self.x_init, self.s = name, setting, x_init, residual_scale
-        self.seconds, self.moments, self.samples, self.taken = 0.0, _Moments(), [], 0
-
-    def take(self, r_0: Tensor, seconds: float) -> Iterator[tuple[str, SamplingSettings, Tensor, float]]:
-        """The next sample's r_0 (3, H, W); yields what `refine_all` yields, once, when the last sample is there."""
-        K, averaged = self.setting.num_samples, self.setting.average
-        self.taken += 1
-        if self.taken > K:
-            return
-        self.seconds += seconds
-        x = _to_world(add_residual(self.x_init, r_0 * self.setting.blend, self.s))
-        if averaged and K > 1:
-            self.moments.add(x)
-        else:
-            self.samples.append(x)
-        if self.taken == K:
-            images = self.moments.mean[None] if averaged and K > 1 else torch.stack(self.samples)
-            self.samples, self.moments = [], _Moments()
-            yield self.name, self.setting, images, self.seconds
 
 
 class _Moments:

@@ -102,8 +102,3 @@ def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingS
         alike = replace(setting, num_samples=1, average=False, blend=1.0)
         groups.setdefault(alike if setting.blend > 0 else SamplingSettings(blend=0.0), []).append(setting)
     return list(groups.values())
-
-
-def denoising_steps(group: Sequence[SamplingSettings]) -> int:
-    """Evaluations of the denoiser for one image by a group of `sharing_samples`; of an empty one 0."""
-    return max((s.steps * s.num_samples if s.blend > 0 else 0 for s in group), default=0)

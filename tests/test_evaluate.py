@@ -1,11 +1,13 @@
-"""evaluate.py on a tiny pipeline and small pictures: its files, its numbers, and what it says of bad input."""
+"""evaluate.py on a tiny pipeline and small images: its files, its numbers, and what it says of bad input."""
 
 import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,16 +20,18 @@ from safetensors.torch import save_file
 from torchvision.models import alexnet
 
 import evaluate
+import sample
 from data import images
 from evaluation.controls import control_images
-from evaluation.grid import CONTROLS
 from evaluation.metrics import psnr
+from evaluation.scoring import CONTROLS
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
+from tests.evaluation.toy import Processes
 
 ROOT = Path(__file__).parents[1]
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 3]}\n"
@@ -62,8 +66,13 @@ def arguments(place: Path, output: Path, **changes) -> dict:
     return {name: value if isinstance(value, int) else str(value) for name, value in given.items() if value is not None}
 
 
+def score(given: dict) -> None:
+    """Evaluate in this process."""
+    evaluate.main(evaluate.Evaluation(**given))
+
+
 def flags(given: dict) -> list[str]:
-    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
 
 
 def run(given: dict, **environment: str) -> subprocess.CompletedProcess:
@@ -92,7 +101,6 @@ def test_a_run_without_network_scores_everything(place, tmp_path):
     assert "missing" not in done.stdout and "Traceback" not in done.stderr
     files = {
         "results.csv",
-        "results.parquet",
         "results.json",
         "per_image.parquet",
         "pareto.png",
@@ -110,7 +118,7 @@ def test_a_run_without_network_scores_everything(place, tmp_path):
     assert all(float(line["psnr_low"]) < float(line["psnr"]) < float(line["psnr_high"]) for line in scored)
     assert all((line["psnr_difference"] == "") == (line["setting"] in ("predictor", "sharp")) for line in table)
     assert all(float(line["seconds"]) > 0 for line in table[3:])
-    assert pq.read_table(output / "results.parquet").column_names == list(table[0])
+    assert list(table[0])[:4] == ["setting", "sampler", "schedule", "steps"] and list(table[0])[-1] == "seconds"
     images = each(output)
     assert len(images) == 3 * len(LABELS)
     assert all((line["ssim"] is None) == (line["image"] == "tiny" or line["setting"] == "sharp") for line in images)
@@ -130,12 +138,12 @@ def test_a_run_without_network_scores_everything(place, tmp_path):
         Image.open(output / name).load()
 
 
-def test_a_setting_on_the_front_shows_its_best_median_and_worst_picture_and_becomes_a_preset(place, tmp_path):
+def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset(place, tmp_path):
     grid, checkpoint = tmp_path / "grid.yaml", tmp_path / "checkpoint"
     shutil.copytree(place / "checkpoint", checkpoint)
     index = json.loads((checkpoint / "model_index.json").read_text())
     (checkpoint / "model_index.json").write_text(json.dumps(index | {"residual_scale": 1e-4}))
-    # The truth is near the prediction, so blend 0 is on the front with it.
+    # The ground truth is near the prediction, so blend 0 is on the front with it.
     grid.write_text("product: {steps: 2, blend: [0.0, 0.5, 1.0]}")
     for number in range(3):
         blurry = torch.rand(3, 40, 48)
@@ -145,12 +153,12 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_picture_and_beco
     given = arguments(place, tmp_path / "scores", checkpoint=checkpoint, grid=grid, save_presets=True)
     given["data"] = str(tmp_path / "data")
     before = checkpoint_hash(str(checkpoint))
-    evaluate.main(**given)
+    score(given)
     document = json.loads((tmp_path / "scores" / "results.json").read_text())
     front = {line["setting"] for line in document["rows"] if line["front"] and line["fields"]}
-    assert {entry["setting"] for entry in document["pictures"]} == front and front
+    assert {entry["setting"] for entry in document["examples"]} == front and front
     for setting in front:
-        own = {entry["rank"]: entry for entry in document["pictures"] if entry["setting"] == setting}
+        own = {entry["rank"]: entry for entry in document["examples"] if entry["setting"] == setting}
         assert own["best"]["scores"]["lpips"] < own["worst"]["scores"]["lpips"]
         for entry in own.values():
             files = {what: images.read(tmp_path / "scores" / file) for what, file in entry["files"].items()}
@@ -160,18 +168,18 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_picture_and_beco
     presets = {line["preset"]: line["fields"] for line in document["rows"] if line["preset"]}
     pipeline = load_pipeline(str(checkpoint))
     named = {name for names in presets for name in names.split(", ")}
-    assert named == {"faithful", "balanced", "vivid"}
+    assert named == {"fidelity", "balanced", "perceptual"}
     for names, fields in presets.items():
         assert all(pipeline.preset(name) == SamplingSettings(**fields) for name in names.split(", "))
-    evaluate.main(**given | {"save_presets": False})  # goes on, and has nothing to do
-    evaluate.main(**arguments(place, tmp_path / "presets", checkpoint=checkpoint, grid=None))
+    score(given | {"save_presets": False})  # resumes, and has nothing to do
+    score(arguments(place, tmp_path / "presets", checkpoint=checkpoint, grid=None))
     scored = json.loads((tmp_path / "presets" / "results.json").read_text())["rows"]
     fields = [row["fields"] for row in scored if row["fields"]]
     assert sorted(fields, key=str) == sorted(presets.values(), key=str)
 
 
 def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
-    evaluate.main(**arguments(place, tmp_path, seed=7, precision="fp32"))
+    score(arguments(place, tmp_path, seed=7, precision="fp32"))
     pipeline = load_pipeline(str(place / "checkpoint"), precision="fp32")
     for line in each(tmp_path):
         if line["setting"] == "sharp":
@@ -187,7 +195,7 @@ def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
             sampler, _, steps = line["setting"].partition(" ")
             settings = SamplingSettings(sampler, steps=int(steps)) if steps else SamplingSettings(blend=0.0)
             restored = pipeline(blurry, settings, 7, [line["image"]], output_type="pt").images
-        # Batches of another size round otherwise in the network, which an 8-bit picture shows in a few pixels.
+        # Batches of another size round otherwise in the network, which an 8-bit image shows in a few pixels.
         assert line["psnr"] == pytest.approx(psnr(restored, sharp[None]).item(), abs=1e-3)
 
 
@@ -198,7 +206,7 @@ def test_a_predictor_with_a_size_head_is_scored_by_its_image(place, tmp_path):
     learned = DeblurPipeline(predictor, plain.denoiser, plain.scheduler, 2.0, scale_kind="learned")
     learned.save_pretrained(tmp_path / "learned")
     for name, checkpoint in (("plain", place / "checkpoint"), ("scores", tmp_path / "learned")):
-        evaluate.main(**arguments(place, tmp_path / name, checkpoint=checkpoint, limit=2, precision="fp32"))
+        score(arguments(place, tmp_path / name, checkpoint=checkpoint, limit=2, precision="fp32"))
     one, two = ({line["setting"]: line["psnr"] for line in rows(tmp_path / name)} for name in ("plain", "scores"))
     assert float(one["predictor"]) == pytest.approx(float(two["predictor"]), abs=1e-5)
     assert one["ddim 2"] != two["ddim 2"]
@@ -207,7 +215,7 @@ def test_a_predictor_with_a_size_head_is_scored_by_its_image(place, tmp_path):
 def test_the_seed_decides_the_samples_and_nothing_else(place, tmp_path):
     seeds = {"first": 0, "again": 0, "other": 1}
     for name, seed in seeds.items():
-        evaluate.main(**arguments(place, tmp_path / name, seed=seed, limit=2))
+        score(arguments(place, tmp_path / name, seed=seed, limit=2))
     scored = ["setting", "psnr", "ssim", "lpips"]
     first, again, other = ([[line[key] for key in scored] for line in rows(tmp_path / name)] for name in seeds)
     assert first == again
@@ -218,13 +226,13 @@ def test_the_seed_decides_the_samples_and_nothing_else(place, tmp_path):
 
 def test_limit_and_panel(place, tmp_path):
     output, panel = tmp_path / "scores", tmp_path / "elsewhere" / "demo.png"
-    evaluate.main(**arguments(place, output, limit=1, panel=panel))
+    score(arguments(place, output, limit=1, panel=panel))
     assert {line["image"] for line in each(output)} == {"a"}
     Image.open(panel).load()
     assert not (output / "panel.png").exists()
 
 
-def test_two_checkpoints_are_compared_on_the_same_pictures_and_noise(place, tmp_path):
+def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(place / "checkpoint", other)
     index = json.loads((other / "model_index.json").read_text())
@@ -240,20 +248,19 @@ def test_two_checkpoints_are_compared_on_the_same_pictures_and_noise(place, tmp_
     assert float(own["difference"]) > 0.02, "a tenth of the residual spoils less"
 
 
-def test_pictures_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):
-    rival, missing = tmp_path / "rival", tmp_path / "missing"
+def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):
+    other, missing = tmp_path / "other", tmp_path / "missing"
     for name in ("a", "b", "tiny"):
-        picture = images.read(place / "data" / "sharp" / f"{name}.png") * 0.9
-        images.write(rival / f"{name}.png", picture)
-    given = arguments(place, tmp_path / "out", checkpoint=None, grid=None, outputs=rival)
-    evaluate.main(**given)
+        images.write(other / f"{name}.png", images.read(place / "data" / "sharp" / f"{name}.png") * 0.9)
+    given = arguments(place, tmp_path / "out", checkpoint=None, grid=None, outputs=other)
+    score(given)
     table = rows(tmp_path / "out")
-    assert [line["setting"] for line in table] == ["blurry", "sharp", "outputs rival"]
+    assert [line["setting"] for line in table] == ["blurry", "sharp", "outputs other"]
     assert float(table[2]["psnr"]) > float(table[0]["psnr"])
-    shutil.copytree(rival, missing)
+    shutil.copytree(other, missing)
     (missing / "b.png").unlink()
-    with pytest.raises(ValueError, match="has no picture b"):
-        evaluate.main(**given | {"outputs": str(missing), "output": str(tmp_path / "second")})
+    with pytest.raises(ValueError, match="has no image b"):
+        score(given | {"outputs": str(missing), "output": str(tmp_path / "second")})
 
 
 def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_path, monkeypatch):
@@ -263,7 +270,7 @@ def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_p
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     output = tmp_path / "scores"
-    evaluate.main(**arguments(place, output, limit=2, wandb_project="deblurring"))
+    score(arguments(place, output, limit=2, wandb_project="deblurring"))
     wandb.teardown()
     [run_file] = output.glob("wandb/offline-run-*/run-*.wandb")
     reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", run_file]
@@ -296,7 +303,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
     for side in ("blur", "sharp"):
         images.write(data / side / "a.png", torch.rand(3, 32, 32))
     if what == "text named png":
-        (data / "blur" / "a.png").write_text("not a picture")
+        (data / "blur" / "a.png").write_text("not an image")
     elif what == "truncated":
         (data / "blur" / "a.png").write_bytes((data / "sharp" / "a.png").read_bytes()[:900])
     elif what == "different size":
@@ -312,7 +319,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
     elif what == "checkpoint without grid":
         return arguments(place, tmp_path / "out", grid=None)
     elif what == "another seed":
-        evaluate.main(**arguments(place, tmp_path / "out", limit=1))
+        score(arguments(place, tmp_path / "out", limit=1))
         for file in (tmp_path / "out").glob("results*"):
             file.unlink()
         return arguments(place, tmp_path / "out", limit=1, seed=1)
@@ -322,6 +329,13 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
         return arguments(place, tmp_path / "out", panel=tmp_path / "panel")
     elif what == "no device":
         return arguments(place, tmp_path / "out", device="nonsense")
+    elif what == "unknown metric":
+        return arguments(place, tmp_path / "out", metrics="psnr,lpps")
+    elif what == "no kernels":
+        return arguments(place, tmp_path / "out", kernels=tmp_path / "absent.npz")
+    elif what == "damaged checkpoint":
+        (tmp_path / "damaged").mkdir()
+        return arguments(place, tmp_path / "out", checkpoint=tmp_path / "damaged")
     elif what == "wrong backbone":
         save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "wrong.safetensors")
         return arguments(place, tmp_path / "out", lpips_backbone=tmp_path / "wrong.safetensors")
@@ -339,13 +353,16 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
         ("different size", ValueError, "31x32"),
         ("unpaired", ValueError, "b.png"),
         ("no data", ValueError, "absent"),
-        ("no checkpoint", CheckpointError, "absent"),
+        ("no checkpoint", ValueError, "absent does not exist"),
         ("output is a file", OSError, "out"),
         ("checkpoint without grid", ValueError, "give --grid"),
         ("another seed", ValueError, "another seed: 0 there, 1 now"),
         ("limit 0", ValueError, "--limit must be 1 or more"),
         ("panel without suffix", ValueError, "--panel must name a .png file"),
         ("no device", ValueError, "nonsense"),
+        ("unknown metric", ValueError, "unknown metric lpps: did you mean lpips?"),
+        ("no kernels", ValueError, "--kernels"),
+        ("damaged checkpoint", CheckpointError, "damaged"),
         ("wrong backbone", ValueError, "features.0.weight"),
         ("product: {sampler: euler}", ValueError, "euler"),
         ("product: {steps: 0}", ValueError, "steps"),
@@ -353,7 +370,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
 )
 def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, kind, said):
     with pytest.raises(kind) as caught:
-        evaluate.main(**broken(place, tmp_path, what))
+        score(broken(place, tmp_path, what))
     assert said in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("results*"))
 
@@ -368,15 +385,138 @@ def test_an_error_is_a_line_on_stderr_and_exit_code_2(place, tmp_path):
 def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     with pytest.raises(ValueError, match="--ntasks-per-node=2") as caught:
-        evaluate.main(**arguments(place, tmp_path))
+        score(arguments(place, tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_help_and_wrong_arguments_come_before_torch(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"precision": "fp7"}, "precision"),
+        ({"metric": "psnr"}, "--metric"),
+        ({"metrics": "psnr,lpps"}, "unknown metric lpps: did you mean lpips?"),
+        ({"data": "nowhere"}, "--data nowhere does not exist"),
+        ({"grid": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"checkpoint": "./nowhere"}, "checkpoint ./nowhere does not exist"),
+        ({"checkpoint": "run/last.ckpt"}, "checkpoint run/last.ckpt does not exist"),
+        ({"outputs": "nowhere"}, "--outputs nowhere does not exist"),
+        ({"device": "gpu"}, "--device is one of auto, cpu, cuda, mps, not gpu"),
+        ({"limit": 0}, "--limit must be 1 or more"),
+        ({"screen": True, "grid": None}, "--screen needs a --grid"),
+    ],
+)
+def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    wrong = run(arguments(place, tmp_path / "out") | changed, PYTHONPATH=str(tmp_path))
+    assert wrong.returncode == 2 and said in wrong.stderr and "torch was imported" not in wrong.stderr
+    assert "Traceback" not in wrong.stderr and not (tmp_path / "out").exists()
+
+
+def test_help_comes_before_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     asked = run({"help": ""}, PYTHONPATH=str(tmp_path))
     assert asked.returncode == 0 and "--lpips_backbone" in asked.stdout
-    wrong = run(
-        {"checkpoint": "a", "data": "b", "grid": "c", "output": "d", "precision": "fp7"}, PYTHONPATH=str(tmp_path)
+
+
+# One way to restore
+
+
+def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, tmp_path):
+    """The examples that an evaluation writes, beside what sample.py writes for the same file, settings and seed."""
+    (tmp_path / "grid.yaml").write_text("settings: [{sampler: ddpm, steps: 3, blend: 0.7}]")
+    score(arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml", seed=5, precision="fp32"))
+    setting = SamplingSettings("ddpm", steps=3, blend=0.7)
+    pipeline = load_pipeline(str(place / "checkpoint"), precision="fp32")
+    examples = json.loads((tmp_path / "scores" / "results.json").read_text())["examples"]
+    assert {entry["image"] for entry in examples} == {"a", "b"}  # the smallest has no LPIPS
+    for entry in examples:
+        blurry = place / "data" / "blur" / f"{entry['image']}.png"
+        flags = ["--checkpoint", str(place / "checkpoint"), "--output", str(tmp_path / "restored"), "--seed", "5"]
+        flags += ["--precision", "fp32", "--device", "cpu", "--sampler", "ddpm", "--steps", "3", "--blend", "0.7"]
+        assert sample.main([str(blurry), *flags]) == 0
+        ours = images.read(tmp_path / "scores" / entry["files"]["restored"])
+        assert torch.equal(ours, images.read(tmp_path / "restored" / blurry.name))
+        [alone] = pipeline(images.read(blurry), setting, 5, [entry["image"]], output_type="pt").images
+        assert (ours - alone).abs().max() < 0.51 / 255
+        for row in each(tmp_path / "scores"):
+            if (row["setting"], row["image"]) == (entry["setting"], entry["image"]):
+                sharp = images.read(place / "data" / "sharp" / f"{entry['image']}.png")
+                assert row["psnr"] == pytest.approx(psnr(alone[None], sharp[None]).item(), abs=1e-4)
+
+
+def test_networks_are_called_once_for_what_settings_share(place, tmp_path):
+    """Three images of three sizes, so batches of one: the predictor runs 3 times, the denoiser 3 (4 x 2 + 3) times."""
+    (tmp_path / "grid.yaml").write_text(
+        "settings:\n"
+        "  - {steps: 2, num_samples: 4}\n"
+        "  - {steps: 2, num_samples: 3, average: true}\n"
+        "  - {steps: 2, blend: 0.5}\n"
+        "  - {steps: 2}\n"
+        "  - {steps: 3}\n"
+        "  - {blend: 0}\n"
     )
-    assert wrong.returncode == 2 and "precision" in wrong.stderr and "torch was imported" not in wrong.stderr
+    given = evaluate.Evaluation(**arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml"))
+    plan = evaluate.prepare(given, Processes())
+    calls = {"predictor": 0, "denoiser": 0}
+
+    def count(name):
+        return lambda *_: calls.update({name: calls[name] + 1})
+
+    for name in calls:
+        getattr(plan.pipeline, name).register_forward_pre_hook(count(name))
+    evaluate.run(given, plan)
+    assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}
+    evaluate.run(given, plan)
+    assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}, "out of the journal"
+
+
+def test_the_report_names_what_was_screened_out(place, tmp_path):
+    """Ground truths near the predictions: a large blend loses on every image."""
+    index = json.loads((place / "checkpoint" / "model_index.json").read_text())
+    shutil.copytree(place / "checkpoint", tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.3}))
+    pipeline = load_pipeline(str(tmp_path / "checkpoint"))
+    for number in range(10):
+        blurry = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(number))
+        sharp = pipeline.predict(blurry[None])[0] + 0.01 * torch.randn(3, 64, 64)
+        images.write(tmp_path / "data" / "blur" / f"{number}.png", blurry)
+        images.write(tmp_path / "data" / "sharp" / f"{number}.png", sharp.clamp(0, 1))
+    (tmp_path / "grid.yaml").write_text("product: {steps: 1, blend: [0.0, 1.0]}")
+    given = arguments(place, tmp_path / "scores", checkpoint=tmp_path / "checkpoint", grid=tmp_path / "grid.yaml")
+    score(given | {"data": str(tmp_path / "data"), "screen": True})
+    why = "on 8 of 10 images: beaten by ddim 1 blend=0.0"
+    assert {line["setting"]: (line["images"], line["screened_out"]) for line in rows(tmp_path / "scores")[-2:]} == {
+        "ddim 1": ("8", why),
+        "ddim 1 blend=0.0": ("10", ""),
+    }
+    page = (tmp_path / "scores" / "report.html").read_text()
+    assert page.count(why) == 1 and page.count(">screened out<") == 1
+    assert json.loads((tmp_path / "scores" / "results.json").read_text())["cost"] == {
+        "denoising_steps": 8,
+        "denoising_steps_in_full": 10,
+    }
+
+
+# Stopping, and one process per folder
+
+
+def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):
+    (tmp_path / "grid.yaml").write_text("product: {schedule: log_snr, steps: [20000, 2]}")
+    given = arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml", limit=1)
+    command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "out" / "journal" / "scores_0.jsonl"
+    deadline = time.monotonic() + 300
+    while not (journal.is_file() and journal.read_bytes().count(b"\n") == 13):  # all rows but the two settings
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    second = run(given)
+    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert second.stderr.startswith(f"evaluate.py: error: another run (pid {process.pid}) uses {tmp_path / 'out'}")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
+    (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
+    score(given)
+    assert [line["setting"] for line in rows(tmp_path / "out")][-2:] == ["ddim 3", "ddim 2"]

@@ -12,8 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-import evaluate
-from tests.test_evaluate import ROOT, arguments, flags, place  # noqa: F401 (a fixture)
+from tests.test_evaluate import ROOT, arguments, flags, place, score  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.slow
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 5, 9, 40], blend: [0.5, 1.0]}\n"
@@ -21,10 +20,10 @@ LOADED = ("evaluate", "models.checkpoints", "evaluation.report", "evaluation.res
 
 
 def start(given: dict):
-    """evaluate.main in a process forked from a server that has its imports done."""
+    """An evaluation in a process forked from a server that has its imports done."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.one_thread", *LOADED])
-    process = context.Process(target=evaluate.main, kwargs=given)
+    process = context.Process(target=score, args=(given,))
     process.start()
     return process
 
@@ -38,7 +37,7 @@ def table(output: Path) -> list[list[str]]:
 def test_twenty_kills_leave_the_results_as_they_would_have_been(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text(GRID)
     given = {"grid": tmp_path / "grid.yaml", "batch_size": 3}
-    evaluate.main(**arguments(place, tmp_path / "whole", **given))
+    score(arguments(place, tmp_path / "whole", **given))
     given = arguments(place, tmp_path / "killed", **given)
     moments, kills = random.Random(0), 0
     while kills < 20:
@@ -74,10 +73,10 @@ def test_one_two_and_three_processes_agree(place, tmp_path):  # noqa: F811
         assert_same_scores(tmp_path / "1", tmp_path / str(count), 1e-6)
 
 
-def test_the_variables_of_slurm_make_processes_share_the_pictures(place, tmp_path):  # noqa: F811
+def test_the_variables_of_slurm_make_processes_share_the_images(place, tmp_path):  # noqa: F811
     """What srun sets for two tasks on one node; srun itself is not needed."""
     (tmp_path / "grid.yaml").write_text(GRID)
-    evaluate.main(**arguments(place, tmp_path / "alone", grid=tmp_path / "grid.yaml"))
+    score(arguments(place, tmp_path / "alone", grid=tmp_path / "grid.yaml"))
     given = arguments(place, tmp_path / "shared", grid=tmp_path / "grid.yaml")
     job = {"JOB_NAME": "evaluate", "JOB_ID": os.getpid(), "NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "NODEID": 0}
     job["NODELIST"] = "localhost"
@@ -93,9 +92,9 @@ def test_the_variables_of_slurm_make_processes_share_the_pictures(place, tmp_pat
     assert_same_scores(tmp_path / "alone", tmp_path / "shared", 1e-6)
 
 
-def test_batches_of_settings_change_no_score(place, tmp_path):  # noqa: F811
+def test_the_size_of_batches_changes_no_score(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text(GRID)
     given = {"grid": tmp_path / "grid.yaml", "precision": "fp32"}
     for size in (1, 8):
-        evaluate.main(**arguments(place, tmp_path / str(size), **given, batch_size=size))
+        score(arguments(place, tmp_path / str(size), **given, batch_size=size))
     assert_same_scores(tmp_path / "1", tmp_path / "8", 1e-3)

@@ -10,31 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.grid import CONTROLS, run_grid, summarise
 from evaluation.journal import Journal
 from evaluation.results import write_results
+from evaluation.scoring import CONTROLS
 from models.settings import SamplingSettings
-from tests.evaluation.test_grid import METRICS, Toy
+from tests.evaluation.toy import METRICS, Processes, Toy, results
 
 SIZES = [(16, 12), (24, 20), (16, 12), (16, 12), (24, 20), (16, 12)]
 SETTINGS = [SamplingSettings(steps=steps, num_samples=samples) for steps in (2, 5, 7) for samples in (1, 2)]
 
 
 def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None:
-    """A whole evaluation, which takes about 36 pauses: target of the processes below."""
-    toy = Toy(SIZES)
+    """A whole evaluation, which takes 36 pauses: target of the processes below."""
 
-    def refine(cases, slots, progress):
-        for result in toy.refine(cases, slots, progress):
+    class Slow(Toy):
+        def samples(self, prediction, setting, names):
             time.sleep(pause)
-            yield result
+            return super().samples(prediction, setting, names)
 
-    journal = Journal(folder / "journal", {"seed": 0}, share[0])
-    restorer = type(toy.restorer)(toy.predict, refine, toy.restorer.cost, lambda size: 3)
-    outcome = run_grid(toy.pictures, SETTINGS, restorer, METRICS, journal, share=share, barrier=barrier)
-    names = [picture.name for picture in toy.pictures]
-    rows = summarise(outcome, names, SETTINGS, METRICS, journal)
-    write_results(folder, rows, outcome, names, SETTINGS, METRICS, {}, {}, [])
+    plan = Slow(SIZES).plan(folder / "journal", SETTINGS, processes=Processes(*share, barrier))
+    write_results(folder, plan, results(plan))
 
 
 def start(*arguments):
@@ -82,7 +77,7 @@ def test_several_processes_at_once_end_the_same(tmp_path, count):
     (tmp_path / "whole").mkdir()
     (tmp_path / "shared").mkdir()
     work(tmp_path / "whole", 0)
-    Journal(tmp_path / "shared" / "journal", {"seed": 0})
+    Journal(tmp_path / "shared" / "journal", {"recipe": {name: m.recipe for name, m in METRICS.items()}})
     barrier = multiprocessing.get_context("forkserver").Barrier(count)
     processes = [start(tmp_path / "shared", 0.005, (rank, count), barrier.wait) for rank in range(count)]
     for process in processes:

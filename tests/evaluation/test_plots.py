@@ -9,7 +9,7 @@ from PIL import Image
 from evaluation.plots import panel
 
 
-def test_panel_shows_each_picture_in_its_colours(tmp_path):
+def test_panel_shows_each_image_in_its_colours(tmp_path):
     red = torch.zeros(3, 40, 60)
     red[0] = 1
     dark = red * 0.5
@@ -35,6 +35,6 @@ def test_panel_shows_each_picture_in_its_colours(tmp_path):
     assert not any(a.overlaps(b) for a, b in itertools.combinations(words, 2))
 
 
-def test_panel_of_one_picture_without_truth(tmp_path):
+def test_panel_of_one_image_without_truth(tmp_path):
     figure = panel({"blurry": torch.rand(3, 32, 32), "std": torch.zeros(3, 32, 32)}, tmp_path / "panel.png")
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "8-bit levels"]

@@ -18,7 +18,7 @@ from evaluation import report
 from evaluation.controls import LABELS
 from evaluation.plots import plot_curve
 from evaluation.report import write_report
-from tests.evaluation.pictures import RESTORED, SHARP
+from tests.evaluation.images import RESTORED, SHARP
 
 SAMPLERS = ("ddim", "ddpm", "unipc")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,7 +40,7 @@ def nothing(missing=None):
 
 
 def results(count: int = 12) -> dict:
-    """The contents of a results.json: a cloud of settings around a falling curve, its front, and pictures of it."""
+    """The contents of a results.json: a cloud of settings around a falling curve, its front, and images of it."""
     numbers = random.Random(0)
     places = [("blurry", {}, 25.7, 0.28, 0.0), ("predictor", {}, 26.0, 0.32, 0.11)]
     for k in range(count):
@@ -55,7 +55,7 @@ def results(count: int = 12) -> dict:
             "lpips": estimate(y, 0.02, 0.32 if fields else None),
         }
         rows.append(
-            {"setting": label, "fields": fields, "images": 6, "dropped": None, "front": not beaten, "preset": None}
+            {"setting": label, "fields": fields, "images": 6, "screened_out": None, "front": not beaten, "preset": None}
         )
         rows[-1] |= {"seconds": seconds, "metrics": scores | {"lpips_vgg": nothing(REASON)}, "verdict": None}
         if fields:
@@ -67,7 +67,7 @@ def results(count: int = 12) -> dict:
         "setting": "sharp",
         "fields": {},
         "images": 6,
-        "dropped": None,
+        "screened_out": None,
         "front": False,
         "preset": None,
         "seconds": 0.0,
@@ -84,8 +84,8 @@ def results(count: int = 12) -> dict:
     ]
     front = [row for row in rows if row["front"]]
     own = [row for row in front if row["fields"]] or [row for row in rows if row["fields"]]
-    own[0]["preset"], own[-1]["preset"] = "faithful, balanced", "vivid"
-    rows[-1] |= {"dropped": "after 2 of 6 images: beaten by ddim 5", "images": 2, "front": False}
+    own[0]["preset"], own[-1]["preset"] = "fidelity, balanced", "perceptual"
+    rows[-1] |= {"screened_out": "on 2 of 6 images: beaten by ddim 5", "images": 2, "front": False}
     kinds = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted", "sharp": None}
     return {
         "command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more",
@@ -110,13 +110,13 @@ def results(count: int = 12) -> dict:
         },
         "statistics": "Mean over the images with its 95 % bootstrap interval.",
         "rows": rows,
-        "pictures": [
+        "examples": [
             {
                 "setting": row["setting"],
                 "image": image,
                 "rank": rank,
                 "scores": {"psnr": 27.123, "lpips": 0.1234},
-                "files": {kind: f"pictures/{kind}.png" for kind in kinds},
+                "files": {kind: f"examples/{kind}.png" for kind in kinds},
             }
             for row in own[:2]
             for rank, image in (("best", "clock/1"), ("median", "wall</script>"), ("worst", "cat"))
@@ -125,11 +125,11 @@ def results(count: int = 12) -> dict:
 
 
 def write(folder: Path, document: dict) -> Path:
-    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "examples").mkdir(exist_ok=True)
     names = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted"}
     for kind, name in names.items():
-        Image.fromarray(RESTORED[name]).save(folder / "pictures" / f"{kind}.png")
-    Image.fromarray(SHARP).save(folder / "pictures" / "sharp.png")
+        Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
+    Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
     (folder / "results.json").write_text(json.dumps(document))
     return folder
 
@@ -148,8 +148,8 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
     boxes.append(figure.axes[0].get_legend().get_window_extent())
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     assert len(boxes) == count + 3
-    with Image.open(tmp_path / "pareto.png") as picture:
-        assert picture.size == (1500, 975)
+    with Image.open(tmp_path / "pareto.png") as image:
+        assert image.size == (1500, 975)
 
 
 def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
@@ -180,7 +180,7 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
     assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
     assert axes.yaxis_inverted() and not axes.xaxis_inverted()
     assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
-    assert any(text.get_text().endswith(" vivid") for text in axes.texts)
+    assert any(text.get_text().endswith(" perceptual") for text in axes.texts)
 
 
 def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
@@ -254,8 +254,8 @@ def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
                 f">{word}<small>sharpened {gap['mean']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})</small>" in page
             )
     assert "noise &amp; its shape" in page and "below both controls" in page
-    assert "PSNR: RGB, 8 bits" in page and html.escape(REASON) in page
-    assert "after 2 of 6 images: beaten by ddim 5" in page and "∞" in page
+    assert "PSNR: RGB, 8 bits" in page and REASON in html.unescape(page) and REASON not in page
+    assert "on 2 of 6 images: beaten by ddim 5" in page and "∞" in page
 
 
 def test_the_page_is_for_everybody(folder):
@@ -267,22 +267,22 @@ def test_the_page_is_for_everybody(folder):
     assert slider["aria-label"]
 
 
-def test_the_panels_show_the_pictures_of_the_front(folder):
+def test_the_panels_show_the_images_of_the_front(folder):
     panels = sorted((folder / "panels").iterdir())
     assert len(panels) == 2
-    with Image.open(panels[0]) as picture:
-        assert picture.width > 1500 and picture.height > 1200
+    with Image.open(panels[0]) as image:
+        assert image.width > 1500 and image.height > 1200
 
 
 def test_a_page_too_large_says_what_it_left_out(tmp_path, monkeypatch):
     document = results()
-    document["pictures"] = document["pictures"][:3]
-    for number, entry in enumerate(document["pictures"]):
-        entry["files"] = {kind: f"pictures/{number}_{kind}.png" for kind in ("restored", "sharp")}
+    document["examples"] = document["examples"][:3]
+    for number, entry in enumerate(document["examples"]):
+        entry["files"] = {kind: f"examples/{number}_{kind}.png" for kind in ("restored", "sharp")}
         write(tmp_path, document)
         for kind in entry["files"]:
-            shutil.copy(tmp_path / "pictures" / f"{kind}.png", tmp_path / entry["files"][kind])
-    one = sum(len(report._jpeg(tmp_path / "pictures" / f"{kind}.png", 50)) for kind in ("restored", "sharp"))
+            shutil.copy(tmp_path / "examples" / f"{kind}.png", tmp_path / entry["files"][kind])
+    one = sum(len(report._jpeg(tmp_path / "examples" / f"{kind}.png", 50)) for kind in ("restored", "sharp"))
     monkeypatch.setattr(report, "_MOST_BYTES", 2 * one)
     write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()
@@ -290,10 +290,10 @@ def test_a_page_too_large_says_what_it_left_out(tmp_path, monkeypatch):
     assert page.count("data:image/jpeg;base64,") == 4
 
 
-def test_results_without_grid_presets_or_pictures(tmp_path):
-    """Pictures of another program: no checkpoint, no predictor, one image and so no interval."""
-    document = results() | {"checkpoint": None, "grid": None, "pictures": []}
-    other = {"setting": "outputs rival", "fields": {}, "images": 1, "dropped": None, "front": True, "preset": None}
+def test_results_without_grid_presets_or_images(tmp_path):
+    """Images of another program: no checkpoint, no predictor, one image and so no interval."""
+    document = results() | {"checkpoint": None, "grid": None, "examples": []}
+    other = {"setting": "outputs other", "fields": {}, "images": 1, "screened_out": None, "front": True, "preset": None}
     other["metrics"] = {
         "psnr": nothing() | {"mean": 27.0},
         "lpips": nothing() | {"mean": 0.2},
@@ -302,7 +302,7 @@ def test_results_without_grid_presets_or_pictures(tmp_path):
     document["rows"] = [document["rows"][0], other | {"seconds": 0.0, "verdict": None}]
     write_report(write(tmp_path, document))
     page = (tmp_path / "report.html").read_text()
-    assert "outputs rival" in page and 'id="view"' not in page and "Evaluation of pictures" in page
+    assert "outputs other" in page and 'id="view"' not in page and "Evaluation of images" in page
 
 
 def test_a_folder_without_results_is_one_sentence(tmp_path):
@@ -407,6 +407,6 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
     assert seen["dragged"] == ["inset(0px 0px 0px 75%)", "75%"]
     assert seen["source"] == "data:image/jpeg;base64," and seen["changed"] and seen["size"] == [200, 200]
     assert "scale(4)" in seen["zoomed"] and "scale(4)" in seen["panned"] and seen["zoomed"] != seen["panned"]
-    kept = list(dict.fromkeys(entry["setting"] for entry in document["pictures"]))
+    kept = list(dict.fromkeys(entry["setting"] for entry in document["examples"]))
     assert seen["settings"] == kept and seen["chosen"] == kept[0]
     assert seen["about"].startswith(f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234")

@@ -1,5 +1,6 @@
 """Bootstrap intervals against distributions whose mean is known, and a grid on a problem with a closed form."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,14 +10,15 @@ from diffusers import DDPMScheduler
 from scipy.special import digamma
 from torch import nn
 
-from evaluation.grid import Picture, Restorer, key, run_grid
-from evaluation.journal import Journal
+from evaluation.grid import key
 from evaluation.metrics import make_metrics
+from evaluation.scoring import ImagePair, score_images
 from evaluation.statistics import estimates
-from models.pipeline import DeblurPipeline, cost_of
+from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
+from tests.evaluation.toy import Toy
 
 
 def test_the_interval_is_the_bootstrap_s_own_expanded_for_small_samples():
@@ -42,12 +44,12 @@ def test_all_columns_share_their_resamples_and_infinity_has_no_interval():
 @pytest.mark.parametrize("n", [5, 12, 60])
 def test_intervals_cover_the_mean(n):
     random = np.random.default_rng(n)
-    found = estimates(random.exponential(size=(n, 2000)))  # skewed, so below 95 % for few pictures
+    found = estimates(random.exponential(size=(n, 2000)))  # skewed, so below 95 % for few images
     covered = np.mean([one.low <= 1 <= one.high for one in found])
     assert 0.85 < covered < 0.97
     found = estimates(random.normal(size=(n, 2000)))
     covered = np.mean([one.low <= 0 <= one.high for one in found])
-    assert (0.90 if n == 5 else 0.93) < covered < 0.975  # five pictures have few distinct resamples
+    assert (0.90 if n == 5 else 0.93) < covered < 0.975  # five images have few distinct resamples
 
 
 class GaussianResidual(nn.Module):
@@ -95,7 +97,7 @@ def sample_variance(setting: SamplingSettings) -> float:
 
 
 def expected_psnr(setting: SamplingSettings, low: float, high: float) -> float:
-    """Mean PSNR over pictures whose residual has a standard deviation s uniform in log s between low and high.
+    """Mean PSNR over images whose residual has a standard deviation s uniform in log s between low and high.
 
     The squared error of a pixel is s^2 (1 + blend^2 V / K) (K samples averaged, V from `sample_variance`), with 8-bit
     rounding on both sides 1/6 of a level squared more. The logarithm of its mean over P pixels has the expectation
@@ -109,38 +111,51 @@ def expected_psnr(setting: SamplingSettings, low: float, high: float) -> float:
     return float(np.mean(-10 * np.log10(error))) - 10 / math.log(10) * bias
 
 
-def run_gaussian(folder, repetition: int, pictures: int, low: float, high: float):
-    """The grid on `pictures` pictures: y is grey, x = y + s r_0, and the predictor's y is the posterior mean.
+class Gaussian(Toy):
+    """y is grey, x = y + s r_0, and the predictor's y is the posterior mean; every image has an s of its own.
 
-    The pipeline's residual scale is one number, so pictures of another s are made by scaling the noise of the case.
+    A pipeline's residual scale is one number, so each image has a pipeline.
     """
-    random = np.random.default_rng(repetition)
-    scales = np.exp(random.uniform(math.log(low), math.log(high), pictures))
-    scheduler = DDPMScheduler(num_train_timesteps=len(TRAINING), trained_betas=TRAINING.tolist())
-    pipelines = {
-        f"{repetition}/{n}": DeblurPipeline(IdentityPredictor(), GaussianResidual(), scheduler, 2 * s)
-        for n, s in enumerate(scales)
-    }
 
-    def read(n):
+    def __init__(self, repetition: int, count: int, low: float, high: float):
+        random = np.random.default_rng(repetition)
+        scales = np.exp(random.uniform(math.log(low), math.log(high), count))
+        scheduler = DDPMScheduler(num_train_timesteps=len(TRAINING), trained_betas=TRAINING.tolist())
+        self.pipelines = {
+            f"{repetition}/{n}": DeblurPipeline(IdentityPredictor(), GaussianResidual(), scheduler, 2 * s)
+            for n, s in enumerate(scales)
+        }
+        self.batch_size, self.repetition = 1, repetition
+        self.images = [
+            ImagePair(f"{repetition}/{n}", (SIDE, SIDE), lambda n=n: self.read(n, float(scales[n])))
+            for n in range(count)
+        ]
+
+    def read(self, n, scale):
         blurry = torch.full((3, SIDE, SIDE), 0.5)
-        drawn = torch.from_numpy(np.random.default_rng([repetition, n]).normal(size=blurry.shape)).float()
-        return blurry, blurry + float(scales[n]) * drawn
+        drawn = torch.from_numpy(np.random.default_rng([self.repetition, n]).normal(size=blurry.shape)).float()
+        return blurry, blurry + scale * drawn
 
-    def refine(cases, slots, progress):
-        for case in cases:
-            yield from pipelines[case[0]].refine_all([case], repetition, slots, progress)
+    def predict(self, blurry):
+        return next(iter(self.pipelines.values())).predict(blurry)
 
-    restorer = Restorer(next(iter(pipelines.values())).predict, refine, cost_of, lambda size: 4)
-    made = [Picture(f"{repetition}/{n}", (SIDE, SIDE), lambda n=n: read(n)) for n in range(pictures)]
-    journal = Journal(folder, {})
-    outcome = run_grid(made, SETTINGS, restorer, make_metrics(["psnr"]), journal)
-    table = np.array([[outcome.scores[key(s), p.name].metrics["psnr"] for s in SETTINGS] for p in made])
+    def refine_shared(self, blurry, prediction, settings, seed, names, progress):
+        [name] = names
+        return self.pipelines[name].refine_shared(blurry, prediction, settings, seed, names, progress)
+
+
+def run_gaussian(folder, repetition: int, count: int, low: float, high: float):
+    """The grid on `count` images."""
+    plan = Gaussian(repetition, count, low, high).plan(folder, SETTINGS, make_metrics(["psnr"]))
+    plan = dataclasses.replace(plan, seed=repetition)
+    score_images(plan, plan.images, SETTINGS, "")
+    scores = plan.journal.scores()
+    table = np.array([[scores[key(s), image.name].metrics["psnr"] for s in SETTINGS] for image in plan.images])
     return estimates(table, repetition)
 
 
 def test_the_grid_reproduces_a_problem_with_a_closed_form(tmp_path):
-    found = run_gaussian(tmp_path, 0, 12, 0.02, 0.02)  # pictures that are all alike: the intervals are a few 0.01 dB
+    found = run_gaussian(tmp_path, 0, 12, 0.02, 0.02)  # images that are all alike: the intervals are a few 0.01 dB
     for setting, one in zip(SETTINGS, found, strict=True):
         truth = expected_psnr(setting, 0.02, 0.02)
         assert one.high - one.low < 0.3

@@ -7,9 +7,9 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
-from models.pipeline import DeblurPipeline, cost_of
+from models.pipeline import DeblurPipeline
 from models.schedules import linear
-from models.settings import SamplingSettings, denoising_steps, sharing_samples
+from models.settings import SamplingSettings, sharing_samples
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 
@@ -190,8 +190,6 @@ def test_settings_that_share_samples_are_one_group():
     groups = sharing_samples(EVERY_KIND)
     assert [len(group) for group in groups] == [1, 3, 1, 1, 1, 1]
     assert groups[1] == EVERY_KIND[1:4] and groups[-1] == EVERY_KIND[-1:]
-    assert [denoising_steps(group) for group in groups] == [7, 3 * 2, 5, 4, 3, 0] and denoising_steps([]) == 0
-    assert denoising_steps(EVERY_KIND[2:4]) == 2 * 2
 
 
 def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
@@ -204,10 +202,10 @@ def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
             steps.append(level)
             yield level
 
-    for group in sharing_samples(EVERY_KIND):
+    for group, expected in zip(sharing_samples(EVERY_KIND), (7, 3 * 2, 5, 4, 3, 0), strict=True):
         steps.clear()
         together = pipeline.refine_shared(blurry, x_init, group, 5, ["a", "b"], count)
-        assert len(steps) == denoising_steps(group), "no sample is drawn twice"
+        assert len(steps) == expected, "no sample is drawn twice"
         for setting, found in zip(group, together, strict=True):
             alone = pipeline.refine(blurry, x_init, setting, 5, ["a", "b"])
             assert torch.equal(found.images, alone.images), setting
@@ -223,53 +221,3 @@ def test_no_denoiser_is_said_by_refine_shared_too(blurry):
     assert torch.equal(output.images, prediction.clamp(0, 1))
     with pytest.raises(ValueError, match="a predictor and no denoiser"):
         pipeline.refine_shared(blurry, prediction, [SamplingSettings()])
-
-
-@pytest.mark.parametrize("slots", [1, 3, 16])
-def test_settings_that_share_a_batch_give_what_each_gives_alone(blurry, slots):
-    pipeline = tiny_pipeline()
-    x_init = pipeline.predict(blurry)
-    taken, steps = [], []
-
-    def cases():
-        for name, picture, prediction in zip("ab", blurry, x_init, strict=True):
-            taken.append(len(found))
-            yield name, picture, prediction, EVERY_KIND
-
-    found = {}
-    for name, setting, images, seconds in pipeline.refine_all(cases(), 5, slots, steps.append):
-        assert (name, setting) not in found and (seconds > 0) == (setting.blend > 0)
-        found[name, setting] = images
-    for index, name in enumerate("ab"):
-        for setting in EVERY_KIND:
-            alone = pipeline.refine(blurry[index : index + 1], x_init[index : index + 1], setting, 5, [name])
-            assert torch.allclose(found[name, setting], alone.images, atol=1e-5), setting
-    assert len(found) == 2 * len(EVERY_KIND)
-    assert cost_of(EVERY_KIND) == (1 + 3 + 1 + 1 + 1, 7 + 3 * 2 + 5 + 4 + 3), "samples are shared"
-    assert sum(steps) == 2 * cost_of(EVERY_KIND)[1]
-    assert slots > 4 or taken[1] > 0, "the next picture is taken when there is room"
-
-
-def test_a_result_does_not_depend_on_what_shares_its_batches(blurry):
-    pipeline = tiny_pipeline()
-    x_init = pipeline.predict(blurry)
-
-    def run(names, settings):
-        cases = [(name, blurry["ab".index(name)], x_init["ab".index(name)], settings) for name in names]
-        return {(n, s): images for n, s, images, _ in pipeline.refine_all(cases, slots=4)}
-
-    everything = run("ab", EVERY_KIND)
-    for name, settings in (("b", EVERY_KIND[3:]), ("a", EVERY_KIND[:1]), ("b", EVERY_KIND[1:3])):
-        for key, images in run(name, settings).items():
-            assert torch.equal(images, everything[key]), "to the bit"
-
-
-def test_no_denoiser_is_said_by_refine_all_too(blurry):
-    pipeline = tiny_pipeline()
-    pipeline.denoiser = None
-    prediction = pipeline.predict(blurry)
-    alone = SamplingSettings(blend=0.0)
-    ((_, _, images, _),) = pipeline.refine_all([("a", blurry[0], prediction[0], [alone])])
-    assert torch.equal(images[0], prediction[0].clamp(0, 1))
-    with pytest.raises(ValueError, match="a predictor and no denoiser"):
-        list(pipeline.refine_all([("a", blurry[0], prediction[0], [SamplingSettings()])]))

@@ -1,0 +1,74 @@
+"""The pairs that an evaluation scores, and the images of other programs that it scores beside them."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+from tqdm import tqdm
+
+from data import images
+from data.layouts import Listing, Pair, list_pairs, paired
+from data.pairs import read_pair
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """A listing of pairs that can all be read, with their sizes (H, W) and the SHA-256 of each pair's two files."""
+
+    listing: Listing
+    sizes: list[tuple[int, int]]
+    hashes: dict[str, str]
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """What identifies the pairs; `sha256` is of all names and hashes, whatever their order."""
+        sha256 = hashlib.sha256(repr(sorted(self.hashes.items())).encode()).hexdigest()
+        own = {"layout": self.listing.layout, "variant": self.listing.variant}
+        return own | {"images": len(self.sizes), "sha256": sha256}
+
+
+def scored_pairs(root: str, split: str, variant: str, limit: int | None) -> ScoredPairs:
+    """The pairs of a split, at most `limit` of them spread evenly over the list, each read once.
+
+    Raises:
+        DatasetError, ImageError: a pair is missing, or cannot be read.
+    """
+    listing = list_pairs(root, split, variant)
+    pairs = paired(listing, root)
+    print(f"{split}: {len(pairs)} pairs of {root} (layout {listing.layout}, variant {listing.variant})")
+    count = min(limit or len(pairs), len(pairs))
+    pairs = [pairs[k * len(pairs) // count] for k in range(count)]
+    sizes, hashes = [], {}
+    for pair in tqdm(pairs, desc="checking the images", unit="pair", dynamic_ncols=True):
+        blurry, _ = read_pair(pair)
+        sizes.append(tuple(blurry.shape[1:]))
+        hashes[pair.name] = hashlib.sha256(pair.blurry.read_bytes() + pair.sharp.read_bytes()).hexdigest()
+    return ScoredPairs(replace(listing, pairs=pairs), sizes, hashes)
+
+
+def read_baselines(
+    folder: str | None, pairs: Sequence[Pair]
+) -> tuple[dict[str, Callable[[str], Tensor]], dict[str, str]]:
+    """The images that another program restored: of their row's label, a function of a pair's name, and their SHA-256.
+
+    Both are empty without a folder.
+
+    Raises:
+        ValueError: an image is missing, or has not the size of its ground truth.
+    """
+    if folder is None:
+        return {}, {}
+    root, digest = Path(folder), hashlib.sha256()
+    label = f"outputs {root.resolve().name}"
+    found = {file.relative_to(root).with_suffix("").as_posix(): file for file in images.find(folder)}
+    for pair in pairs:
+        if pair.name not in found:
+            raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")
+        restored, sharp = images.read(found[pair.name]), images.read(pair.sharp)
+        if restored.shape != sharp.shape:
+            ours, theirs = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
+            raise ValueError(f"{found[pair.name]} has {ours} pixels, and {pair.sharp}, its ground truth, {theirs}")
+        digest.update(found[pair.name].read_bytes())
+    return {label: lambda name: images.read(found[name])}, {label: digest.hexdigest()}

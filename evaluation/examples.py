@@ -1,0 +1,118 @@
+"""Images of an evaluation that are kept for people: restored once more, and written for the report and the panel."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from base.files import replacing
+from evaluation.plots import panel
+from evaluation.results import Results, json_number
+from evaluation.scoring import ImagePair, Plan, counted, steps_of
+from evaluation.summary import best_sample, pareto_front, perception_metric
+
+PANEL_SAMPLES = 4
+PANEL_IMAGES = 2
+
+
+def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, Any]]:
+    """Write the best, median and worst image of each setting on the front into `folder`/examples.
+
+    Where blurry or the prediction beats every setting, the settings' own front is shown. Best is by LPIPS, or SSIM
+    where LPIPS is missing.
+
+    Returns:
+        The entries of results.json: setting, image, rank, scores, and files (what it is -> path in `folder`).
+    """
+    shutil.rmtree(folder / "examples", ignore_errors=True)
+    settings = plan.by_label
+    entries = _choose(results)
+    images = {image.name: image for image in plan.images}
+    wanted = {name: [settings[one["setting"]] for one in entries if one["image"] == name] for name in images}
+    wanted = {name: chosen for name, chosen in wanted.items() if chosen}
+    files = {}
+    groups = {
+        name: [own for group in plan.groups if (own := [s for s in group if s in chosen])]
+        for name, chosen in wanted.items()
+    }
+    steps = sum(steps_of(group) for own in groups.values() for group in own)
+    with tqdm(total=steps, desc="examples of the front", unit="step", dynamic_ncols=True, disable=not steps) as bar:
+        for number, name in enumerate(sorted(wanted)):
+            blurry, sharp, prediction = _predict(plan, images[name])
+            shown = {"blurry": blurry[0], "predictor": prediction[0, :3], "sharp": sharp}
+            for group in groups[name]:
+                outputs = plan.pipeline.refine_shared(blurry, prediction, group, plan.seed, [name], counted(bar, 1))
+                shown |= {setting: output.images[0] for setting, output in zip(group, outputs, strict=True)}
+            for at, (what, image) in enumerate(shown.items()):
+                path = f"examples/{number}_{what if isinstance(what, str) else at}.png"
+                _write(folder / path, image)
+                files[name, what] = path
+    for entry in entries:
+        of_image = {what: files[entry["image"], what] for what in ("blurry", "predictor", "sharp")}
+        entry["files"] = of_image | {"restored": files[entry["image"], settings[entry["setting"]]]}
+    return entries
+
+
+def write_panel(plan: Plan, results: Results, path: Path) -> bool:
+    """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
+
+    Returns:
+        Whether there is a setting to show.
+    """
+    best = best_sample(results.rows)
+    if best is None:
+        return False
+    settings = plan.by_label
+    setting = dataclasses.replace(settings[best.label], num_samples=PANEL_SAMPLES, average=False)
+    count = min(PANEL_IMAGES, len(plan.images))
+    images = [plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)]
+    columns = {name: [] for name in ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")}
+    steps = count * steps_of([setting])
+    with tqdm(total=steps, desc="panel", unit="step", dynamic_ncols=True) as bar:
+        for image in images:
+            blurry, sharp, prediction = _predict(plan, image)
+            [out] = plan.pipeline.refine_shared(blurry, prediction, [setting], plan.seed, [image.name], counted(bar, 1))
+            shown = (blurry[0], out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp)
+            for column, tensor in zip(columns.values(), shown, strict=True):
+                column.append(tensor.cpu())
+    panel(columns, path)
+    return True
+
+
+def _choose(results: Results) -> list[dict[str, Any]]:
+    """The entries without their files."""
+    metric = perception_metric(results.rows)
+    front = [row for row in pareto_front(results.rows) if row.settings]
+    front = front or pareto_front([row for row in results.rows if row.settings])
+    scores = [name for name in results.table if name not in ("setting", "image", "seconds", "missing")]
+    entries = []
+    for row in front:
+        own = results.table[results.table["setting"] == row.label].dropna(subset=[metric])
+        own = own.sort_values(metric, ascending=metric == "lpips", kind="stable")
+        ranks = {"best": 0, "median": (len(own) - 1) // 2, "worst": len(own) - 1}
+        for rank, at in ranks.items():
+            line = own.iloc[at]
+            if line["image"] not in [entry["image"] for entry in entries if entry["setting"] == row.label]:
+                values = {name: json_number(value) for name, value in line[scores].dropna().items()}
+                entries.append({"setting": row.label, "image": line["image"], "rank": rank, "scores": values})
+    return entries
+
+
+def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
+    """Blurry (1, 3, H, W), sharp (3, H, W), and the prediction as the pipeline gives it."""
+    blurry, sharp = image.read()
+    blurry = blurry[None].to(plan.device)
+    return blurry, sharp, plan.pipeline.predict(blurry)
+
+
+def _write(path: Path, image: Tensor) -> None:
+    """(3, H, W), about [0, 1], as an 8-bit PNG."""
+    path.parent.mkdir(exist_ok=True)
+    pixels = image.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    with replacing(path) as part:
+        Image.fromarray(pixels).save(part)

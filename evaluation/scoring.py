@@ -1,0 +1,264 @@
+"""Restore and score images by every setting of a grid; what is scored already is not scored again.
+
+Nothing here knows how images are restored: the pipeline is whatever has `predict` and `refine_shared` as
+`models.pipeline.DeblurPipeline` has them, and a setting a dataclass with `sampler`, `steps`, `num_samples` and `blend`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from evaluation.controls import LABELS, control_images
+from evaluation.grid import key, label_settings
+from evaluation.journal import Journal, Score
+from evaluation.metrics import Metric, MetricError, SetMetric
+
+BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every grid has
+CONTROLS = [label for labels in LABELS.values() for label in labels]  # and these where there is a predictor
+SECONDS_RECIPE = (
+    "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "
+    "counts equally, and samples that several settings share count for each of them; mean over the images; 0 for rows "
+    "that restore nothing"
+)
+
+# Pixels that the networks see at a time: a GPU is filled, a CPU is fastest with what stays in its caches.
+BATCH_PIXELS = {"cpu": 2**16, "gpu": 2**22}
+LARGEST_BATCH = 32
+
+
+@dataclass(frozen=True)
+class ImagePair:
+    """One image to score. `read` returns blurry and sharp, (3, H, W) in [0, 1]; `size` is (H, W)."""
+
+    name: str
+    size: tuple[int, int]
+    read: Callable[[], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be scored, and with what.
+
+    Args:
+        images: in the order of the results.
+        groups: the settings of the grid; those that share their samples are one group.
+        settings: the same in the order of the results.
+        pipeline: see above; None to score only what needs none.
+        metrics: all that were asked for.
+        journal: where scores go to and come from.
+        seed: of the noise of samples and controls, and of the bootstrap.
+        baselines: label -> function of an image's name that returns it (3, H, W) as another program restored it.
+        batch_size: (H, W) -> how many images the networks see at a time.
+        device: where images are restored and scored.
+        processes: with `global_rank`, `world_size`, `is_global_zero` and `barrier`, such as lightning's Fabric.
+        facts: what else the numbers depend on, for results.json.
+    """
+
+    images: Sequence[ImagePair]
+    groups: Sequence[Sequence[Any]]
+    settings: Sequence[Any]
+    pipeline: Any
+    metrics: Mapping[str, Metric | SetMetric]
+    journal: Journal
+    seed: int
+    baselines: Mapping[str, Callable[[str], Tensor]]
+    batch_size: Callable[[tuple[int, int]], int]
+    device: torch.device
+    processes: Any
+    facts: Mapping[str, Any]
+
+    @property
+    def computed(self) -> dict[str, Metric | SetMetric]:
+        """The metrics that can be computed."""
+        return {name: metric for name, metric in self.metrics.items() if metric.reason is None}
+
+    @property
+    def by_label(self) -> dict[str, Any]:
+        """The settings by their labels, in the order of the results."""
+        return dict(zip(label_settings(self.settings), self.settings, strict=True))
+
+    def kept(self, screened_out: Iterable[str]) -> list[Any]:
+        """The settings whose labels are not among `screened_out`."""
+        return [setting for label, setting in self.by_label.items() if label not in screened_out]
+
+    @property
+    def fixed_rows(self) -> list[str]:
+        """The rows that are no settings, in the order of the results."""
+        of_pipeline = [PREDICTOR, SHARP, *CONTROLS] if self.pipeline else [SHARP]
+        return [BLURRY, *of_pipeline, *self.baselines]
+
+
+def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any], text: str) -> None:
+    """Score blurry, predictor, sharp, the controls, the baselines and `settings`, as far as the journal lacks them.
+
+    Images of one size are restored in batches, which are the same whatever was done before and however many processes
+    share them, so that a score depends on neither. The predictor runs once for a batch, and settings that share their
+    samples run once. A setting that returns several samples of an image gets the mean of their scores.
+
+    Args:
+        plan: all of it.
+        images, settings: those of the plan that are scored now.
+        text: beside the progress bar.
+    """
+    work = _work(plan, images, settings)
+    steps = sum(len(batch) * steps_of(group) for batch, _, groups in work for group in groups)
+    total, unit = (steps, "step") if steps else (sum(len(batch) for batch, _, _ in work), "image")
+    hidden = plan.processes.global_rank > 0
+    with tqdm(total=total, desc=text, unit=unit, dynamic_ncols=True, disable=hidden) as bar:
+        for batch, lacking, groups in work:
+            names = [image.name for image in batch]
+            sides = zip(*(image.read() for image in batch), strict=True)
+            blurry, sharp = (torch.stack(side).to(plan.device) for side in sides)
+            add = partial(_add_scores, plan, names, blurry, sharp, lacking)
+            add(BLURRY, blurry)
+            add(SHARP, sharp)
+            for label, read in plan.baselines.items():
+                add(label, torch.stack([read(name) for name in names]).to(plan.device))
+            if plan.pipeline is not None:
+                prediction, seconds = _timed(plan.device, plan.pipeline.predict, blurry)
+                x_init, before = prediction[:, :3], seconds / len(batch)
+                add(PREDICTOR, x_init, before)
+                for label, controls in _controls(plan, x_init, blurry, names):
+                    add(label, controls, before)
+            for group in groups:
+                arguments = blurry, prediction, group, plan.seed, names, counted(bar, len(batch))
+                outputs, seconds = _timed(plan.device, plan.pipeline.refine_shared, *arguments)
+                drawn = max(setting.num_samples for setting in group) * len(batch)
+                for setting, output in zip(group, outputs, strict=True):
+                    add(key(setting), output.images, before + seconds * setting.num_samples / drawn)
+            if not steps:
+                bar.update(len(batch))
+
+
+def count_scores(plan: Plan) -> tuple[int, int]:
+    """How many scores of one image in one row the journal has, and how many there are in all."""
+    done, rows = plan.journal.scores(), [*plan.fixed_rows, *map(key, plan.settings)]
+    return sum((row, image.name) in done for row in rows for image in plan.images), len(rows) * len(plan.images)
+
+
+def batch_size_for(device: str, size: tuple[int, int]) -> int:
+    """Images of a size (H, W) that the networks should see at a time on a kind of device."""
+    pixels = BATCH_PIXELS["cpu" if device == "cpu" else "gpu"]
+    return max(1, min(LARGEST_BATCH, pixels // (size[0] * size[1])))
+
+
+def steps_of(group: Sequence[Any]) -> int:
+    """Denoising steps for one image by settings that share their samples."""
+    return max((setting.steps * setting.num_samples if setting.blend > 0 else 0 for setting in group), default=0)
+
+
+def counted(bar: tqdm, images: int) -> Callable[[Iterable], Iterator]:
+    """Wraps the denoising steps of so many images, and tells them to the bar."""
+
+    def progress(steps: Iterable) -> Iterator:
+        for step in steps:
+            yield step
+            bar.update(images)
+
+    return progress
+
+
+def feature_kinds(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The different feature extractors of the set metrics, each under the name of the first metric that uses it."""
+    kinds = {}
+    for name, metric in metrics.items():
+        if metric.is_set and metric.features not in kinds.values():
+            kinds[name] = metric.features
+    return kinds
+
+
+def _work(
+    plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any]
+) -> list[tuple[list[ImagePair], set[tuple[str, str]], list[list[Any]]]]:
+    """This process's batches: their images, the (row, image) that are lacking, and the settings to restore them by."""
+    done, rows, work = plan.journal.scores(), [*plan.fixed_rows, *map(key, settings)], []
+    batches = _batches(images, plan.batch_size)
+    for batch in batches[plan.processes.global_rank :: plan.processes.world_size]:
+        lacking = {(row, image.name) for image in batch for row in rows if (row, image.name) not in done}
+        wanted = {row for row, _ in lacking}
+        groups = [[setting for setting in group if key(setting) in wanted] for group in plan.groups]
+        if lacking:
+            work.append((batch, lacking, [group for group in groups if group]))
+    return work
+
+
+def _batches(images: Sequence[ImagePair], batch_size: Callable[[tuple[int, int]], int]) -> list[list[ImagePair]]:
+    found = []
+    for size, group in groupby(sorted(images, key=lambda image: image.size), key=lambda image: image.size):
+        own, count = list(group), batch_size(size)
+        found += [own[at : at + count] for at in range(0, len(own), count)]
+    return found
+
+
+def _controls(plan: Plan, x_init: Tensor, blurry: Tensor, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """(label, images (N, 3, H, W)) of each control."""
+    images = zip(x_init.clamp(0, 1), blurry, names, strict=True)
+    controls = [control_images(image, own, plan.seed, name) for image, own, name in images]
+    for of_images in zip(*controls, strict=True):
+        labels, images = zip(*of_images, strict=True)
+        yield labels[0], torch.stack(images)
+
+
+def _add_scores(
+    plan: Plan,
+    names: Sequence[str],
+    blurry: Tensor,
+    sharp: Tensor,
+    lacking: set[tuple[str, str]],
+    row: str,
+    restored: Tensor,
+    seconds: float = 0.0,
+) -> None:
+    """Score (N * K, 3, H, W), all samples of the first image first, and put what was lacking into the journal."""
+    samples = restored.split(len(restored) // len(names))
+    for name, own, *pair in zip(names, samples, sharp, blurry, strict=True):
+        if (row, name) in lacking:
+            plan.journal.add(*_score(plan.computed, row, name, own, *pair, seconds))
+
+
+def _timed(device: torch.device, function: Callable, *arguments: Any) -> tuple[Any, float]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    start = now()
+    result = function(*arguments)
+    return result, now() - start
+
+
+def _score(
+    metrics: Mapping[str, Metric | SetMetric],
+    row: str,
+    name: str,
+    restored: Tensor,
+    sharp: Tensor,
+    blurry: Tensor,
+    seconds: float,
+) -> tuple[Score, dict]:
+    """The scores of one image, the mean over its samples (K, 3, H, W), and its features for the set metrics."""
+    values, missing = {}, {}
+    for column, metric in metrics.items():
+        if metric.is_set:
+            continue
+        extra = {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)} if metric.extra else {}
+        try:
+            if row == SHARP and metric.reference:
+                raise MetricError("it is the ground truth itself")
+            values[column] = metric(restored, sharp.expand_as(restored), **extra).double().mean().item()
+        except MetricError as error:
+            values[column], missing[column] = None, str(error)
+    features = {}
+    for kind, function in feature_kinds(metrics).items():
+        try:
+            features[kind] = function(restored[:1])[0].cpu().numpy()
+        except MetricError as error:
+            missing[kind] = str(error)
+    return Score(row, name, seconds, values, missing), features

@@ -1,0 +1,239 @@
+"""From scores of images to one row per setting: means with intervals, the Pareto front, presets."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from evaluation.controls import LABELS, Verdict, judge
+from evaluation.grid import key
+from evaluation.journal import Score
+from evaluation.metrics import MetricError
+from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SHARP, Plan, feature_kinds
+from evaluation.statistics import Estimate, estimates
+
+NO_INTERVAL = "no interval: a bootstrap would draw images twice, which raises a distance between sets"
+NOTHING = Estimate(None, None, None, 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The means over the images of one setting; `settings` is empty for the rows that are no setting.
+
+    `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
+    theirs; a metric that has none is in neither. `missing` says why. `screened_out` says why the setting was not run on
+    all images. `verdict` compares a setting with the controls.
+    """
+
+    label: str
+    settings: dict[str, Any]
+    images: int
+    seconds: float
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    differences: dict[str, Estimate] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    screened_out: str | None = None
+    verdict: Verdict | None = None
+
+    def mean(self, metric: str) -> float | None:
+        """Of a metric; None where there is none."""
+        return self.estimates.get(metric, NOTHING).mean
+
+
+def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
+    """Every score: setting, image, seconds, a column per metric (nan where missing), and `missing`, metric -> reason.
+
+    Args:
+        plan: whose journal is complete.
+        screened_out: label -> the names of the images that do not count for it, though the journal may know them.
+    """
+    scores, metrics = plan.journal.scores(), [name for name, metric in plan.metrics.items() if not metric.is_set]
+    unseen = screened_out or {}
+    lines = []
+    for label, row in row_keys(plan).items():
+        for image in plan.images:
+            score = scores.get((row, image.name))
+            if score is not None and image.name not in unseen.get(label, ()):
+                lines.append(_line(label, score, metrics))
+    table = pd.DataFrame(lines)
+    return table.astype(dict.fromkeys(metrics, float))
+
+
+def row_keys(plan: Plan) -> dict[str, str]:
+    """Label -> name in the journal, of every row in the order of the results."""
+    keys = {label: label for label in plan.fixed_rows}
+    return keys | {label: key(setting) for label, setting in plan.by_label.items()}
+
+
+def _line(label: str, score: Score, metrics: Sequence[str]) -> dict[str, Any]:
+    values = {metric: score.metrics.get(metric) for metric in metrics}
+    return {"setting": label, "image": score.image, "seconds": score.seconds, **values, "missing": score.missing}
+
+
+def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] | None = None) -> list[Row]:
+    """One row per setting, after those of blurry, predictor, sharp, controls and baselines.
+
+    A metric's mean is over the images that the metric can score at all, which are those where it scored the blurry
+    image. A setting that lacks one of them has no mean, since a mean over fewer images cannot be compared.
+
+    Args:
+        plan: what was scored.
+        table: from `image_table`.
+        screened_out: label -> why the setting was not run on all images.
+    """
+    settings = plan.by_label
+    by_label = dict(list(table.groupby("setting", sort=False)))
+    rows = {
+        label: Row(
+            label,
+            dataclasses.asdict(settings[label]) if label in settings else {},
+            len(own),
+            own["seconds"].mean().item(),
+            screened_out=(screened_out or {}).get(label),
+            verdict=_verdict(table, own, plan.seed) if label in settings else None,
+        )
+        for label, own in by_label.items()
+    }
+    for name, metric in plan.computed.items():
+        if metric.is_set:
+            _summarise_set(plan, name, by_label, rows)
+        else:
+            _summarise_metric(name, table, by_label, rows, plan.seed)
+    return list(rows.values())
+
+
+def _summarise_metric(
+    metric: str, table: pd.DataFrame, by_label: Mapping[str, pd.DataFrame], rows: dict[str, Row], seed: int
+) -> None:
+    """Fill in a metric's estimates, differences and reasons."""
+    for label, own in by_label.items():
+        lacking = _lacking(own, metric)
+        if lacking:
+            image, why = lacking[0]
+            rows[label].missing[metric] = f"{len(lacking)} of {len(own)} images, first {image}: {why}"
+    wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"])]
+    wide = wide[wide[BLURRY].notna()]
+    run = {label: frozenset(own["image"]) for label, own in by_label.items()}
+    for images in set(run.values()):
+        labels = [label for label in rows if run[label] == images]
+        part = wide.loc[wide.index.isin(images)]
+        scored = part[labels].dropna(axis="columns")
+        if not scored.size:
+            continue
+        for label, estimate in zip(scored, estimates(scored.to_numpy(), seed), strict=True):
+            rows[label].estimates[metric] = estimate
+        compared = scored.drop(columns=[PREDICTOR, SHARP], errors="ignore")
+        if PREDICTOR in part and part[PREDICTOR].notna().all() and compared.size:
+            gaps = compared.sub(part[PREDICTOR], axis="index")
+            for label, estimate in zip(gaps, estimates(gaps.to_numpy(), seed), strict=True):
+                rows[label].differences[metric] = estimate
+
+
+def _summarise_set(plan: Plan, name: str, by_label: Mapping[str, pd.DataFrame], rows: dict[str, Row]) -> None:
+    """Fill in a metric of all images together."""
+    metric, keys = plan.metrics[name], row_keys(plan)
+    kind = next(kind for kind, function in feature_kinds(plan.computed).items() if function == metric.features)
+    for label, own in by_label.items():
+        lacking = _lacking(own, kind)
+        if lacking:
+            image, why = lacking[0]
+            rows[label].missing[name] = f"{len(lacking)} images, first {image}: {why}"
+        elif label != SHARP:
+            ours, sharp = (
+                torch.from_numpy(np.stack([plan.journal.features(kind, which, image) for image in own["image"]]))
+                for which in (keys[label], SHARP)
+            )
+            try:
+                rows[label].estimates[name] = Estimate(metric.distance(ours, sharp), None, None, len(own))
+                rows[label].missing[name] = NO_INTERVAL
+            except MetricError as error:
+                rows[label].missing[name] = str(error)
+    base = rows[PREDICTOR].mean(name) if PREDICTOR in rows else None
+    for label, row in rows.items():
+        if label not in (PREDICTOR, SHARP) and base is not None and row.mean(name) is not None:
+            row.differences[name] = Estimate(row.mean(name) - base, None, None, row.images)
+
+
+def _lacking(own: pd.DataFrame, metric: str) -> list[tuple[str, str]]:
+    """(image, why) of the images that a metric could not score."""
+    return [(image, why[metric]) for image, why in zip(own["image"], own["missing"], strict=True) if metric in why]
+
+
+def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
+    """A setting, whose scores are `own`, beside the controls, on the images whose prediction has an LPIPS."""
+    if "lpips" not in table:
+        return Verdict(None, {}, "LPIPS is missing")
+    places = table.set_index(["setting", "image"])[["psnr", "lpips"]]
+    own = own.set_index("image")[["psnr", "lpips"]]
+    own = own[places.loc[PREDICTOR].loc[own.index].notna().all(axis="columns").to_numpy()]
+    if own.empty:
+        return Verdict(None, {}, "LPIPS is missing")
+    if own.isna().any(axis=None):
+        return Verdict(None, {}, "its LPIPS is missing for an image")
+    curves = {
+        control: np.stack([places.loc[label].loc[own.index].to_numpy() for label in (PREDICTOR, *labels)], axis=1)
+        for control, labels in LABELS.items()
+    }
+    return judge(own.to_numpy(), curves, seed)
+
+
+def perception_metric(rows: Sequence[Row]) -> str:
+    """The metric of the perception axis: lpips, or ssim where LPIPS is missing."""
+    return "lpips" if any(row.mean("lpips") is not None for row in rows) else "ssim"
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """The rows that no other row beats on both axes, by rising PSNR.
+
+    The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is better).
+    Controls and settings that were screened out are on no front.
+    """
+    metric = perception_metric(rows)
+    sign = 1 if metric == "ssim" else -1
+    points = [
+        (row.mean("psnr"), sign * row.mean(metric), row)
+        for row in rows
+        if row.mean("psnr") is not None and row.mean(metric) is not None
+        if row.screened_out is None and row.label not in CONTROLS
+    ]
+    front = [
+        (x, y, row) for x, y, row in points if not any(a >= x and b >= y and (a, b) != (x, y) for a, b, _ in points)
+    ]
+    return [row for _, _, row in sorted(front, key=lambda point: (point[0], -point[1]))]
+
+
+def best_sample(rows: Sequence[Row]) -> Row | None:
+    """The setting with the best LPIPS, or the best PSNR where LPIPS is missing; None if no setting was scored."""
+    rows = [row for row in rows if row.settings and row.screened_out is None]
+    for metric, best in (("lpips", min), ("psnr", max)):
+        scored = [row for row in rows if row.mean(metric) is not None]
+        if scored:
+            return best(scored, key=lambda row: row.mean(metric))
+    return None
+
+
+def choose_presets(rows: Sequence[Row]) -> dict[str, Row]:
+    """fidelity: the setting with the best PSNR; perceptual: the best perception; balanced: the knee between them.
+
+    The knee is the setting on the settings' own front that lies farthest beyond the straight line from fidelity to
+    perceptual, both axes scaled so that these two are one apart. Empty where no setting has both scores.
+    """
+    front = pareto_front([row for row in rows if row.settings])
+    if not front:
+        return {}
+    perceptual, fidelity = front[0], front[-1]
+    metric = perception_metric(rows)
+
+    def beyond(row: Row) -> float:
+        def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
+            worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
+            gap = best.mean(name) - worst.mean(name)
+            return (row.mean(name) - worst.mean(name)) / gap if gap else 1.0
+
+        return part("psnr") + part(metric)
+
+    return {"fidelity": fidelity, "balanced": max(front, key=beyond), "perceptual": perceptual}

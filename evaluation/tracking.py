@@ -1,0 +1,26 @@
+"""An evaluation in Weights & Biases."""
+
+import os
+from pathlib import Path
+
+import wandb
+
+from evaluation.results import Results
+from evaluation.scoring import Plan
+from evaluation.summary import perception_metric
+
+
+def log(project: str, folder: Path, plan: Plan, results: Results) -> None:
+    """Log the table, the curve and the panels in `folder` to a project; offline where there is no API key."""
+    if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False):
+        wandb.setup(wandb.Settings(mode="offline"))
+        print("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
+    names = list(plan.metrics)
+    lines = [[row.label, *(row.mean(name) for name in names)] for row in results.rows]
+    table = wandb.Table(columns=["setting", *names], data=lines)
+    curve = wandb.plot.scatter(table, "psnr", perception_metric(results.rows), title="Perception and distortion")
+    files = {f"panels/{file.stem}": file for file in sorted((folder / "panels").glob("*.png"))}
+    files["pareto"] = folder / "pareto.png"
+    with wandb.init(project=project, config=dict(plan.facts), dir=folder, job_type="evaluate") as run:
+        shown = {name: wandb.Image(str(file)) for name, file in files.items()}
+        run.log({"results": table, "curve": curve} | shown)

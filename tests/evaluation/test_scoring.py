@@ -1,0 +1,245 @@
+"""Running the settings of a grid on a problem with known scores: batches, shared samples, stopping, processes."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from evaluation.controls import SHARPENED
+from evaluation.grid import key, label_settings
+from evaluation.journal import Journal, JournalError, Score
+from evaluation.metrics import MetricError, SetMetric
+from evaluation.scoring import CONTROLS, batch_size_for, count_scores, score_images, steps_of
+from evaluation.summary import NO_INTERVAL
+from models.settings import SamplingSettings, sharing_samples
+from tests.evaluation.toy import METRICS, Processes, Toy, decibels, results, score_of
+
+
+def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys):
+    toy = Toy([(24, 20), (16, 12)], pause=0.002)
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
+    found = toy.results(tmp_path, settings)
+    rows = found.rows
+    assert toy.log[:5] == ["read", "predict", *["refine image1"] * 3], "images of one size together"
+    assert toy.log[5:] == ["read", "predict", *["refine image0"] * 3]
+    labels = ["blurry", "predictor", "sharp", *label_settings(settings)]
+    assert [r.label for r in rows] == [*labels[:3], *CONTROLS, *labels[3:]]
+    controls, rows = rows[3:-3], [*rows[:3], *rows[-3:]]
+    assert all(r.seconds == rows[1].seconds and r.images == 2 and r.verdict is None for r in controls)
+    for control in controls:  # what is flat does not get sharper, and the change of 20 levels is the same everywhere
+        sharpened = control.label.startswith(SHARPENED)
+        level = 0 if sharpened else float(control.label.split()[1])
+        assert control.mean("psnr") == pytest.approx(decibels(math.hypot(20, level)), abs=1e-4 if sharpened else 0.5)
+    expected = [decibels(40), decibels(20), None, decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
+    assert [r.mean("psnr") for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
+    assert [r.images for r in rows] == [2] * 6
+    assert rows[0].seconds == 0 and 0 < rows[1].seconds < 0.5
+    for row, steps in zip(rows[3:], (2, 5, 6), strict=True):
+        assert row.seconds > rows[1].seconds + 0.002 * steps, "it holds the predictor's"
+    assert rows[3].differences["psnr"].mean == pytest.approx(decibels(2) - decibels(20), abs=1e-4)
+    assert rows[0].differences["psnr"].n == 2 and not rows[1].differences
+    steps = 2 * (2 + 5 + 2 * 3)
+    assert f"{steps}/{steps}" in capsys.readouterr().err
+    assert (found.steps, found.steps_in_full) == (steps, steps)
+
+
+def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(tmp_path):
+    settings = [
+        SamplingSettings(steps=3, num_samples=4),
+        SamplingSettings(steps=3),
+        SamplingSettings(steps=3, blend=0.5),
+        SamplingSettings(steps=3, num_samples=2, average=True),
+        SamplingSettings(steps=2),
+        SamplingSettings(blend=0.0),
+    ]
+    toy = Toy([(16, 12)], pause=0.005)
+    found = toy.results(tmp_path, settings)
+    assert toy.log == ["read", "predict", *["refine image0"] * 3]
+    assert found.steps == 3 * 4 + 2
+    seconds = {row.label: row.seconds for row in found.rows}
+    before = seconds["predictor"]
+    four, one, blended, two = (seconds[label] - before for label in label_settings(settings)[:4])
+    assert four > 12 * 0.005
+    assert (one, blended, two) == (pytest.approx(four / 4), pytest.approx(four / 4), pytest.approx(four / 2))
+
+
+def test_images_of_one_size_are_restored_together(tmp_path):
+    sizes = [(24, 20), (16, 12), (24, 20), (24, 20), (16, 12)]
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5, num_samples=3)]
+    toy = Toy(sizes, batch_size=2)
+    alone, together = Toy(sizes).plan(tmp_path / "1", settings), toy.plan(tmp_path / "2", settings)
+    results(alone)
+    results(together)
+    batches = [entry for entry in toy.log if entry.startswith("refine")]
+    assert batches == [f"refine {names}" for names in ("image1 image4", "image0 image2", "image3") for _ in settings]
+    one, two = alone.journal.scores(), together.journal.scores()
+    assert one.keys() == two.keys()
+    for place, score in one.items():
+        assert score.metrics == pytest.approx(two[place].metrics, abs=1e-5), place
+
+
+def test_a_batch_fills_the_device():
+    assert batch_size_for("cpu", (64, 64)) == 16 and batch_size_for("cpu", (720, 1280)) == 1
+    assert batch_size_for("cuda", (720, 1280)) == 4 and batch_size_for("cuda", (8, 8)) == 32
+
+
+def test_steps_of_settings_that_share_samples():
+    group = [SamplingSettings(steps=2, num_samples=3, average=True), SamplingSettings(steps=2, blend=0.5)]
+    assert (steps_of(group), steps_of(group[1:]), steps_of([SamplingSettings(blend=0.0)]), steps_of([])) == (6, 2, 0, 0)
+
+
+def test_a_distance_of_sets_is_made_of_all_images_and_says_why_it_has_no_interval(tmp_path):
+    def features(images):
+        if images.shape[-1] < 12:
+            raise MetricError("too small")
+        return images.mean((2, 3))[:, None]
+
+    def levels_apart(restored, sharp):
+        return 255 * (restored.mean(0) - sharp.mean(0)).abs().max().item()
+
+    metrics = METRICS | {"fid": SetMetric("fid", "FID", features, levels_apart, "recipe")}
+    settings = [SamplingSettings(steps=2)]
+
+    def rows(sizes):
+        folder = tmp_path / str(sizes[1][0])
+        Toy(sizes).rows(folder, settings, metrics)
+        toy = Toy(sizes)
+        found = toy.rows(folder, settings, metrics)
+        assert not toy.log, "out of the journal"
+        return found
+
+    blurry, predictor, sharp, *_, setting = rows([(24, 20), (16, 12)])
+    assert [row.mean("fid") for row in (blurry, predictor, setting)] == pytest.approx([40, 20, 2], abs=1e-3)
+    assert sharp.mean("fid") is None
+    assert setting.estimates["fid"].low is None and setting.missing["fid"] == NO_INTERVAL
+    assert setting.differences["fid"].mean == pytest.approx(-18, abs=1e-3)
+    *_, setting = rows([(24, 20), (8, 8)])
+    assert setting.mean("fid") is None and setting.missing["fid"] == "1 images, first image1: too small"
+
+
+def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
+    settings = [SamplingSettings(steps=2)]
+    plan = Toy([(24, 20), (8, 8)]).plan(tmp_path, settings)
+    rows = results(plan).rows
+    small = [s for s in plan.journal.scores().values() if s.image == "image1" and s.row != "sharp"]
+    assert small and all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
+    for row in rows:
+        if row.label != "sharp":
+            own = score_of(plan, settings[0] if row.settings else row.label, "image0")
+            assert row.mean("ssim") == own.metrics["ssim"]
+            assert row.missing["ssim"].startswith("1 of 2 images, first image1: SSIM needs 11 pixels")
+
+
+def test_a_setting_that_breaks_on_one_image_has_no_mean_and_spoils_no_other(tmp_path):
+    class Breaking(Toy):
+        def samples(self, prediction, setting, names):
+            images = super().samples(prediction, setting, names)
+            return images * float("nan") if (setting.steps, names) == (5, ["image1"]) else images
+
+    rows = Breaking([(24, 20), (24, 20)]).rows(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
+    assert rows[-2].mean("psnr") == pytest.approx(decibels(2), abs=1e-4)
+    assert rows[-1].mean("psnr") is None
+    assert "image1" in rows[-1].missing["psnr"] and "not finite" in rows[-1].missing["psnr"]
+
+
+def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
+    def broken(restored, sharp):
+        raise ZeroDivisionError
+
+    metrics = {"psnr": dataclasses.replace(METRICS["psnr"], function=broken)}
+    with pytest.raises(ZeroDivisionError):
+        Toy([(12, 12)]).rows(tmp_path, [SamplingSettings()], metrics)
+
+
+def test_images_of_another_program_are_a_row(tmp_path):
+    toy = Toy([(24, 20), (16, 12)])
+
+    def read(name):
+        return torch.full((3, *toy.images[int(name[-1])].size), 110 / 255)
+
+    plan = dataclasses.replace(toy.plan(tmp_path, []), pipeline=None, baselines={"outputs other": read})
+    rows = results(plan).rows
+    assert [r.label for r in rows] == ["blurry", "sharp", "outputs other"]
+    assert rows[2].mean("psnr") == pytest.approx(decibels(10), abs=1e-4)
+    assert rows[2].estimates["psnr"].n == 2 and not rows[2].differences
+
+
+# Stopping and resuming
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
+    toy = Toy([(24, 20)] * 3)
+    first = toy.rows(tmp_path, settings[:1])
+    count = len(toy.log)
+    again = toy.rows(tmp_path, settings[:1])
+    assert again == first and len(toy.log) == count
+    toy.rows(tmp_path, settings)
+    assert toy.log[count:] == [
+        "read",
+        "predict",
+        "refine image0",
+        *["read", "predict", "refine image1"],
+        *["read", "predict", "refine image2"],
+    ]
+    with (tmp_path / "scores_0.jsonl").open("a") as file:
+        file.write('{"row": "blurry", "image": "ima')
+    assert toy.rows(tmp_path, settings[:1]) == first
+    assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
+
+
+def test_scores_are_counted(tmp_path):
+    toy = Toy([(24, 20)] * 3)
+    plan = toy.plan(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
+    in_all = 3 * (3 + len(CONTROLS) + 2)
+    assert count_scores(plan) == (0, in_all)
+    score_images(plan, plan.images[:1], plan.settings[:1], "")
+    assert count_scores(plan) == (3 + len(CONTROLS) + 1, in_all)
+    results(plan)
+    assert count_scores(plan) == (in_all, in_all)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"checkpoint": "b1"}, "another checkpoint: a1 there, b1 now"),
+        ({"image": {"a": "1", "b": "3"}}, "another image of b: 2 there, 3 now"),
+        ({"image": {"a": "1"}}, "another image of b: 2 there, none now"),
+        ({"recipe": {"psnr": "new"}}, "another recipe of psnr: old there, new now"),
+        ({"seed": 1}, "another seed: 0 there, 1 now"),
+    ],
+)
+def test_scores_of_something_else_are_refused(tmp_path, changed, said):
+    facts = {"checkpoint": "a1", "image": {"a": "1", "b": "2"}, "recipe": {"psnr": "old"}, "seed": 0}
+    Journal(tmp_path, facts).add(Score("blurry", "a", 0.0, {"psnr": 1.0}, {}), {})
+    Journal(tmp_path, facts)
+    with pytest.raises(JournalError, match=said) as caught:
+        Journal(tmp_path, facts | changed)
+    assert "--overwrite true" in str(caught.value)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_processes_gives_the_same(tmp_path, processes):
+    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
+    sizes = [(24, 20), (16, 12), (24, 20), (24, 20), (16, 12)]
+    alone = Toy(sizes).plan(tmp_path / "alone", settings)
+    score_images(alone, alone.images, settings, "")
+    shares = []
+    for rank in range(processes):
+        toy = Toy(sizes)
+        plan = toy.plan(tmp_path / "shared", settings, processes=Processes(rank, processes))
+        score_images(plan, plan.images, settings, "")
+        shares.append(toy.log.count("predict"))
+    one, together = (
+        {place: (score.metrics, score.missing) for place, score in each.journal.scores().items()}
+        for each in (alone, plan)
+    )
+    assert together == one
+    assert sum(shares) == 5 and max(shares) <= -(-5 // processes) + 1
+
+
+def test_groups_keep_the_order_of_the_settings():
+    settings = [SamplingSettings(steps=5), SamplingSettings(steps=2), SamplingSettings(steps=5, blend=0.5)]
+    assert sharing_samples(settings) == [[settings[0], settings[2]], [settings[1]]]
+    assert len({key(setting) for setting in settings}) == 3

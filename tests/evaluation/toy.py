@@ -1,0 +1,110 @@
+"""A pipeline with known scores, and the plans that run it."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+import evaluate
+from evaluation.grid import key
+from evaluation.journal import Journal
+from evaluation.metrics import make_metrics
+from evaluation.results import Results
+from evaluation.scoring import ImagePair, Plan, steps_of
+from evaluation.summary import Row
+from models.settings import sharing_samples
+
+METRICS = make_metrics(["psnr", "ssim"])
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What an evaluation asks of its processes: this one of several, or alone."""
+
+    global_rank: int = 0
+    world_size: int = 1
+    barrier: Callable[[], object] = lambda: None
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.global_rank == 0
+
+    def broadcast(self, value):
+        return value
+
+
+class Toy:
+    """Restored images are off by `steps` levels everywhere (sample k by k more), predictions by 20, blurry ones by 40.
+
+    Sharp images are grey. A denoising step takes `pause` seconds.
+    """
+
+    def __init__(self, sizes: list[tuple[int, int]], batch_size: int = 1, pause: float = 0.0):
+        self.log, self.batch_size, self.pause = [], batch_size, pause
+        self.images = [
+            ImagePair(f"image{number}", size, lambda size=size: self.read(size)) for number, size in enumerate(sizes)
+        ]
+
+    def read(self, size):
+        self.log.append("read")
+        sharp = torch.full((3, *size), 100 / 255)
+        return sharp + 40 / 255, sharp
+
+    def predict(self, blurry):
+        self.log.append("predict")
+        assert blurry.ndim == 4 and len(blurry) <= self.batch_size
+        return blurry - 20 / 255
+
+    def refine_shared(self, blurry, prediction, settings, seed, names, progress):
+        self.log.append(f"refine {' '.join(names)}")
+        for _ in progress(range(steps_of(settings))):
+            time.sleep(self.pause)
+        return [SimpleNamespace(images=self.samples(prediction, setting, names)) for setting in settings]
+
+    def samples(self, prediction, setting, names):
+        """(N * num_samples, 3, H, W)."""
+        offsets = (torch.arange(setting.num_samples) + setting.steps).view(1, -1, 1, 1, 1) / 255
+        return ((prediction - 20 / 255)[:, None] + offsets).flatten(0, 1)
+
+    def plan(self, folder, settings, metrics=METRICS, processes=None) -> Plan:
+        processes = processes or Processes()
+        facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
+        return Plan(
+            images=self.images,
+            groups=sharing_samples(settings),
+            settings=settings,
+            pipeline=self,
+            metrics=metrics,
+            journal=Journal(folder, facts, processes.global_rank),
+            seed=0,
+            baselines={},
+            batch_size=lambda size: self.batch_size,
+            device=torch.device("cpu"),
+            processes=processes,
+            facts={},
+        )
+
+    def results(self, folder, settings, metrics=METRICS, screen=False) -> Results:
+        return results(self.plan(folder, settings, metrics), screen)
+
+    def rows(self, folder, settings, metrics=METRICS, screen=False) -> list[Row]:
+        return self.results(folder, settings, metrics, screen).rows
+
+
+def results(plan: Plan, screen: bool = False) -> Results:
+    """What evaluate.py makes of a plan."""
+    evaluation = evaluate.Evaluation(data="", output="", grid="grid.yaml", screen=screen)
+    return evaluate.summarise(plan, evaluate.run(evaluation, plan))
+
+
+def score_of(plan: Plan, row, image: str):
+    """The score of one image by a setting, or in a row that is none."""
+    return plan.journal.scores()[row if isinstance(row, str) else key(row), image]
+
+
+def decibels(offset: float) -> float:
+    """PSNR of an error that is everywhere the same, in levels of 255."""
+    return 20 * math.log10(255 / offset)
