@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 	@echo "The demo made, in runs/demo:"
 	@echo "  restored/         really blurred photographs, restored by pretrained/lite (..._compare.png: before and after)"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
-	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and pictures (the numbers: results.csv)"
+	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and images (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 

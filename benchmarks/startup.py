@@ -25,6 +25,7 @@ CASES = {  # command, and the most seconds that it should take on two cores
     "sample/path": (["sample.py", "nowhere.jpg", "--output", "restored"], 1.0),
     "evaluate/help": (["evaluate.py", "--help"], 1.0),
     "evaluate/path": (["evaluate.py", "--data", "nowhere", "--output", "scores"], 1.0),
+    "evaluate/name": (["evaluate.py", "--data", ".", "--output", "scores", "--metrics", "psnr,lpps"], 1.0),
     "train/help": (["train.py", "--help"], 4.0),
     "train/fit_help": (["train.py", "fit", "--help"], 4.0),
     "train/flag": ([*FIT, "--trainer.max_step", "3"], 4.0),
