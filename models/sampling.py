@@ -1,5 +1,6 @@
 """The reverse process: settings -> a diffusers scheduler over the wanted betas -> a residual sampled step by step."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -64,7 +65,10 @@ def sample_residual(
     progress: Callable[[Iterable], Iterable] = iter,
     tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
 ) -> Tensor:
-    """Sample the scaled residual r_0 from pure noise (the paper's section 3; Ho et al. 2020, algorithm 2).
+    """Sample the scaled residual r_0 (the paper's section 3; Ho et al. 2020, algorithm 2).
+
+    It starts at the schedule's noisiest level, alpha_bar_T, from sqrt(1 - alpha_bar_T) eps: of pure noise where the
+    schedule goes so far, else around r_0 = 0, the prediction.
 
     Args:
         denoiser: f(r_t, blurry, alpha_bar, x_init), with an attribute `prediction_type`.
@@ -81,7 +85,9 @@ def sample_residual(
     Returns:
         r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
     """
+    levels = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].tolist()
     r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
+    r_t *= math.sqrt(1 - levels[0])
     options = {}
     if isinstance(scheduler, DDIMScheduler):
         options = {"eta": eta, "generator": generator}
@@ -91,7 +97,6 @@ def sample_residual(
     rows = max(1, BAND // blurry.shape[-1])
     bands = [(slice(top, top + rows), deepcopy(scheduler)) for top in range(0, blurry.shape[-2], rows)]
     estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
-    levels = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].tolist()
     for t, alpha_bar in zip(scheduler.timesteps.tolist(), progress(levels), strict=True):
         r_0 = tiling(estimate, [r_t, blurry, x_init, _field(alpha_bar, blurry), *scales])
         for band, own in bands:

@@ -71,10 +71,33 @@ def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
     """
     T = len(alphas_cumprod)
     if not 1 <= steps <= T:
-        raise ValueError(f"steps must be between 1 and {T}, the length of the training schedule, got {steps}")
+        raise ValueError(f"steps must be between 1 and {T}, the levels there are to visit, got {steps}")
     visited = (torch.arange(1, steps + 1, dtype=torch.float64) * T / steps).round().long() - 1
     one = torch.ones(1, dtype=torch.float64)
     return _betas(torch.cat([one, alphas_cumprod.double().cpu()[visited]]))
+
+
+def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
+    """Betas of as many steps of the same curve, which ends where it reaches `alpha_bar`.
+
+    Between two levels log alpha_bar is taken as linear in t. ValueError where the schedule does not get so far.
+    """
+    curve = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - betas).log().cumsum(0)]).neg()  # rising from 0
+    wanted = -math.log(alpha_bar)
+    if curve[-1] < wanted:
+        last = math.sqrt(math.expm1(curve[-1].item()))
+        raise ValueError(f"the schedule's noise ends at sigma {last:.3g}: start must not be above it")
+    after = int(torch.searchsorted(curve, wanted))
+    end = after - 1 + (wanted - curve[after - 1]) / (curve[after] - curve[after - 1])
+    t = torch.linspace(0, 1, len(betas) + 1, dtype=torch.float64) * end
+    before = t.long().clamp(max=len(betas) - 1)
+    levels = torch.lerp(curve[before], curve[before + 1], t - before)
+    return _betas(levels.neg().exp())
+
+
+def level_of(sigma: float) -> float:
+    """alpha_bar = 1 / (1 + sigma^2), the noise level with (1 - alpha_bar) / alpha_bar = sigma^2."""
+    return 1 / (1 + sigma**2)
 
 
 @dataclass(frozen=True)

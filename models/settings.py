@@ -32,6 +32,9 @@ class SamplingSettings:
         beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
         log_snr_max: log-SNR of the first step, for log_snr.
         log_snr_min: log-SNR of the last (noisiest) step, for log_snr.
+        start: noise level to start from, as sigma = sqrt((1 - alpha_bar) / alpha_bar) in units of the residual's scale;
+            the steps are spread over the levels below. A predictor that is close to the mean leaves nothing to find
+            above some level (DP-IR, arXiv 2411.05993). None: the last level of the schedule.
         eta: noise of ddim's steps: 0 deterministic, 1 the variance of the exact posterior.
         num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
@@ -45,6 +48,7 @@ class SamplingSettings:
     beta_end: float = 0.5
     log_snr_max: float = 10.0
     log_snr_min: float = -10.0
+    start: float | None = None
     eta: float = 0.0
     num_samples: int = 1
     average: bool = False
@@ -69,27 +73,26 @@ class SamplingSettings:
                 raise ValueError(f"{field} must be a finite number, got {value!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
+        if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
+            raise ValueError(f"start must be a number above 0, got {self.start!r}")
         if self.schedule != "training":
-            end = (1 - self._new_betas()).prod().item()
-            if end > 0.5:
-                raise ValueError(
-                    f"schedule {self.schedule} with {self.steps} steps ends at alpha_bar {end:.3g}, but sampling starts"
-                    " from pure noise (alpha_bar near 0): raise steps or the noise of the last step"
-                )
+            self._new_betas()
 
     def betas(self, training_betas: "Tensor") -> "Tensor":
         """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""
-        from models.schedules import respace
+        from models.schedules import level_of, respace
 
-        if self.schedule == "training":
-            return respace((1 - training_betas.double()).cumprod(0), self.steps)
-        return self._new_betas()
+        if self.schedule != "training":
+            return self._new_betas()
+        levels = (1 - training_betas.double()).cumprod(0)
+        return respace(levels if self.start is None else levels[levels >= level_of(self.start)], self.steps)
 
     def _new_betas(self) -> "Tensor":
-        from models.schedules import NoiseSchedule
+        from models.schedules import NoiseSchedule, level_of, shorten
 
         numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
-        return NoiseSchedule(self.schedule, *numbers).betas()
+        betas = NoiseSchedule(self.schedule, *numbers).betas()
+        return betas if self.start is None else shorten(betas, level_of(self.start))
 
 
 def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:

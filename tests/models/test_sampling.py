@@ -58,6 +58,21 @@ def test_deterministic_samplers_reproduce_the_posterior(sampler):
     assert r_0.var().item() == pytest.approx(GaussianPosterior.variance, rel=0.05)
 
 
+@pytest.mark.parametrize("schedule", ["training", "log_snr", "cosine"])
+@pytest.mark.parametrize(("sampler", "eta"), [("ddpm", 0.0), ("ddim", 0.0), ("ddim", 1.0), ("dpmsolver++", 0.0)])
+def test_a_start_below_pure_noise_is_around_the_prediction(sampler, eta, schedule):
+    r_0 = run(GaussianPosterior("v_prediction"), SamplingSettings(sampler, schedule, steps=400, start=1.5, eta=eta))
+    a = 1 / (1 + 1.5**2)
+    m, v = GaussianPosterior.mean, GaussianPosterior.variance
+    # r_T ~ N(0, 1 - a) where it should be N(sqrt(a) m, a v + 1 - a); both ways down are linear in r_T.
+    spread = a * v + 1 - a
+    stochastic = sampler == "ddpm" or eta > 0
+    gain = v * a**0.5 / spread if stochastic else (v / spread) ** 0.5
+    variance = gain**2 * (1 - a) + (v * (1 - a) / spread if stochastic else 0.0)
+    assert r_0.mean().item() == pytest.approx(m - gain * a**0.5 * m, abs=0.03 * v**0.5)
+    assert r_0.var().item() == pytest.approx(variance, rel=0.05)
+
+
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
 def test_one_ddim_step_from_noise_is_the_posterior_mean(prediction_type):
     r_0 = run(GaussianPosterior(prediction_type), SamplingSettings("ddim", "log_snr", steps=1, log_snr_min=-18))
@@ -165,7 +180,9 @@ def test_noise_comes_from_seed_name_and_sample_number():
         ({"eta": 1.5}, "eta"),
         ({"blend": -0.1}, "blend"),
         ({"sampler": "ddpm", "eta": 1.0}, "eta belongs"),
-        ({"schedule": "linear", "steps": 10, "beta_end": 0.02}, "alpha_bar"),
+        ({"start": 0.0}, "start must be"),
+        ({"start": float("inf")}, "start must be"),
+        ({"schedule": "linear", "steps": 10, "beta_end": 0.02, "start": 5.0}, "start must not be above"),
         ({"schedule": "linear", "steps": 10, "beta_end": 2.0}, "beta_end"),
     ],
 )

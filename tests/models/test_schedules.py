@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from models.schedules import NoiseSchedule, cosine, linear, log_snr, quadratic, respace, sigmoid
+from models.schedules import NoiseSchedule, cosine, linear, log_snr, quadratic, respace, shorten, sigmoid
 
 NAMES = ["linear", "quadratic", "cosine", "sigmoid", "log_snr"]
 
@@ -55,6 +57,19 @@ def test_respace_visits_levels_of_the_longer_schedule_and_always_the_last(steps)
     assert nearest[-1] == 1999 and len(nearest.unique()) == steps
     strides = torch.cat([nearest.new_tensor([-1]), nearest]).diff()
     assert strides.max() - strides.min() <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shortened_schedule_is_the_same_curve_up_to_its_new_end(name):
+    betas = NoiseSchedule(name, 40, beta_start=1e-3, beta_end=0.3).betas()
+    curve = [0.0, *(1 - betas).log().cumsum(0).tolist()]  # log alpha_bar at t = 0, 1, ... 40
+    end = curve[17] + 0.25 * (curve[18] - curve[17])  # t = 17.25
+    shortened = [0.0, *(1 - shorten(betas, math.exp(end))).log().cumsum(0).tolist()]
+    assert len(shortened) == 41 and shortened[40] == pytest.approx(end, rel=1e-9)
+    assert shortened[20] == pytest.approx(curve[8] + 0.625 * (curve[9] - curve[8]), rel=1e-9)  # t = 8.625
+    assert torch.allclose(shorten(betas, math.exp(curve[40])), betas, rtol=1e-6)
+    with pytest.raises(ValueError, match="noise ends at sigma"):
+        shorten(betas, math.exp(1.01 * curve[40]))
 
 
 @pytest.mark.parametrize(
