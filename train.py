@@ -18,9 +18,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.messages import one_sentence
-from training.stop import Stopped, interruptible
-from training.usage import COMMANDS, UsageError, check, help_text
+from base.messages import UsageError, one_sentence
+from base.stop import Stopped, interruptible
+from training.usage import COMMANDS, check, help_text
 
 if TYPE_CHECKING:
     from training.command import Command
@@ -69,7 +69,8 @@ def _main(args: list[str]) -> None:
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
     try:
-        with interruptible():
+        # Until training begins, which then handles it: Lightning would exit with code 1.
+        with interruptible("stopped before the first step; nothing was changed"):
             _main(sys.argv[1:] if args is None else args)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.

@@ -7,6 +7,10 @@ from difflib import get_close_matches
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list", "list": "a list"}
 
 
+class UsageError(ValueError):
+    """A command line is wrong; the message is one sentence."""
+
+
 def nearest(word: str, words: list[str], otherwise: str = "") -> str:
     """The end of a sentence about an unknown word: the one that was probably meant, or else `otherwise`."""
     found = get_close_matches(word, words, 1)

@@ -16,7 +16,10 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
+from base.command_line import STRICT
 from base.files import remove_parts, sole_user
+from base.messages import UsageError
+from base.stop import Stopped
 from models.checkpoints import load_pipeline
 from models.devices import has_bf16
 from models.lightning_module import Predict
@@ -30,16 +33,15 @@ from training.scale import Scale
 from training.scores import Scores
 from training.screen import quiet
 from training.speed import Speed
-from training.stop import Stopped
 from training.tracking import Track
-from training.usage import DEFAULTS, UsageError
+from training.usage import DEFAULTS
 
 
 class Parser(LightningArgumentParser):
     """Raises its errors, and takes whole names alone; also those that it makes for the arguments of classes."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False} | kwargs)
+        super().__init__(*args, **STRICT | kwargs)
 
 
 class Command(LightningCLI):

@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import replacing
+from base.stop import Stopped
 from models.checkpoints import describe
 from models.lightning_module import Predict
 from models.weights import CheckpointError, read_torch
-from training.stop import Stopped
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple
 
 import yaml
 
-from base.messages import nearest, one_of
+from base.command_line import descriptions, flag_help
+from base.messages import UsageError, nearest, one_of
 
 LISTED = "; python train.py fit --help lists the flags"
 MARKUP = re.compile(r"(?::\w+:)?`+~?(?:[\w.]+\.)?([^`]*)`+")  # Sphinx's
@@ -66,10 +66,6 @@ CLASSES = {
 }
 
 
-class UsageError(ValueError):
-    """A command line is wrong; the message is one sentence."""
-
-
 class Argument(NamedTuple):
     """An argument of a class as its source says it: annotation, default (both may be empty) and description."""
 
@@ -99,10 +95,7 @@ def help_text(command: str | None) -> str:
     for group in CLASSES:
         for name, argument in arguments(group).items():
             value = repr(DEFAULTS[name]) if group == "trainer" and name in DEFAULTS else argument.default
-            default = f" = {value}" if value else ""
-            lines.append(f"  --{group}.{name} {argument.kind}{default}")
-            if argument.text:
-                lines.append(fill(argument.text, 116, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            lines += flag_help(f"{group}.{name}", argument.kind, value, argument.text)
     lines += ["", "Some are classes, whose own arguments follow a dot (python train.py fit --model.help CLASS):"]
     lines.append("  --model.denoiser models.unet.Denoiser --model.denoiser.channels 32")
     return "\n".join(lines)
@@ -176,20 +169,8 @@ def _kind(node: ast.expr) -> str:
 
 
 def _texts(docstring: str) -> dict[str, str]:
-    """The descriptions under "Args:"."""
-    texts, name, indent = {}, "", None
-    for line in docstring.partition("Args:\n")[2].splitlines():
-        depth = len(line) - len(line.lstrip())
-        indent = depth if indent is None else indent
-        if line.strip() and depth < indent:
-            break
-        if line.strip() and depth == indent:
-            name, _, line = line.partition(":")
-            for one in name.split(","):
-                texts[one.strip()] = ""
-        for one in name.split(","):
-            texts[one.strip()] = f"{texts[one.strip()]} {line.strip()}".strip()
-    return {name: MARKUP.sub(r"\1", text) for name, text in texts.items()}
+    """The descriptions under "Args:", without Sphinx's markup."""
+    return {name: MARKUP.sub(r"\1", text) for name, text in descriptions(docstring).items()}
 
 
 def _flags(args: list[str]) -> Iterator[tuple[str, str | None]]:

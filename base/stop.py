@@ -1,4 +1,4 @@
-"""Ending a run from outside."""
+"""Ending a command from outside."""
 
 import signal
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Stopped(BaseException):
-    """A signal ended the run; no error, and nothing that only catches errors may catch it.
+    """A signal ended the command; no error, and nothing that only catches errors may catch it.
 
     Attributes:
         signal: its number.
@@ -18,11 +18,11 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise `Stopped` until training begins, which then handles it: Lightning would exit with code 1."""
+def interruptible(sentence: str) -> Iterator[None]:
+    """Let Ctrl-C raise `Stopped`, with what is to be said, inside the block; unlike KeyboardInterrupt no traceback."""
 
     def stop(number: int, frame) -> None:
-        raise Stopped(number, "stopped before the first step; nothing was changed")
+        raise Stopped(number, sentence)
 
     before = signal.signal(signal.SIGINT, stop)
     try:

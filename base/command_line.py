@@ -1,0 +1,85 @@
+"""Command lines: names and choices checked before any parser, and the look of --help, for all scripts.
+
+The parser behind them is jsonargparse, whose own words for what is wrong are long.
+"""
+
+from collections.abc import Sequence
+from inspect import cleandoc
+from textwrap import fill
+from typing import Any, Literal, get_args, get_origin
+
+from base.messages import UsageError, nearest, one_of
+
+STRICT = {"allow_abbrev": False, "exit_on_error": False}  # options of a parser: whole names alone, and it raises
+WORDS = {bool: "true|false", int: "N", float: "NUMBER", str: "TEXT"}
+
+
+def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list[str], dict[str, str]]:
+    """What stands on a command line without a flag, and the flags' values; of a bare flag of yes or no true.
+
+    Args:
+        args: the command line.
+        kinds: the flags' names, without dashes, and their annotations.
+        script: what to call for help, as sample.py.
+
+    Raises:
+        UsageError: an unknown flag, a flag without its value, or a value that is none of the allowed ones.
+    """
+    rest, others, flags = list(args), [], {}
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            others.append(word)
+            continue
+        flag, joined, value = word.partition("=")
+        name = flag.removeprefix("--")
+        if name not in kinds or flag == name:
+            known = [f"--{known}" for known in kinds]
+            raise UsageError(f"{flag} is unknown{nearest(flag, known, f': python {script} --help lists the flags')}")
+        if not joined and kinds[name] is bool:
+            value = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
+        elif not joined:
+            if not rest or rest[0].startswith("--"):
+                raise UsageError(f"{flag} needs a value")
+            value = rest.pop(0)
+        allowed = choices(kinds[name])
+        if allowed and value not in allowed:
+            raise UsageError(one_of(flag, value, allowed))
+        flags[name] = value
+    return others, flags
+
+
+def choices(kind: Any) -> list[str]:
+    """The values that an annotation lists, as they are typed; none where it lists none."""
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [value for part in get_args(kind) for value in choices(part)]
+
+
+def word_for(kind: Any) -> str:
+    """What stands for a flag's value in --help."""
+    known = [WORDS[part] for part in (kind, *get_args(kind)) if part in WORDS]
+    return "|".join(choices(kind)) or known[0]
+
+
+def flag_help(name: str, value: str, default: Any, text: str) -> list[str]:
+    """The lines of --help about a flag."""
+    lines = [f"  --{name} {value}{f' = {default}' if default not in ('', None) else ''}"]
+    return lines + ([fill(text, 116, initial_indent=" " * 6, subsequent_indent=" " * 6)] if text else [])
+
+
+def descriptions(docstring: str) -> dict[str, str]:
+    """The descriptions under "Args:", by name."""
+    texts, name, indent = {}, "", None
+    for line in cleandoc(docstring).partition("Args:\n")[2].splitlines():
+        depth = len(line) - len(line.lstrip())
+        indent = depth if indent is None else indent
+        if line.strip() and depth < indent:
+            break
+        if line.strip() and depth == indent:
+            name, _, line = line.partition(":")
+            for one in name.split(","):
+                texts[one.strip()] = ""
+        for one in name.split(","):
+            texts[one.strip()] = f"{texts[one.strip()]} {line.strip()}".strip()
+    return texts
