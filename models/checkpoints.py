@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from diffusers import DDPMScheduler
 from torch import Tensor, nn
 
 from models.devices import has_bf16
 from models.diffusion import ScaleKind
 from models.hub import find_folder
+from models.index import INDEX, CheckpointError, read_json
+from models.index import pretrained as pretrained
+from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
-from models.weights import CheckpointError, check_keys, read_folder, read_json, read_torch, shapes
+from models.weights import check_keys, read_folder, read_torch, shapes
 
 NETWORKS = {
     c.__name__: c
@@ -35,8 +37,6 @@ NETWORKS = {
     )
 }
 PARTS = ("predictor", "denoiser")
-INDEX = "model_index.json"
-PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
 
 Precision = Literal["auto", "fp32", "bf16"]
 Weights = Literal["ema", "raw"]
@@ -55,10 +55,10 @@ def load_pipeline(source: str, device: str | torch.device = "cpu", precision: Pr
         CheckpointError: nothing there, part of it missing, or weights of another architecture.
     """
     pipeline = from_ckpt(Path(source)) if source.endswith(".ckpt") else from_folder(find_folder(source))
-    pipeline.set_progress_bar_config(disable=True)
     dtype = torch.bfloat16 if precision == "bf16" or (precision == "auto" and has_bf16(device)) else torch.float32
     for network in networks(pipeline).values():
-        network.requires_grad_(False).eval().to(device, memory_format=torch.channels_last)
+        network.requires_grad_(False).eval()
+        nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own loads the compiler
         if isinstance(network, SpandrelPredictor):
             network.compute_in(dtype)
             continue
@@ -66,13 +66,6 @@ def load_pipeline(source: str, device: str | torch.device = "cpu", precision: Pr
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.to(dtype)
     return pipeline
-
-
-def pretrained() -> str:
-    """The checkpoint that comes with the repository; CheckpointError where it is not there."""
-    if not PRETRAINED.is_dir():
-        raise CheckpointError(f"no checkpoint is named, and there is no {PRETRAINED}: give one with --checkpoint")
-    return str(PRETRAINED)
 
 
 def from_folder(folder: Path) -> DeblurPipeline:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from models.weights import CheckpointError
+from models.index import CheckpointError, is_hub_id
 
 
 def find_folder(source: str) -> Path:
@@ -17,7 +17,7 @@ def find_folder(source: str) -> Path:
     if os.path.isdir(source):
         return Path(source)
     name, _, revision = source.partition("@")
-    if os.path.exists(source) or source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not is_hub_id(source):
         raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
     from huggingface_hub import snapshot_download
 

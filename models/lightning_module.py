@@ -13,8 +13,6 @@ from typing import Literal
 
 import lightning as L
 import torch
-from diffusers import DDPMScheduler
-from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor, nn
 
 from base.seeds import noise_seed
@@ -30,6 +28,7 @@ from models.diffusion import (
     residual_size,
 )
 from models.objective import Objective
+from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
 from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings

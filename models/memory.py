@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ class Footprint:
         if self.bytes_per_pixel is None:
             parts = [image[:1, :, :SAMPLE, :SAMPLE] for image in images]
             height, width = parts[0].shape[-2:]
-            with torch.compiler.set_stance("force_eager"), _LiveBytes() as live:
+            # Nothing is compiled where the compiler is not loaded, and loading it takes seconds.
+            loaded = "torch._dynamo" in sys.modules
+            with torch.compiler.set_stance("force_eager") if loaded else nullcontext(), _LiveBytes() as live:
                 function(*parts)
             self.bytes_per_pixel = COPIES * live.peak / (height * width)
         return self.bytes_per_pixel
@@ -82,6 +86,11 @@ class _LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self._counted = weakref.WeakSet()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would load the compiler to keep it out of the method below, and nothing compiled is counted."""
+        return False
 
     def __torch_dispatch__(
         self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None

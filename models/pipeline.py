@@ -3,36 +3,32 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import PIL.Image
 import torch
-from diffusers import DDPMScheduler, DiffusionPipeline
-from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-# Loading a saved pipeline looks its classes up among the modules already imported.
-import models.slim_unet
-import models.spandrel_predictor
-import models.u2net
-import models.unet
-import models.untrained
+from models.arrays import OUTPUT_TYPES, read_images, write_images
 from models.bands import InBands, is_large
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
 from models.memory import Footprint
+from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.sampling import make_scheduler, noise_generator, sample_residual
-from models.settings import OLD_NAMES, SamplingSettings, current_names
+from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
+from models.unet import UNet
 
 _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
 
 
 @dataclass
 class DeblurOutput(BaseOutput):
-    """What a restoration returns. Tensors are float32 in [0, 1]; with output_type "pil" the images are PIL images.
+    """What a restoration returns. Tensors are float32 in [0, 1]; images also come as PIL images or arrays.
 
     Args:
         images: the restored images: N * num_samples of them, all samples of the first image first; N if averaged.
@@ -40,15 +36,17 @@ class DeblurOutput(BaseOutput):
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range; None
             where it has no size head.
+        tiles: side of the tiles that each network took, without their halo; None for the whole image.
     """
 
-    images: Tensor | list[PIL.Image.Image]
-    predictions: Tensor | list[PIL.Image.Image]
+    images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
+    predictions: Tensor | list[PIL.Image.Image] | list[np.ndarray]
     std: Tensor | None
     expected_error: Tensor | None = None
+    tiles: dict[str, int | None] | None = None
 
 
-class DeblurPipeline(DiffusionPipeline):
+class DeblurPipeline(ConfigMixin):
     """Predict, then refine (Whang et al. 2022).
 
     Args:
@@ -60,11 +58,11 @@ class DeblurPipeline(DiffusionPipeline):
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
 
-    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` and `from_pretrained(folder or hub
-    id)` keep all of it. Without a denoiser it predicts only.
+    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` keeps all of it, in the layout of
+    diffusers' pipelines, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it predicts only.
     """
 
-    _optional_components = ["denoiser"]  # noqa: RUF012 (the name diffusers reads)
+    config_name = "model_index.json"
 
     def __init__(
         self,
@@ -75,32 +73,44 @@ class DeblurPipeline(DiffusionPipeline):
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
     ):
-        super().__init__()
-        self.register_modules(predictor=predictor, denoiser=denoiser, scheduler=scheduler)
+        self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         presets = current_names(presets or {})
         self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
         self.compiled = False
+        self._tilings: dict[str, Tiling] = {}  # of the last call
         self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
 
-    def save_pretrained(self, folder: str | Path, **options) -> None:
-        """As diffusers does it; weights may be read by whom the umask lets, not by the owner alone (safetensors)."""
-        super().save_pretrained(folder, **options)
+    @property
+    def device(self) -> torch.device:
+        """Where the predictor's weights are, and so where it computes."""
+        return next(chain(self.predictor.parameters(), self.predictor.buffers())).device
+
+    def save_pretrained(self, folder: str | Path, max_shard_size: str = "10GB") -> None:
+        """Write a pipeline folder; a network that is larger than a shard goes into several files.
+
+        Weights may be read by whom the umask lets, not by the owner alone (safetensors).
+        """
+        sizes = {"predictor": {"max_shard_size": max_shard_size}, "denoiser": {"max_shard_size": max_shard_size}}
+        for name in ("predictor", "denoiser", "scheduler"):
+            part, names = getattr(self, name), [None, None]
+            if part is not None:
+                part.save_pretrained(Path(folder) / name, **sizes.get(name, {}))
+                module = type(part).__module__
+                names = ["diffusers" if module.startswith("diffusers.") else module, type(part).__name__]
+            self.register_to_config(**{name: names})
+        self.save_config(folder)
         mode = (Path(folder) / self.config_name).stat().st_mode
         for file in Path(folder).rglob("*.safetensors"):
             file.chmod(mode)
 
     def preset(self, name: str) -> SamplingSettings:
         """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
-        stored = self.config.presets.get(OLD_NAMES.get(name, name))
-        if stored is None:
-            known = ", ".join(self.config.presets) or "none"
-            raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
-        return SamplingSettings(**stored)
+        return preset_settings(self.config.presets, name)
 
     @property
     def default_settings(self) -> SamplingSettings:
         """The preset balanced, where a grid search found one for this checkpoint."""
-        return SamplingSettings(**self.config.presets.get("balanced", {}))
+        return preset_settings(self.config.presets)
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
@@ -166,37 +176,53 @@ class DeblurPipeline(DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
-        image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor,
+        image: PIL.Image.Image | np.ndarray | Sequence[PIL.Image.Image | np.ndarray] | Tensor,
         settings: SamplingSettings | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
-        output_type: str = "pil",
+        output_type: Literal["pil", "np", "pt"] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
         tile: int | None = None,
         predictor_tile: int | None = None,
         memory: int | None = None,
+        preset: str | None = None,
     ) -> DeblurOutput:
         """Restore one image or a batch of images of one size.
 
         Args:
-            image: a PIL image, a list of them, or a tensor (3, H, W) or (N, 3, H, W) in [0, 1], or of uint8 or uint16
-                (a large image then takes less memory). Any H and W.
+            image: a PIL image, an array (H, W) or (H, W, C), a list of these, or a tensor (3, H, W) or (N, 3, H, W),
+                as `models.arrays.read_images` takes them. Any H and W. An image is restored as sample.py does it: what
+                is grey stays grey, alpha is kept as it is, and an array's depth too.
             settings, seed, names, progress, tile: as in `refine`.
-            output_type: "pil" or "pt".
+            output_type: "pil", "np" or "pt"; None: "np" for arrays, "pil" for all else. PIL images of colours, and of
+                grey with alpha, have 8 bits.
             predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
+            preset: name of settings that are stored with the checkpoint, in place of `settings`.
 
         Raises:
-            ValueError: images of different sizes, a tensor of another shape, an unknown output_type.
+            ValueError: images of different sizes, of a shape, type or range that is not known, an unknown output_type
+                or preset, both settings and preset.
+            TooLittleMemory: the smallest tiles need more than `memory`.
         """
-        if output_type not in ("pil", "pt"):
-            raise ValueError(f"output_type must be 'pil' or 'pt', got {output_type!r}")
-        blurry = _to_network(_to_tensor(image, self.device))
+        one = image[0] if isinstance(image, list | tuple) and image else image
+        output_type = output_type or ("np" if isinstance(one, np.ndarray) else "pil")
+        if output_type not in OUTPUT_TYPES:
+            raise ValueError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
+        if preset is not None and settings is not None:
+            raise ValueError(f"give settings or the preset {preset!r}, not both")
+        settings = self.preset(preset) if preset is not None else settings
+        batch, layouts = read_images(image)
+        self._tilings = {}
+        blurry = _to_network(batch.to(self.device))
+        del batch
         prediction = self._predict(blurry, predictor_tile, memory)
         settings = [settings or self.default_settings]
         [output] = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory)
-        if output_type == "pil":
-            output.images, output.predictions = _to_pil(output.images), _to_pil(output.predictions)
+        output.tiles = {name: tiling.side(blurry) for name, tiling in self._tilings.items()}
+        if output_type != "pt":
+            output.images = write_images(output.images, layouts, output_type)
+            output.predictions = write_images(output.predictions, layouts, output_type)
         return output
 
     def compile(self) -> None:
@@ -230,10 +256,11 @@ class DeblurPipeline(DiffusionPipeline):
         network = getattr(self, name)
         side = None if tile is None else tile + 2 * (network.receptive_field or 0)
         # Compilation would make a program of every band.
-        has_bands = isinstance(getattr(network, "unet", None), models.unet.UNet) and not self.compiled
+        has_bands = isinstance(getattr(network, "unet", None), UNet) and not self.compiled
         banded = has_bands and is_large(image, side)
         footprint = self._footprints[name, banded, image.device.type]
         tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, footprint)
+        self._tilings[name] = tiling
         return InBands(network) if banded else network, tiling
 
     def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
@@ -343,22 +370,3 @@ def _to_network(x: Tensor) -> Tensor:
 def _to_world(x: Tensor) -> Tensor:
     """[-1, 1] -> [0, 1], clipped."""
     return (x + 1).div_(2).clamp_(0, 1)
-
-
-def _to_tensor(image: PIL.Image.Image | Sequence[PIL.Image.Image] | Tensor, device: torch.device) -> Tensor:
-    if isinstance(image, Tensor):
-        batch = image[None] if image.ndim == 3 else image
-        if batch.ndim != 4 or batch.shape[1] != 3:
-            raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(image.shape)}")
-        batch = batch.to(device)
-        return batch if batch.is_floating_point() else batch.float().div_(torch.iinfo(batch.dtype).max)
-    images = [image] if isinstance(image, PIL.Image.Image) else list(image)
-    if len({image.size for image in images}) != 1:
-        raise ValueError(f"a batch needs images of one size, got {sorted({p.size for p in images})}")
-    arrays = [np.asarray(image.convert("RGB"), dtype=np.float32) / 255 for image in images]
-    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).to(device)
-
-
-def _to_pil(images: Tensor) -> list[PIL.Image.Image]:
-    arrays = (images * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-    return [PIL.Image.fromarray(array) for array in arrays]

@@ -4,9 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from base.files import replacing
-from models.checkpoints import INDEX, index_text
+from models.checkpoints import index_text
+from models.index import INDEX, read_json
 from models.settings import SamplingSettings, current_names
-from models.weights import read_json
 
 
 def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:

@@ -6,18 +6,11 @@ from copy import deepcopy
 from functools import partial
 
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    DPMSolverMultistepScheduler,
-    SchedulerMixin,
-    UniPCMultistepScheduler,
-)
-from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from base.seeds import noise_seed
 from models.diffusion import estimate_r_0, residual
+from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
 from models.tiling import whole
 
@@ -37,8 +30,12 @@ def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> Schedu
     elif settings.sampler == "ddim":
         scheduler = DDIMScheduler(**table, clip_sample=False)
     elif settings.sampler == "dpmsolver++":
+        from diffusers import DPMSolverMultistepScheduler  # not above: these two import SciPy's statistics
+
         scheduler = DPMSolverMultistepScheduler(**table, timestep_spacing="trailing")
     else:
+        from diffusers import UniPCMultistepScheduler
+
         scheduler = UniPCMultistepScheduler(**table, timestep_spacing="trailing")
     # diffusers multiplies the table up in float32, where 1 - 1e-6 has lost its digits.
     scheduler.alphas_cumprod = (1 - betas).cumprod(0)

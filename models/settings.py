@@ -1,7 +1,7 @@
 """Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,9 +14,24 @@ OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets; older
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
 
 
-def current_names(presets: dict[str, Any]) -> dict[str, Any]:
+def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:
     """Presets under the names of today."""
     return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
+
+
+def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
+    """The settings that a checkpoint stores under a name; ValueError where it has none of that name.
+
+    Without a name balanced, which a grid search finds, or where it has none the defaults.
+    """
+    presets = current_names(presets)
+    if name is None:
+        return SamplingSettings(**presets.get("balanced", {}))
+    stored = presets.get(OLD_NAMES.get(name, name))
+    if stored is None:
+        known = ", ".join(presets) or "none"
+        raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
+    return SamplingSettings(**stored)
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,34 @@ class SamplingSettings:
             raise ValueError(f"start must be a number above 0, got {self.start!r}")
         if self.schedule != "training":
             self._new_betas()
+
+    def __str__(self) -> str:
+        """In words, without what says nothing: ddim, 8 steps, blend 0.2."""
+        if self.blend == 0:
+            return "the prediction alone"
+        words = [self.sampler, f"{self.steps} step{'s' * (self.steps > 1)}", f"blend {self.blend:g}"]
+        words[1:1] = [f"eta {self.eta:g}"] if self.eta else []
+        words[2:2] = [f"schedule {self.schedule}"] if self.schedule != "training" else []
+        words += [f"from sigma {self.start:g}"] if self.start is not None else []
+        if self.num_samples > 1:
+            words.append(f"{'the mean of ' * self.average}{self.num_samples} samples")
+        return ", ".join(words)
+
+    def without_effect(self, names: Iterable[str]) -> list[str]:
+        """A sentence for each of these fields that changes nothing, beside the others."""
+        unused = {}
+        if self.num_samples == 1:
+            unused["average"] = "there is one sample: give --num_samples 2 or more"
+        if self.schedule != "log_snr":
+            unused |= dict.fromkeys(("log_snr_max", "log_snr_min"), "it belongs to --schedule log_snr")
+        if self.schedule not in ("linear", "quadratic", "sigmoid"):
+            unused |= dict.fromkeys(
+                ("beta_start", "beta_end"), "the schedule has no betas: linear, quadratic, sigmoid do"
+            )
+        if self.blend == 0:
+            drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", *unused)
+            unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
+        return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
     def betas(self, training_betas: "Tensor") -> "Tensor":
         """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""

@@ -11,12 +11,11 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
 from models.heads import SizeHead
+from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
 
 BlockKind = Literal["plain", "naf"]

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.weights import read_folder, read_json, read_weights
 
 if TYPE_CHECKING:

@@ -11,10 +11,22 @@ import torch
 from torch import Tensor
 
 from models.memory import Footprint, free_memory, give_back, is_out_of_memory, used_memory
+from models.options import SMALLEST_TILE as SMALLEST
 
-SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
-SMALLEST = SIDES[0]
+SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
 SHARE_OF_FREE_MEMORY = 0.5
+
+
+class TooLittleMemory(ValueError):
+    """An image does not go into the memory that was allowed, however small its tiles.
+
+    Attributes:
+        needed: bytes that the process would hold.
+    """
+
+    def __init__(self, needed: int):
+        super().__init__(f"the smallest tiles need {needed / 1e9:.2f} GB: allow that much memory")
+        self.needed = needed
 
 
 class Tiling:
@@ -37,6 +49,7 @@ class Tiling:
 
     Raises:
         ValueError: a tile of less than SMALLEST.
+        TooLittleMemory: when it is called: SMALLEST takes more than `memory`.
     """
 
     def __init__(
@@ -53,6 +66,10 @@ class Tiling:
         self.receptive_field, self.stride, self.tile, self.memory = receptive_field, stride, tile, memory
         self.fields, self.footprint = fields, footprint or Footprint()
         self.together = None  # images at a time; None for all
+
+    def side(self, image: Tensor) -> int | None:
+        """Side of the tiles that an image (N, C, H, W) was called in; None where it was called whole."""
+        return None if self.tile is None or self.tile >= max(image.shape[-2:]) else self.tile
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
         """function(*images), for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
@@ -121,6 +138,9 @@ class Tiling:
             return bytes_per_pixel * min(side, height) * min(side, width)
 
         if needed(self.tile) > budget:
+            least = self._held(images[0]) + needed(SMALLEST)
+            if self.memory is not None and least > self.memory:
+                raise TooLittleMemory(int(least))
             smaller = [side for side in SIDES if side < self.tile]
             self.tile = max((side for side in smaller if needed(side) <= budget), default=SMALLEST)
         self.together = max(1, int(budget / max(1, needed(self.tile))))  # the identity takes nothing
@@ -130,7 +150,11 @@ class Tiling:
         free = SHARE_OF_FREE_MEMORY * free_memory(image.device)
         if self.memory is None:
             return free
-        return min(free, self.memory - used_memory(image.device) - self.fields * image.nbytes)
+        return min(free, self.memory - self._held(image))
+
+    def _held(self, image: Tensor) -> int:
+        """Bytes that the process holds beside the tiles."""
+        return used_memory(image.device) + self.fields * image.nbytes
 
 
 def whole(function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:

@@ -8,11 +8,10 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from models.heads import SizeHead
+from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import PixelNorm
 
 Norm = Literal["batch", "pixel", "none"]

@@ -1,9 +1,9 @@
 """Predictors without weights, for ablation: what refinement does when nothing, or nothing new, is predicted."""
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
 from torch import Tensor
+
+from models.parts import ConfigMixin, ModelMixin, register_to_config
 
 
 class IdentityPredictor(ModelMixin, ConfigMixin):

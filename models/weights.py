@@ -1,6 +1,5 @@
 """Reading weight files: names and tensors, never code. Every fault is one sentence."""
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message is one sentence that says which, why and what to do."""
+from models.index import CheckpointError, read_json
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -74,19 +71,6 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     for file in files:
         state |= read_safetensors(file)
     return state
-
-
-def read_json(path: Path, hint: str) -> dict:
-    """A JSON file that holds an object; `hint` says what to do where there is none."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist: {hint}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object: the checkpoint is damaged, copy it again")
-    return content
 
 
 def shapes(state: dict[str, Tensor]) -> dict[str, tuple]:

@@ -9,7 +9,8 @@ ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | 
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 MODELS_ORDER = [
-    {"settings", "schedules", "diffusion", "memory", "devices", "weights", "recompute", "heads"},
+    {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
+    | {"recompute", "heads", "guard"},
     {"unet", "untrained", "spandrel_predictor", "tiling"},
     {"u2net", "slim_unet", "bands", "sampling", "objective"},
     {"pipeline", "hub"},

@@ -6,7 +6,8 @@ import torch
 
 import sample
 from data import images
-from models.checkpoints import PRETRAINED, load_pipeline
+from models.checkpoints import load_pipeline
+from models.index import PRETRAINED
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoints, hub
+from models import hub, index
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
@@ -120,11 +120,11 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
 
 
 def test_without_the_repository_s_checkpoint_a_sentence_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "PRETRAINED", tmp_path / "pretrained" / "lite")
+    monkeypatch.setattr("models.index.PRETRAINED", tmp_path / "pretrained" / "lite")
     with pytest.raises(CheckpointError, match="no checkpoint is named"):
-        checkpoints.pretrained()
+        index.pretrained()
     (tmp_path / "pretrained" / "lite").mkdir(parents=True)
-    assert checkpoints.pretrained() == str(tmp_path / "pretrained" / "lite")
+    assert index.pretrained() == str(tmp_path / "pretrained" / "lite")
 
 
 def test_a_token_that_a_server_sends_back_is_not_repeated(monkeypatch):

@@ -1,4 +1,7 @@
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -7,11 +10,14 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
+from models.checkpoints import from_folder
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings, sharing_samples
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
+
+ROOT = Path(__file__).parents[2]
 
 
 def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
@@ -35,12 +41,24 @@ def blurry():
 def test_a_saved_pipeline_gives_the_same_image_to_the_bit(tmp_path, blurry):
     pipeline = tiny_pipeline()
     pipeline.save_pretrained(tmp_path)
-    again = DeblurPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    again = from_folder(tmp_path)
     settings = SamplingSettings("ddpm", steps=4)
     first = pipeline(blurry, settings, seed=5, output_type="pt").images
     assert torch.equal(first, again(blurry, settings, seed=5, output_type="pt").images)
     assert again.config.residual_scale == 0.1 and again.denoiser.prediction_type == "v_prediction"
     assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
+
+
+def test_restoring_loads_no_compiler_and_one_can_be_loaded_afterwards(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path)
+    code = (
+        "import sys, torch; from models.checkpoints import load_pipeline; from models.settings import SamplingSettings;"
+    )
+    code += "load_pipeline(sys.argv[1])(torch.rand(3, 200, 200), SamplingSettings(steps=2));"
+    code += "found = {'torch._dynamo', 'torchvision', 'scipy'} & set(sys.modules);"
+    code += "import torch._dynamo; print(found, torch._dynamo.allow_in_graph.__name__)"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["set()", "allow_in_graph"]
 
 
 def test_a_saved_pipeline_has_the_mode_of_other_files(tmp_path):
@@ -159,7 +177,7 @@ def test_images_in_and_out(blurry):
     with pytest.raises(ValueError, match="one size"):
         pipeline([image, image.resize((5, 5))])
     with pytest.raises(ValueError, match="output_type"):
-        pipeline(image, output_type="np")
+        pipeline(image, output_type="jpg")
     with pytest.raises(ValueError, match=r"\(3, H, W\)"):
         pipeline(torch.zeros(1, 4, 4))
 
@@ -167,7 +185,7 @@ def test_images_in_and_out(blurry):
 def test_a_predictor_alone_is_saved_loaded_and_only_predicts(tmp_path, blurry):
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path)
-    alone = DeblurPipeline.from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    alone = from_folder(tmp_path)
     images = alone(blurry, SamplingSettings(blend=0.0), output_type="pt").images
     assert torch.allclose(images, blurry, atol=1e-6)
     with pytest.raises(ValueError, match="no denoiser"):

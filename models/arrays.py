@@ -1,0 +1,118 @@
+"""Images as people hold them in Python, PIL images and arrays, to tensors and back: what is no colour is kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import torch
+from torch import Tensor
+
+OUTPUT_TYPES = ("pil", "np", "pt")
+SLACK = 1e-3  # that floats may leave [0, 1] by, as rounding does
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a restored image keeps of the one it was made from.
+
+    Args:
+        dtype: of an array: uint8, uint16 or a float.
+        channels: 0 for an array (H, W), otherwise 1 to 4.
+        alpha: (H, W, 1) of that type, or None.
+    """
+
+    dtype: np.dtype
+    channels: int
+    alpha: np.ndarray | None
+
+    def image(self, restored: Tensor, output_type: str) -> PIL.Image.Image | np.ndarray:
+        """A restored image (3, H, W) in [0, 1] as a PIL image or an array, with grey, alpha and depth as before."""
+        # Equal channels must come out as they are: no mean that rounds.
+        colours = restored.median(dim=0, keepdim=True).values if self.channels < 3 else restored
+        array = colours.cpu().movedim(0, -1).numpy()
+        sixteen = self.dtype == np.uint16 and (output_type == "np" or (self.channels < 2))
+        dtype = np.dtype(np.uint16 if sixteen else np.uint8) if output_type == "pil" else self.dtype
+        levels = _levels(dtype)
+        array = array.astype(dtype) if levels == 1 else np.rint(array * levels).astype(dtype)
+        if self.alpha is not None:
+            alpha = self.alpha if self.dtype == dtype else np.rint(self.alpha * (levels / _levels(self.dtype)))
+            array = np.concatenate([array, alpha.astype(dtype)], axis=-1)
+        if output_type == "np":
+            return array[..., 0] if self.channels == 0 else array
+        return PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
+
+
+def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
+    """Images of one size as a tensor (N, 3, H, W) in [0, 1], and what is kept of each.
+
+    Args:
+        images: a tensor (3, H, W) or (N, 3, H, W) of floats in [0, 1], uint8 or uint16; or one of, or a list of: PIL
+            images of 8 bits or 16-bit grey, which are turned upright; arrays (H, W) or (H, W, C) of uint8, uint16 or
+            floats in [0, 1], C being 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
+
+    Raises:
+        ValueError: what they are is none of these, or their sizes differ.
+    """
+    if isinstance(images, Tensor):
+        batch = images[None] if images.ndim == 3 else images
+        if batch.ndim != 4 or batch.shape[1] != 3:
+            raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
+        return _unit(batch), [Layout(np.dtype(np.uint8), 3, None)] * len(batch)
+    one = isinstance(images, PIL.Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    arrays = [_array(image) for image in ([images] if one else images)]
+    sizes = {array.shape[:2] for array in arrays}
+    if len(sizes) != 1:
+        raise ValueError(f"a batch needs images of one size, got {sorted((w, h) for h, w in sizes)}")
+    tensors, layouts = [], []
+    for array in arrays:
+        planes = array[..., None] if array.ndim == 2 else array
+        grey, has_alpha = planes.shape[-1] < 3, planes.shape[-1] in (2, 4)
+        colours = torch.from_numpy(np.array(planes[..., : 1 if grey else 3])).movedim(-1, 0)
+        tensors.append(_unit(colours).expand(3, -1, -1))
+        alpha = planes[..., -1:] if has_alpha else None
+        layouts.append(Layout(array.dtype, 0 if array.ndim == 2 else planes.shape[-1], alpha))
+    return torch.stack(tensors), layouts
+
+
+def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) -> list:
+    """PIL images or arrays of a tensor (N * K, 3, H, W), all K of the first of N images first."""
+    count = len(restored) // len(layouts)
+    return [layouts[i // count].image(image, output_type) for i, image in enumerate(restored)]
+
+
+def _array(image: Any) -> np.ndarray:
+    """(H, W) or (H, W, 1 to 4)."""
+    if isinstance(image, PIL.Image.Image):
+        upright = PIL.ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):
+            return np.asarray(upright)
+        if upright.mode in ("I", "F"):
+            raise ValueError(f"a PIL image of mode {upright.mode} has no known range: give 8 bits, I;16 or an array")
+        grey = upright.mode in ("1", "L", "LA", "La")
+        has_alpha = upright.has_transparency_data
+        return np.asarray(upright.convert(("LA" if grey else "RGBA") if has_alpha else "L" if grey else "RGB"))
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f"an image must be a PIL image, an array or a tensor, got {type(image).__name__}")
+    if image.ndim not in (2, 3) or (image.ndim == 3 and not 1 <= image.shape[-1] <= 4):
+        raise ValueError(f"an image array must be (H, W) or (H, W, 1 to 4), got {image.shape}")
+    return image
+
+
+def _unit(values: Tensor) -> Tensor:
+    """Floats in [0, 1] of any channels."""
+    if values.dtype in (torch.uint8, torch.uint16):
+        return values.float().div_(torch.iinfo(values.dtype).max)
+    if not values.is_floating_point():
+        raise ValueError(f"pixels must be uint8, uint16 or floats in [0, 1], got {values.dtype}")
+    low, high = (values.min().item(), values.max().item()) if values.numel() else (0.0, 1.0)
+    if not (low >= -SLACK and high <= 1 + SLACK):
+        raise ValueError(f"pixels that are floats must lie in [0, 1], got {low:g} to {high:g}: divide them")
+    return values.float()
+
+
+def _levels(dtype: np.dtype) -> int:
+    """What stands for 1 in a type."""
+    return np.iinfo(dtype).max if dtype.kind == "u" else 1
