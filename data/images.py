@@ -1,7 +1,5 @@
 """Read and write images: one place where files become tensors and tensors become files."""
 
-import glob
-import importlib.util
 import os
 import struct
 import warnings
@@ -16,6 +14,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from data.search import DEEP, HEIF, WRITABLE, ImageError
+from data.search import find as find  # for those who read what they find
+from data.search import tree as tree
+
 FORMATS = {
     ".png": {"format": "PNG"},
     ".jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
@@ -25,29 +27,18 @@ FORMATS = {
     ".tiff": {"format": "TIFF"},
     ".bmp": {"format": "BMP"},
 }
-DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 TRANSPARENT = {".png", ".webp", ".tif", ".tiff"}
-HEIF = {".heic", ".heif"}
-if importlib.util.find_spec("pillow_heif"):  # an optional extra
+if WRITABLE & HEIF:
     import pillow_heif
 
     pillow_heif.register_heif_opener(thumbnails=False)
     FORMATS |= {suffix: {"format": "HEIF", "quality": 95, "chroma": "444"} for suffix in HEIF}
     TRANSPARENT |= HEIF
-SUFFIXES = set(FORMATS) | HEIF  # what is taken for an image
 
 MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # where Pillow refuses too: 179 million
 
 # Tags of a TIFF file that tell about the photograph and not about how the file is laid out.
 DESCRIPTIVE = {"ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright"}
-
-
-class ImageError(ValueError):
-    """An image that cannot be read or written; the message is one sentence naming the file."""
-
-    def __init__(self, sentence: str):
-        # A DataLoader repeats a worker's error with the whole traceback as its message: keep the sentence.
-        super().__init__(sentence.rpartition("ImageError: ")[2].strip())
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ def read_file(path: str | Path) -> ImageFile:
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not an image file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    if path.suffix.lower() in HEIF - set(FORMATS):
+    if path.suffix.lower() in HEIF - WRITABLE:
         raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
     try:
         with warnings.catch_warnings():
@@ -294,43 +285,6 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
         software=texts.pop(ExifTags.Base.Software) or False,
         extratags=[(int(tag), "s", 0, text, True) for tag, text in texts.items() if text],
     )
-
-
-def find(path: str | Path) -> list[Path]:
-    """List images: a file gives itself, a folder all its images, sorted, with those of its subfolders.
-
-    A pattern such as photos/**/*.png gives the images that match it. Hidden files and folders are passed over, and of
-    folders and patterns whatever has no image's suffix. Raises ImageError where there is nothing, or no image.
-    """
-    path = Path(path)
-    if path.is_file():
-        return [path]
-    root = tree(path)
-    if path.is_dir():
-        files = path.rglob("*")
-    elif glob.has_magic(str(path)):
-        files = map(Path, glob.iglob(str(path), recursive=True))
-    else:
-        raise ImageError(f"{path} is neither an image nor a folder: no such file.")
-    files = [
-        file
-        for file in files
-        if file.suffix.lower() in SUFFIXES
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(root).parts)
-    ]
-    if not files:
-        raise ImageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))}).")
-    return sorted(files)
-
-
-def tree(path: str | Path) -> Path:
-    """The folder in which `find` looks: a folder itself, a file's parent, what stands before the signs of a pattern."""
-    path = Path(path)
-    if path.is_dir():
-        return path
-    magic = [] if path.is_file() else [part for part in (*reversed(path.parents), path) if glob.has_magic(part.name)]
-    return magic[0].parent if magic else path.parent
 
 
 def header_size(path: str | Path) -> tuple[int, int] | None:

@@ -1,0 +1,69 @@
+"""Which files are images, by their names: found before the libraries that read them are loaded."""
+
+import glob
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+HEIF = {".heic", ".heif"}  # read and written with an optional extra
+WRITABLE = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"}
+WRITABLE |= HEIF if importlib.util.find_spec("pillow_heif") else set()
+SUFFIXES = WRITABLE | HEIF  # what is taken for an image
+DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
+RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
+PASSED_OVER = RAW | {".avif", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".pbm", ".pcx", ".pgm", ".pnm", ".ppm"}
+PASSED_OVER |= {".psd", ".svg", ".tga"}  # images, but of formats that are not read
+
+
+class ImageError(ValueError):
+    """An image that cannot be read or written; the message is one sentence naming the file."""
+
+    def __init__(self, sentence: str):
+        # A DataLoader repeats a worker's error with the whole traceback as its message: keep the sentence.
+        super().__init__(sentence.rpartition("ImageError: ")[2].strip())
+
+
+def find(path: str | Path) -> list[Path]:
+    """List images: a file gives itself, a folder all its images, sorted, with those of its subfolders.
+
+    A pattern such as photos/**/*.png gives the images that match it. Hidden files and folders are passed over, and of
+    folders and patterns whatever has no image's suffix. Raises ImageError where there is nothing, or no image.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in _visible(path) if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise ImageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))}).")
+    return files
+
+
+def passed_over(path: str | Path) -> Counter[str]:
+    """How many images of other formats `find` passes over, by suffix."""
+    path = Path(path)
+    suffixes = () if path.is_file() else (file.suffix.lower() for file in _visible(path))
+    return Counter(suffix for suffix in suffixes if suffix in PASSED_OVER)
+
+
+def tree(path: str | Path) -> Path:
+    """The folder in which `find` looks: a folder itself, a file's parent, what stands before the signs of a pattern."""
+    path = Path(path)
+    if path.is_dir():
+        return path
+    magic = [] if path.is_file() else [part for part in (*reversed(path.parents), path) if glob.has_magic(part.name)]
+    return magic[0].parent if magic else path.parent
+
+
+def _visible(path: Path) -> Iterator[Path]:
+    """The files below a folder, or of a pattern, but hidden ones."""
+    root = tree(path)
+    if path.is_dir():
+        files = path.rglob("*")
+    elif glob.has_magic(str(path)):
+        files = map(Path, glob.iglob(str(path), recursive=True))
+    else:
+        raise ImageError(f"{path} is neither an image nor a folder: no such file.")
+    for file in files:
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(root).parts):
+            yield file
