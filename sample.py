@@ -1,371 +1,367 @@
-"""Restore blurry photographs: files, folders or patterns in, restored pictures out.
+"""Restore blurry photographs: files, folders or patterns in, restored images out.
 
-python sample.py photo.jpg --checkpoint runs/demo/checkpoint --output restored
+python sample.py photo.jpg --output restored
+python sample.py photo.jpg --output sharp.png --preset perceptual
 python sample.py 'photos/**/*.png' --checkpoint runs/demo/checkpoint --output restored --sampler ddpm --steps 50
-torchrun --nproc_per_node 2 sample.py photos --checkpoint runs/demo/checkpoint --output restored
+torchrun --nproc_per_node 2 sample.py photos --output restored
 """
 
-import json
+from __future__ import annotations
+
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from argparse import ArgumentError
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from jsonargparse import ArgumentParser
+from base.command_line import STRICT, descriptions, flag_help, split, word_for
+from base.messages import UsageError, one_sentence
+from base.stop import Stopped, interruptible
+from data.manifest import Manifest
+from data.outputs import Outputs, batches, outputs_of
+from models.index import PRETRAINED, pretrained, stored_presets
+from models.options import Options
+from models.settings import SamplingSettings, preset_settings
 
-from base.files import locked, replacing
-from models.settings import Preset, SamplingSettings
+if TYPE_CHECKING:
+    from torch import Tensor
 
-COLOUR_DRIFT = 2 / 255  # the most that the mean of a colour channel may move away from the prediction's
-BATCH_PIXELS = 1 << 21  # of the pictures that are restored at once where nothing is said
-MOST_AT_ONCE = 16
+    from data.images import ImageFile
+    from models.pipeline import DeblurOutput, DeblurPipeline
+
 CPU_MEMORY = 3.5  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
+CPU_PIXELS = 24_000_000  # that are restored in CPU_MEMORY; each more takes seven floats of three channels
 DETAIL = 480  # side in pixels of what a comparison shows at full size
+STOPPED = "stopped, {} done; run again to go on"
 
 
-def restore(
-    inputs: list[str],
-    numbers: dict,
-    output: str,
-    checkpoint: str | None = None,
-    preset: Preset | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16"] = "auto",
-    compile: bool = False,
-    batch_size: int | None = None,
-    memory: float | None = None,
-    tile: int | None = None,
-    predictor_tile: int | None = None,
-    format: Literal["png", "jpg", "webp", "tif", "bmp"] | None = None,
-    depth: Literal[8, 16] | None = None,
-    guard: Literal["warn", "fallback"] = "warn",
-    uncertainty: bool = False,
-    compare: bool = False,
-    overwrite: bool = False,
-) -> int:
-    """Restore pictures, each in its own format and depth, with its metadata.
+NUMBERS = get_type_hints(SamplingSettings)
+KINDS = get_type_hints(Options) | NUMBERS
+
+
+def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int:
+    """Restore images, each in its own format and depth, with its metadata.
 
     Under torchrun each process takes its share of the list.
 
     Args:
-        inputs: pictures, folders of pictures (searched recursively) and patterns such as photos/**/*.png; the tree
-            below a folder, or below what stands before a pattern's signs, is kept.
+        inputs: images, folders of images (searched recursively) and patterns such as photos/**/*.png.
+        options: what is written, and how it is computed.
         numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
-        checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
-            pretrained/lite, which comes with the repository.
-        output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), and
-            manifest.json, which says how each was made.
-        preset: settings stored with the checkpoint; numbers given by flag go before them. Default: balanced, where the
-            checkpoint has it. faithful and vivid are the old names of fidelity and perceptual.
-        seed: the same seed gives the same noise for a picture of the same name.
-        device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
-        precision: of the networks; auto is bf16 where the device computes in it.
-        compile: compile the networks; worth its warm-up for many pictures of one size (docs/sampling.md).
-        batch_size: pictures of one size that are restored at once; default: as many as make up two megapixels, 16 at
-            most. The results do not depend on it.
-        memory: GB (1e9 bytes) that the process should stay within, or on a GPU its tensors; tiles are chosen by it.
-            Default: 3.5 on a CPU, half of what is free on a GPU.
-        tile: side of the denoiser's tiles for large pictures; default: whole, or what fits into memory.
-        predictor_tile: the same for the predictor.
-        format: of what is written; default: the input's.
-        depth: bits a channel of what is written; default: the input's.
-        guard: a sample that is less sharp than its input, or whose mean colour drifts from the prediction's by more
-            than 2 of 255 levels, is warned of; with fallback the prediction is written in its place.
-        uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
-            (float, in units of the [0, 1] range); where the checkpoint's predictor has a size head, also the error
-            that it expects of its estimate, as NAME_error.png and .tif, for which no sample is needed.
-        compare: also write NAME_compare.png: blurry, prediction, restored.
-        overwrite: restore again what the manifest says is done with the same checkpoint, settings and seed.
 
     Returns:
-        The number of pictures that could not be restored; each is named on stderr.
+        How many images could not be restored; each is named on stderr.
+
+    Raises:
+        ValueError, OSError: nothing can be restored; one sentence.
     """
     SamplingSettings(**numbers)  # says what is wrong before anything heavy
-    for name, value in (("batch_size", batch_size), ("memory", memory)):
-        if value is not None and value <= 0:
-            raise ValueError(f"--{name} must be above 0, got {value}")
+    outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
+    source = options.checkpoint or pretrained()
+    presets = stored_presets(source)
+    if presets is not None:
+        preset_settings(presets, options.preset)
+    outputs.folder.mkdir(parents=True, exist_ok=True)
+    done = 0
+    try:
+        run = _Run(source, options, numbers, outputs)
+        for done in run.go():  # noqa: B007 (counts)
+            pass
+    except Stopped as stopped:
+        raise Stopped(stopped.signal, STOPPED.format(done)) from None
+    return run.say_how_it_went()
 
-    import torch
-    from tqdm import tqdm
 
-    from data import images
-    from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
-    from models.devices import choose_device
+class _Run:
+    """The images of one process on their way through the pipeline."""
 
-    work = _targets(inputs, Path(output), format, depth)
-    checkpoint = checkpoint or pretrained()
-    Path(output).mkdir(parents=True, exist_ok=True)
-    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    place = choose_device(device)
-    if place.type == "cuda" and place.index is None and processes > 1:
-        place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
-    pipeline = load_pipeline(checkpoint, place, precision)
-    settings = replace(pipeline.preset(preset) if preset else pipeline.default_settings, **numbers)
-    if uncertainty and settings.num_samples == 1 and not pipeline.predictor.config.get("size_head"):
+    def __init__(self, source: str, options: Options, numbers: dict[str, Any], outputs: Outputs):
+        # Not above: these take seconds, and what is wrong with a command line is found without them.
+        from models.checkpoints import checkpoint_hash, load_pipeline
+        from models.devices import choose_device, has_bf16
+        from models.memory import used_memory
+
+        self.options, self.outputs = options, outputs
+        self.rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        place = choose_device(options.device)
+        if place.type == "cuda" and place.index is None and processes > 1:
+            place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        precision = options.precision
+        if precision == "auto":
+            precision = "bf16" if has_bf16(place) else "fp32"
+        self.pipeline = load_pipeline(source, place, precision)
+        self.settings, preset = _settings(self.pipeline, options, numbers)
+        if options.compile:
+            self.pipeline.compile()
+        if options.memory and 1e9 * options.memory <= (used := used_memory(place)):
+            raise ValueError(
+                f"--memory {options.memory:g} is less than the program itself takes, {used / 1e9:.2f} GB:"
+                f" give --memory {used / 1e9 + 0.5:.1f} or more"
+            )
+        name = source if options.checkpoint else PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+        self.title = f"{name}{preset and f', {preset}'}: {self.settings}; {place}, {precision}; "
+        self.found = {"checkpoint": name, "preset": preset or None, "device": str(place)}
+        facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
+        facts["precision"] = precision
+        for kept in ["seed", "guard", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
+            facts[kept] = getattr(options, kept)
+        self.manifest = Manifest(outputs.folder, facts | {"format": options.suffix})
+        self.share = outputs.work[self.rank :: processes]
+        self.work = [pair for pair in self.share if options.overwrite or not self.manifest.has(pair[0])]
+        self.failures, self.written, self.replaced = list(outputs.missing), 0, Counter()
+
+    def go(self) -> Iterator[int]:
+        """Restore all; yields how many are written."""
+        from tqdm import tqdm
+
+        from data import images
+
+        steps = self.settings.num_samples * self.settings.steps if self.settings.blend > 0 else 1
+        with tqdm(total=len(self.work) * steps, unit="step", disable=self.rank > 0) as self.bar:
+            finished = 0
+            for batch in batches(self.work, self.options.batch_size):
+                loaded = []
+                for path, target in batch:
+                    try:
+                        loaded.append((path, target, images.read_file(path)))
+                    except images.ImageError as error:
+                        self.failures.append(str(error))
+                self.bar.set_description(batch[0][0].name)
+                for (path, target, image), out, seconds in self._restored(loaded):
+                    if isinstance(out, str):
+                        self.failures.append(f"{path} {out}")
+                        continue
+                    self._write(path, target, image, out, seconds)
+                    self.written += 1
+                    yield self.written
+                finished += len(batch)
+                self.bar.update(finished * steps - self.bar.n)
+
+    def say_how_it_went(self) -> int:
+        """Print what was written, and on stderr what was not; returns how many could not be restored."""
+        for failure in sorted(self.failures):
+            print(f"sample.py: error: {failure}", file=sys.stderr)
+        for suffix, count in sorted(self.outputs.skipped.items()):
+            print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
+        done = f", {skipped} done before" if (skipped := len(self.share) - len(self.work)) else ""
+        replaced = ", ".join(f"{count} ({why})" for why, count in sorted(self.replaced.items()))
+        where = self.outputs.work[0][1] if self._is_file() else self.outputs.folder
+        print(
+            f"wrote {self.written} of {len(self.work)} restored images to {where}{done}"
+            + (f", replaced {replaced}" if replaced else "")
+        )
+        return len(self.failures)
+
+    def _is_file(self) -> bool:
+        return Path(self.options.output) != self.outputs.folder
+
+    def _say(self, path: Path, sentence: str) -> None:
+        self.bar.write(f"{path}: {sentence}", sys.stderr)
+
+    def _restored(self, loaded: list[tuple[Path, Path, ImageFile]]) -> Iterator[tuple]:
+        """Each (path, target, image) with its `DeblurOutput` of one image and its share of the seconds.
+
+        Images that turn out to differ in size, and those that do not fit into memory together, are run apart; a
+        sentence stands for the output of one that does not fit by itself.
+        """
+        from models.memory import is_out_of_memory
+        from models.tiling import TooLittleMemory
+
+        out, start = None, time.perf_counter()
+        if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
+            try:
+                out = self._run(loaded)
+            except TooLittleMemory as error:
+                out = f"does not fit into --memory: give {error.needed / 1e9 + 0.05:.1f} or more"
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+        if not hasattr(out, "images") and len(loaded) > 1:
+            for half in (loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]):
+                yield from self._restored(half)
+            return
+        seconds = (time.perf_counter() - start) / max(1, len(loaded))
+        for i, one in enumerate(loaded):
+            if out is None:
+                height, width = one[2].pixels.shape[-2:]
+                out = f"does not fit into memory ({width} x {height} pixels): lower --memory"
+            yield one, out if isinstance(out, str) else _part(out, i, len(loaded)), seconds
+
+    def _run(self, loaded: list[tuple[Path, Path, ImageFile]]) -> DeblurOutput:
+        import torch
+
+        def count(steps):
+            for step in steps:
+                yield step
+                self.bar.update(len(loaded))
+
+        pixels = torch.stack([image.pixels for _, _, image in loaded])
+        return self.pipeline(
+            pixels,
+            self.settings,
+            self.options.seed,
+            names=[path.stem for path, _, _ in loaded],
+            output_type="pt",
+            progress=count,
+            tile=self.options.tile,
+            predictor_tile=self.options.predictor_tile,
+            memory=self._memory(pixels.shape[-2] * pixels.shape[-1]),
+        )
+
+    def _memory(self, size: int) -> int | None:
+        """Bytes that the process may hold while it restores images of so many pixels; None: what is free decides."""
+        if self.options.memory is None and self.pipeline.device.type != "cpu":
+            return None
+        more = 7 * 12 * max(0, size - CPU_PIXELS)
+        return int(1e9 * self.options.memory) if self.options.memory else int(1e9 * CPU_MEMORY) + more
+
+    def _write(self, path: Path, target: Path, image: ImageFile, out: DeblurOutput, seconds: float) -> None:
+        """Write one restoration, all that goes with it, and its entry in the manifest."""
+        from data import images
+        from data.maps import write_map
+        from models.guard import faults
+
+        start, options = time.perf_counter(), self.options
+        self._say_title(path, out.tiles)
+        if image.frames > 1:
+            self._say(path, f"has {image.frames} frames, the first is restored")
+        if options.format is None and not self._is_file() and target.suffix != path.suffix:
+            self._say(path, f"is written as {target.name}")
+        wrong = faults(out.images[0], out.predictions[0], image.pixels) if self.settings.blend > 0 else []
+        back = bool(wrong) and options.guard == "fallback"
+        for fault in wrong:
+            self._say(path, fault + ", the prediction is written" * back)
+        restored = out.predictions if back else out.images
+        several = len(restored) > 1
+        names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
+        files = {target.with_name(name): one for name, one in zip(names, restored, strict=True)}
+        if (why := self.manifest.replaced_by(path, list(files))) is not None:
+            self.replaced[why] += 1
+        for file, one in files.items():
+            images.write(file, one, image, options.depth)
+        written, whites = list(files), {}
+        for kind, values in {"std": out.std, "error": out.expected_error}.items():
+            if options.uncertainty and values is not None:
+                heat = target.with_name(f"{target.stem}_{kind}.png")
+                whites[f"{kind}_white"] = write_map(heat, values[0])
+                written += [heat, heat.with_suffix(".tif")]
+        if options.compare:
+            written.append(target.with_name(f"{target.stem}_compare.png"))
+            _write_comparison(written[-1], image.values, out.predictions[0], restored[0])
+        seconds += time.perf_counter() - start
+        found = {"tiles": out.tiles, "seconds": round(seconds, 3), "faults": wrong}
+        self.manifest.add(path, written, self.found | found | whites)
+
+    def _say_title(self, path: Path, tiles: dict[str, int | None]) -> None:
+        """Say once what is done, and of each image that is not done in the same tiles in which it is."""
+        sides = ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
+        if self.title:
+            self.bar.write(f"{self.title}{sides}")
+            self.title, self.sides = "", sides
+        elif sides != self.sides:
+            self._say(path, sides)
+
+
+def _settings(pipeline: DeblurPipeline, options: Options, numbers: dict[str, Any]) -> tuple[SamplingSettings, str]:
+    """How to sample, and the name of the preset that it starts from; says on stderr what has no effect."""
+    settings = pipeline.preset(options.preset) if options.preset else pipeline.default_settings
+    settings = replace(settings, **numbers)
+    preset = options.preset or ("balanced" if "balanced" in pipeline.config.presets else "")
+    for sentence in settings.without_effect(numbers):
+        print(f"sample.py: {sentence}", file=sys.stderr)
+    if settings.blend == 0:
+        settings = replace(settings, num_samples=1)
+    if options.uncertainty and settings.num_samples == 1 and not pipeline.predictor.config.get("size_head"):
         raise ValueError(
             "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it expects:"
             " give --num_samples 2 or more"
         )
-    if compile:
-        pipeline.compile()
-    if memory is None and place.type == "cpu":
-        memory = CPU_MEMORY
-    facts = {"checkpoint_sha256": checkpoint_hash(checkpoint), "settings": asdict(settings), "seed": seed}
-    facts |= {"precision": precision, "guard": guard, "uncertainty": uncertainty, "compare": compare}
-    facts |= {"format": format, "depth": depth, "tile": tile, "predictor_tile": predictor_tile}
-    manifest = Manifest(Path(output), facts)
-    share = work[rank::processes]
-    work = [(path, target) for path, target in share if overwrite or not manifest.has(path)]
-    skipped, failures, finished = len(share) - len(work), [], 0
-    evaluations = settings.num_samples * settings.steps if settings.blend > 0 else 1
-    with tqdm(total=len(work) * evaluations, unit="step", disable=rank > 0) as bar:
-
-        def say(path: Path, sentence: str) -> None:
-            bar.write(f"{path}: {sentence}", sys.stderr)
-
-        def run(pictures: list[tuple]):
-            def count(steps):
-                for step in steps:
-                    yield step
-                    bar.update(len(pictures))
-
-            names = [path.stem for path, _, _ in pictures]
-            pixels = torch.stack([picture.pixels for _, _, picture in pictures])
-            limit = memory and int(1e9 * memory)
-            return pipeline(pixels, settings, seed, names, "pt", count, tile, predictor_tile, limit)
-
-        for batch in _batches(work, batch_size):
-            pictures = []
-            for path, target in batch:
-                try:
-                    pictures.append((path, target, images.read_file(path)))
-                except images.ImageError as error:
-                    failures.append(str(error))
-            bar.set_description(batch[0][0].name)
-            for (path, target, picture), out, seconds in _restored(run, pictures):
-                start = time.perf_counter()
-                if out is None:
-                    height, width = picture.pixels.shape[-2:]
-                    failures.append(f"{path} does not fit into memory ({width} x {height} pixels): lower --memory")
-                    continue
-                if picture.frames > 1:
-                    say(path, f"has {picture.frames} frames, the first is restored")
-                if format is None and target.suffix != path.suffix:
-                    say(path, f"is written as {target.name}")
-                faults = _faults(out.images[0], out.predictions[0], picture) if settings.blend > 0 else []
-                for fault in faults:
-                    say(path, fault + ", the prediction is written" * (guard == "fallback"))
-                restored = out.predictions if faults and guard == "fallback" else out.images
-                names = [target.name]
-                if len(restored) > 1:
-                    names = [f"{target.stem}_{k}{target.suffix}" for k in range(len(restored))]
-                for name, image in zip(names, restored, strict=True):
-                    images.write(target.with_name(name), image, picture, depth)
-                maps = {"std": out.std, "error": out.expected_error} if uncertainty else {}
-                extra = {
-                    f"{kind}_white": _write_uncertainty(target, kind, values[0])
-                    for kind, values in maps.items()
-                    if values is not None
-                }
-                if compare:
-                    _write_comparison(target, picture.values, out.predictions[0], restored[0])
-                seconds += time.perf_counter() - start
-                manifest.add(path, target, names, {"seconds": round(seconds, 3), "faults": faults} | extra)
-            finished += len(batch)
-            bar.update(finished * evaluations - bar.n)
-    for failure in sorted(failures):
-        print(f"sample.py: error: {failure}", file=sys.stderr)
-    done = f", {skipped} were done before" if skipped else ""
-    print(f"wrote {len(work) - len(failures)} of {len(work)} restored pictures to {output}{done}")
-    return len(failures)
+    return settings, preset
 
 
-def _batches(work: list[tuple[Path, Path]], batch_size: int | None) -> Iterator[list[tuple[Path, Path]]]:
-    """The work in groups of pictures whose headers tell one size, in the order in which the sizes appear."""
-    from tqdm import tqdm
-
-    from data import images
-
-    groups: dict = {}
-    for path, target in tqdm(work, "sizes", delay=2, leave=False, disable=batch_size == 1):
-        size = images.header_size(path) if batch_size != 1 else None
-        groups.setdefault(size or path, []).append((path, target))
-    for size, group in groups.items():
-        fitting = BATCH_PIXELS // (size[0] * size[1]) if isinstance(size, tuple) else 1
-        count = batch_size or max(1, min(MOST_AT_ONCE, fitting))
-        yield from (group[i : i + count] for i in range(0, len(group), count))
+def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
+    """What a batch of so many images gave for one of them."""
+    return replace(
+        out,
+        images=out.images.unflatten(0, (count, -1))[i],
+        predictions=out.predictions[i : i + 1],
+        std=None if out.std is None else out.std[i : i + 1],
+        expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
+    )
 
 
-def _restored(run: Callable, pictures: list[tuple]) -> Iterator[tuple]:
-    """Each (path, target, picture) with its `DeblurOutput` of one picture and its share of the seconds.
-
-    Pictures that turn out to differ in size, and those that do not fit into memory together, are run apart; None
-    stands for the output of one that does not fit by itself.
-    """
-    from models.memory import is_out_of_memory
-    from models.pipeline import DeblurOutput
-
-    layouts = [(picture.pixels.shape, picture.pixels.dtype) for _, _, picture in pictures]
-    out, start = None, time.perf_counter()
-    if len(set(layouts)) == 1:
-        try:
-            out = run(pictures)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-    if out is None and len(pictures) > 1:
-        for half in (pictures[: len(pictures) // 2], pictures[len(pictures) // 2 :]):
-            yield from _restored(run, half)
-        return
-    seconds = (time.perf_counter() - start) / max(1, len(pictures))
-    for i, picture in enumerate(pictures):
-        own = out and DeblurOutput(
-            images=out.images.unflatten(0, (len(pictures), -1))[i],
-            predictions=out.predictions[i : i + 1],
-            std=None if out.std is None else out.std[i : i + 1],
-            expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
-        )
-        yield picture, own, seconds
-
-
-class Manifest:
-    """manifest.json in the output folder: how each picture was made. Whole after every picture, or not changed.
-
-    Several processes may write it: each adds to what it finds there, one at a time.
-
-    Args:
-        folder: the output folder.
-        facts: what a restoration depends on, beside the picture.
-    """
-
-    def __init__(self, folder: Path, facts: dict):
-        self.path, self.facts, self.folder = folder / "manifest.json", facts, folder
-        self.files = self._read()
-
-    def _read(self) -> dict:
-        try:
-            return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-        except ValueError as error:
-            raise ValueError(f"{self.path} is not JSON ({error}): remove it") from error
-
-    def has(self, picture: Path) -> bool:
-        """Whether the unchanged picture was restored with the same facts, and what was written is still there."""
-        entry = self.files.get(str(picture), {})
-        same = all(entry.get(name) == value for name, value in (self.facts | _stamp(picture)).items())
-        return same and all((self.folder / name).is_file() for name in entry["written"])
-
-    def add(self, picture: Path, target: Path, names: list[str], found: dict) -> None:
-        """Write down one restored picture: the files it was written to, and what was found out on the way."""
-        written = [target.with_name(name).relative_to(self.folder).as_posix() for name in names]
-        with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
-            self.files = self._read() | {str(picture): {"written": written} | found | _stamp(picture) | self.facts}
-            part.write_text(json.dumps(self.files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _stamp(picture: Path) -> dict:
-    status = picture.stat()
-    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
-
-
-def _faults(sample, prediction, picture) -> list[str]:
-    """What is wrong with a sample: it is less sharp than the input, or its colours drifted from the prediction's."""
-    import torch
-
-    def sharpness(x, levels=1.0):  # mean size of the gradient; channel by channel, since a photo may be large
-        sums = [c.diff(dim=0).abs().sum() + c.diff(dim=1).abs().sum() for c in (channel.float() for channel in x)]
-        return sum(sums).item() / levels / x.numel()
-
-    faults = []
-    before = sharpness(picture.pixels, torch.iinfo(picture.pixels.dtype).max)
-    if sharpness(sample) < before:
-        faults.append("the sample is less sharp than the input")
-    drift = (sample.mean(dim=(1, 2)) - prediction.mean(dim=(1, 2))).abs().max().item()
-    if drift > COLOUR_DRIFT:
-        faults.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
-    return faults
-
-
-def _write_uncertainty(target: Path, kind: str, values) -> float:
-    """The heat map, whose brightest colour stands for the 99.5th percentile, which is returned, and the floats."""
-    import matplotlib
-    import numpy as np
-    import tifffile
-    import torch
-
-    from data import images
-
-    values = values.cpu()
-    mean = values.mean(dim=0).numpy()
-    white = float(np.percentile(mean, 99.5))  # a few bright pixels would leave the rest black
-    heat = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
-    images.write(target.with_name(f"{target.stem}_{kind}.png"), torch.from_numpy(heat).movedim(-1, 0) / 255)
-    with replacing(target.with_name(f"{target.stem}_{kind}.tif")) as part:
-        tifffile.imwrite(part, values.expand(3, -1, -1).movedim(0, -1).contiguous().numpy(), photometric="rgb")
-    return round(white, 6)
-
-
-def _write_comparison(target: Path, blurry, prediction, restored) -> None:
-    """A panel of the whole pictures and, where those are shown smaller than they are, of their middle."""
+def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
+    """A panel of the whole images and, where those are shown smaller than they are, of their middle."""
     from torch.nn.functional import interpolate
 
     from evaluation.plots import panel
 
     columns = {}
-    for label, picture in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
-        height, width = picture.shape[-2:]
-        columns[label] = [picture]
+    for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
+        height, width = image.shape[-2:]
+        columns[label] = [image]
         if width > DETAIL:
-            small = interpolate(picture[None], (max(1, height * DETAIL // width), DETAIL), mode="area")[0]
+            small = interpolate(image[None], (max(1, height * DETAIL // width), DETAIL), mode="area")[0]
             top, left = max(0, height - DETAIL) // 2, (width - DETAIL) // 2
-            columns[label] = [small, picture[:, top : top + DETAIL, left : left + DETAIL]]
-    panel(columns, target.with_name(f"{target.stem}_compare.png"))
+            columns[label] = [small, image[:, top : top + DETAIL, left : left + DETAIL]]
+    panel(columns, path)
 
 
-def _targets(inputs: list[str], output: Path, format: str | None, depth: int | None) -> list[tuple[Path, Path]]:
-    """Each picture and where its restoration goes; ValueError where two collide or an input would be overwritten."""
-    from data import images
+def _help(flags: dict[str, str]) -> str:
+    """--help; the defaults of the numbers are those of the checkpoint."""
+    source = flags.get("checkpoint") or pretrained()
+    settings = preset_settings(stored_presets(source) or {}, flags.get("preset"))
+    lines = [__doc__.strip(), "", "usage: python sample.py IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]", ""]
+    texts = descriptions(Options.__doc__)
+    for field in fields(Options):
+        default = field.default if isinstance(field.default, str | int) and field.default is not False else ""
+        lines += flag_help(field.name, word_for(KINDS[field.name]), default, texts[field.name])
+    name = flags.get("checkpoint") or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+    lines += ["", f"how to sample; shown are the numbers of {name}, preset {flags.get('preset', 'balanced')}:"]
+    texts = descriptions(SamplingSettings.__doc__)
+    for number, value in asdict(settings).items():
+        lines += flag_help(number, word_for(NUMBERS[number]), str(value).lower(), texts[number])
+    return "\n".join(lines)
 
-    work: dict[Path, Path] = {}  # target -> picture
-    for given in inputs:
-        root = images.tree(given)
-        for picture in images.find(given):
-            target = output / picture.relative_to(root)
-            if format or target.suffix.lower() not in images.FORMATS:
-                target = target.with_suffix(f".{format or 'png'}")
-            if depth == 16 and target.suffix.lower() not in images.DEEP:
-                raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
-            if work.setdefault(target, picture).resolve() != picture.resolve():
-                raise ValueError(f"{work[target]} and {picture} would both be written to {target}: rename one of them")
-    pictures = {picture.resolve() for picture in work.values()}
-    for target in work:
-        if target.resolve() in pictures:
-            raise ValueError(f"{target} is an input and would be overwritten: choose another --output")
-    return [(picture, target) for target, picture in work.items()]
+
+def _main(args: list[str]) -> int:
+    from jsonargparse import ArgumentParser
+
+    wanted = {"-h", "--help"} & set(args)
+    inputs, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "sample.py")
+    if wanted:
+        print(_help(flags))
+        return 0
+    if not inputs or "output" not in flags:
+        missing = "no image is named" if not inputs else "--output is missing"
+        raise UsageError(f"{missing}: python sample.py photo.jpg --output restored (--help lists the flags)")
+    parser = ArgumentParser(**STRICT)
+    for options in (Options, SamplingSettings):
+        parser.add_class_arguments(options)
+    try:
+        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
+    except ArgumentError as error:
+        raise UsageError(f"--{one_sentence(str(error))}") from None
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    return 1 if restore(inputs, options, {name: given[name] for name in flags if name in NUMBERS}) else 0
 
 
 def main(args: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = ArgumentParser(description=__doc__, prog="sample.py")
-    parser.add_argument("inputs", nargs="+", help="pictures, folders (searched recursively) and patterns in quotes")
-    flags = parser.add_function_arguments(restore, skip={"inputs", "numbers"})
-    numbers = parser.add_class_arguments(SamplingSettings)
-    given = parser.parse_args(args)
-    told = parser.parse_args(args, defaults=False)  # what stands on the command line, and so goes before a preset
-    failures = restore(
-        given.inputs,
-        {name: told[name] for name in numbers if name in told},
-        **{name: given[name] for name in flags},
-    )
-    return 1 if failures else 0
+    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    try:
+        with interruptible(STOPPED.format(0)):
+            return _main(sys.argv[1:] if args is None else args)
+    except (ValueError, OSError) as error:
+        print(f"sample.py: error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(f"sample.py: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())
