@@ -324,7 +324,9 @@ def _help(flags: dict[str, str]) -> str:
     lines += ["", f"how to sample; shown are the numbers of {name}, preset {flags.get('preset', 'balanced')}:"]
     texts = descriptions(SamplingSettings.__doc__)
     for number, value in asdict(settings).items():
-        lines += flag_help(number, word_for(NUMBERS[number]), str(value).lower(), texts[number])
+        lines += flag_help(
+            number, word_for(NUMBERS[number]), value if value is None else str(value).lower(), texts[number]
+        )
     return "\n".join(lines)
 
 

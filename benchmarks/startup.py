@@ -1,4 +1,4 @@
-"""Seconds until a command answers: its help, and wrong flags, paths and names, each in a process of its own.
+"""Seconds until a command answers (help, wrong flags, paths and names) or has restored a thumbnail, each in a process.
 
 python -m benchmarks.startup
 python -m benchmarks.startup --cases 'train/*' --repeats 5
@@ -13,16 +13,25 @@ import time
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from jsonargparse import auto_cli
+from PIL import Image
 
 from benchmarks.record import machine, write_json
 
 ROOT = Path(__file__).parents[1]
 FIT = ["train.py", "fit", "--config", "configs/demo.yaml"]
+SAMPLE = ["sample.py", "docs/examples", "--output", "restored"]
+SIDE = 256  # of the thumbnail
 CASES = {  # command, and the most seconds that it should take on two cores
     "sample/help": (["sample.py", "--help"], 1.0),
     "sample/path": (["sample.py", "nowhere.jpg", "--output", "restored"], 1.0),
+    "sample/flag": ([*SAMPLE, "--step", "3"], 1.0),
+    "sample/choice": ([*SAMPLE, "--sampler", "dimm"], 1.0),
+    "sample/preset": ([*SAMPLE, "--preset", "percptual"], 1.0),
+    "sample/checkpoint": ([*SAMPLE, "--checkpoint", "nowhere"], 1.0),
+    "sample/thumbnail": (["sample.py", "THUMBNAIL", "--output", "RESTORED", "--overwrite"], 5.0),
     "evaluate/help": (["evaluate.py", "--help"], 1.0),
     "evaluate/path": (["evaluate.py", "--data", "nowhere", "--output", "scores"], 1.0),
     "evaluate/name": (["evaluate.py", "--data", ".", "--output", "scores", "--metrics", "psnr,lpps"], 1.0),
@@ -42,22 +51,29 @@ def seconds_of(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
+def _median(command: list[str], repeats: int) -> float:
+    seconds_of(command)  # fills the caches
+    return median(seconds_of(command) for _ in range(repeats))
+
+
 def main(cases: str = "*/*", output: str = "benchmarks/results/startup.json", repeats: int = 3) -> None:
     """Measure the chosen cases, print them, and merge them into the JSON file.
 
     Args:
         cases: names or patterns of names, with commas between them.
         output: the JSON file.
-        repeats: of each; the median counts. One before them fills the caches.
+        repeats: of each; the median counts. One more goes before them.
     """
     chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:
         raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)}")
     found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
-    for name in chosen:
-        command, limit = CASES[name]
-        seconds_of(command)
-        seconds = median(seconds_of(command) for _ in range(repeats))
+    with TemporaryDirectory() as folder:
+        places = {"THUMBNAIL": f"{folder}/photo.jpg", "RESTORED": f"{folder}/restored"}
+        Image.open(ROOT / "docs" / "examples" / "rsblur_1.jpg").resize((SIDE, SIDE)).save(places["THUMBNAIL"])
+        measured = {name: _median([places.get(word, word) for word in CASES[name][0]], repeats) for name in chosen}
+    for name, seconds in measured.items():
+        limit = CASES[name][1]
         found["cases"][name] = {"seconds": round(seconds, 2), "wanted": limit} | machine()
         print(f"{name:<16} {seconds:6.2f} s{'' if seconds <= limit else f', more than {limit}'}")
     write_json(output, found)
