@@ -74,7 +74,7 @@ def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: in
 
 
 def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
-    """Column -> picture -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ...
+    """Column -> image -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ...
 
     Of frames, which take long, the PSNR of the prediction alone: they are there for networks that depend on the size.
     """
@@ -93,17 +93,17 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
             restored = {"blurry": blurry, "prediction": x_init.clamp(0, 1)}
             for name, setting in samplings.items() if test == "crops" else ():
                 restored[name] = pipeline.refine(blurry, x_init, setting, names=[pair.name]).images
-            for what, picture in restored.items():
+            for what, image in restored.items():
                 for metric in metrics if test == "crops" else ["psnr"]:
-                    value = metrics[metric](picture, sharp).item()
+                    value = metrics[metric](image, sharp).item()
                     found.setdefault(f"{test}/{what}/{metric}", {})[pair.name] = round(value, 5)
     return found
 
 
 def table(runs: list[dict], reference: str) -> list[dict]:
-    """One row an arm: for each column the mean over pictures and seeds, its difference to the reference, each seed's.
+    """One row an arm: for each column the mean over images and seeds, its difference to the reference, each seed's.
 
-    The difference is of the seeds that both have, paired by picture; its 95 % interval is over pictures.
+    The difference is of the seeds that both have, paired by image; its 95 % interval is over images.
     """
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     by_arm = {arm: {run["seed"]: run for run in runs if run["arm"] == arm} for arm in arms}
@@ -199,7 +199,7 @@ def main(
 
     Args:
         photos: folder of sharp photographs with train.txt and test.txt.
-        output: folder of the runs, the held-out pictures, and ablation.json, .csv and .png.
+        output: folder of the runs, the held-out images, and ablation.json, .csv and .png.
         arms: the YAML file.
         only: names of arms, with commas and no space between them; none: all.
         teraflop: arithmetic of every run, in place of the file's.

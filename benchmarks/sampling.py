@@ -54,7 +54,7 @@ def pipeline_of(checkpoint: str, device: str, layout: str):
 
 
 def step_of(pipeline, blurry):
-    """One call of the denoiser at the picture's size."""
+    """One call of the denoiser at the image's size."""
     level = torch.full((len(blurry),), 0.5, device=blurry.device)
     noise = torch.randn(blurry.shape, device=blurry.device)
     return lambda: pipeline.denoiser(noise, blurry, level, blurry)
@@ -158,7 +158,7 @@ def measure_agreement(checkpoint: str, device: str, photos: str, most: int | Non
         options = {"settings": SamplingSettings(steps=10), "names": [path.stem], "output_type": "pt"}
         fp32, bf16 = (pipeline(images.read(path), **options).images for pipeline in pipelines)
         values[path.relative_to(photos).as_posix()] = round(psnr(bf16, fp32).item(), 2)
-    return {"mean_psnr": round(mean(values.values()), 2), "lowest": min(values.values()), "pictures": values}
+    return {"mean_psnr": round(mean(values.values()), 2), "lowest": min(values.values()), "images": values}
 
 
 def untrained(config: str, folder: Path) -> str:
@@ -215,9 +215,9 @@ def main(
         threads: of torch; none: as many as it takes by itself.
         repeats: timed calls after the first; their median counts.
         photo: the photo that the case photo enlarges to 24 megapixels.
-        photos: folder for the case agreement, with blurry pictures in folders named blur.
+        photos: folder for the case agreement, with blurry images in folders named blur.
         photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
-        quick: tiny pictures, to see whether it works.
+        quick: tiny images, to see whether it works.
     """
     chosen = [name for name in (*CASES, *OTHERS) if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:
@@ -245,7 +245,7 @@ def main(
             found["cases"][case] = record | subject | facts
             found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
             write_json(output, found)
-            tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'pictures'})}")
+            tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
     for case, ratio in found["times_as_fast_as_plain_fp32"].items():
         print(f"{case:<40} {ratio:6.2f} x")
     print(f"wrote {output}")

@@ -9,7 +9,7 @@ from tools.make_pairs import main as make_pairs
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Two pictures of soft-edged patches under strong uniform blur, and a set without kernels."""
+    """Two images of soft-edged patches under strong uniform blur, and a set without kernels."""
     (tmp_path / "photos").mkdir()
     for number in range(2):
         coarse = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(number))

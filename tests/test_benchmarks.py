@@ -1,4 +1,4 @@
-"""The benchmarks on tiny pictures: that they measure, merge and say what they ran on, not what comes out."""
+"""The benchmarks on tiny images: that they measure, merge and say what they ran on, not what comes out."""
 
 import json
 import subprocess

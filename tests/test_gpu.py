@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
-def test_a_picture_on_the_gpu_is_the_picture_on_the_cpu(tmp_path, sampler):
+def test_an_image_on_the_gpu_is_the_image_on_the_cpu(tmp_path, sampler):
     tiny_pipeline().save_pretrained(tmp_path)
     blurry, settings = torch.rand(2, 3, 45, 61), SamplingSettings(sampler, steps=5)
     images = {
@@ -69,11 +69,11 @@ def test_nothing_in_the_loop_waits_for_the_gpu(tmp_path, sampler):
     assert len(steps) == 5
 
 
-def test_compiled_graphs_give_the_same_pictures(tmp_path):
+def test_compiled_graphs_give_the_same_images(tmp_path):
     tiny_pipeline().save_pretrained(tmp_path)
     plain, compiled = (load_pipeline(str(tmp_path), "cuda", "fp32") for _ in range(2))
     compiled.compile()
-    for seed in (0, 1):  # the second picture reuses the graphs
+    for seed in (0, 1):  # the second image reuses the graphs
         blurry = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
         one, two = (
             pipeline(blurry, SamplingSettings(steps=4), seed, output_type="pt").images for pipeline in (plain, compiled)

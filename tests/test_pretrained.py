@@ -12,8 +12,8 @@ from models.index import PRETRAINED
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
-def gradient_energy(picture: torch.Tensor) -> float:
-    return (picture.diff(dim=-1).square().mean() + picture.diff(dim=-2).square().mean()).item()
+def gradient_energy(image: torch.Tensor) -> float:
+    return (image.diff(dim=-1).square().mean() + image.diff(dim=-2).square().mean()).item()
 
 
 def test_it_is_small_and_has_presets():

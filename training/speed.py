@@ -98,10 +98,10 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
         module: what is trained.
         shape: (N, 3, H, W) of the crops.
     """
-    picture = torch.empty(*shape, device="meta")
-    flops = _flops(module.predictor, [picture])
+    image = torch.empty(*shape, device="meta")
+    flops = _flops(module.predictor, [image])
     if getattr(module, "denoiser", None) is not None:
-        flops += _flops(module.denoiser, [picture, picture, torch.empty(shape[0], device="meta"), picture])
+        flops += _flops(module.denoiser, [image, image, torch.empty(shape[0], device="meta"), image])
     return flops
 
 

@@ -28,7 +28,7 @@ class Track(Callback):
 
     Args:
         lpips: for the curve; where it has no weights, SSIM takes its place.
-        panels: pictures of the validation set to show.
+        panels: images of the validation set to show.
         samples: samples of each.
     """
 
@@ -47,7 +47,7 @@ class Track(Callback):
         self.sums = self.sums.to(pl_module.device)
         text = recipe(trainer, pl_module)
         rank_zero_info(text)
-        for logger in _picture_loggers(trainer):
+        for logger in _image_loggers(trainer):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
             elif not logger.experiment.notes:  # notes that somebody gave stay
@@ -79,7 +79,7 @@ class Track(Callback):
         self.points = {}
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        if trainer.sanity_checking or batch_idx >= self.panels or not _picture_loggers(trainer):
+        if trainer.sanity_checking or batch_idx >= self.panels or not _image_loggers(trainer):
             return
         blurry, sharp, name = batch["blurry"].float(), batch["sharp"].float(), batch["name"][0]
         columns = {"blurry": blurry, "prediction": outputs.predictions}
@@ -92,7 +92,7 @@ class Track(Callback):
         columns["sharp"] = sharp
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = panel({label: pictures[0] for label, pictures in columns.items()}, path, [name])
+        figure = panel({label: batch[0] for label, batch in columns.items()}, path, [name])
         _show(trainer, f"val/panel_{batch_idx}", figure, path, name)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -100,7 +100,7 @@ class Track(Callback):
             return
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_curve.png"
         up = "SSIM" if self.lpips.reason is not None else "LPIPS"
-        _show(trainer, "val/curve", _draw_curve(self.points, up, path), path, "the pictures of the panels")
+        _show(trainer, "val/curve", _draw_curve(self.points, up, path), path, "the images of the panels")
 
     def _draw(self, pl_module: LightningModule, batch: dict) -> DeblurOutput:
         settings = replace(pl_module.validation, num_samples=self.samples, average=False)
@@ -108,13 +108,13 @@ class Track(Callback):
 
     def _add_points(self, columns: dict[str, Tensor], sharp: Tensor) -> None:
         prediction, sample = columns["prediction"], columns["sample 1"]
-        pictures = {"blurry": columns["blurry"], "prediction": prediction}
-        pictures |= {f"blend {share}": prediction.lerp(sample, share) for share in BLENDS}
-        pictures |= {"sample": sample, "mean of samples": columns["mean"]}
+        images = {"blurry": columns["blurry"], "prediction": prediction}
+        images |= {f"blend {share}": prediction.lerp(sample, share) for share in BLENDS}
+        images |= {"sample": sample, "mean of samples": columns["mean"]}
         perceptual = ssim if self.lpips.reason is not None else self.lpips
-        for label, picture in pictures.items():
+        for label, image in images.items():
             try:
-                point = psnr(picture, sharp).mean().item(), perceptual(picture, sharp).mean().item()
+                point = psnr(image, sharp).mean().item(), perceptual(image, sharp).mean().item()
             except MetricError:  # not finite, or too small
                 continue
             self.points.setdefault(label, []).append(point)
@@ -154,7 +154,7 @@ def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:
         logger.log_metrics(values, step)
 
 
-def _picture_loggers(trainer: Trainer) -> list[Logger]:
+def _image_loggers(trainer: Trainer) -> list[Logger]:
     """Of the first process; the others show nothing."""
     if not trainer.is_global_zero:
         return []
@@ -162,7 +162,7 @@ def _picture_loggers(trainer: Trainer) -> list[Logger]:
 
 
 def _show(trainer: Trainer, key: str, figure: Figure, path: Path, caption: str) -> None:
-    for logger in _picture_loggers(trainer):
+    for logger in _image_loggers(trainer):
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
         else:
@@ -184,6 +184,6 @@ def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Pat
     axes.yaxis.set_inverted(up == "LPIPS")
     axes.margins(0.1)
     axes.grid(color="0.92", zorder=0)
-    axes.set_title(f"Validation pictures: {max(map(len, points.values()))}", fontsize=10)
+    axes.set_title(f"Validation images: {max(map(len, points.values()))}", fontsize=10)
     figure.savefig(path)
     return figure

@@ -204,7 +204,7 @@ def test_one_camera_of_realblur_alone(tmp_path):
         list_pairs(root, "train", "R")  # known by its folder, and told what it lacks
 
 
-def test_pictures_alone_in_published_datasets(tmp_path):
+def test_images_alone_in_published_datasets(tmp_path):
     root = published(tmp_path)
     lonely = [
         root / "HIDE_dataset/GT/13fromGOPR0975.png",
@@ -265,8 +265,8 @@ def test_hidden_folders_are_no_scenes(tmp_path):
 
 
 def test_two_folders_of_any_name(tmp_path):
-    make(tmp_path, "shaky pictures/1.png", "crisp/1.jpg")
-    source = Source(blurry=str(tmp_path / "shaky pictures"), sharp=str(tmp_path / "crisp"))
+    make(tmp_path, "shaky images/1.png", "crisp/1.jpg")
+    source = Source(blurry=str(tmp_path / "shaky images"), sharp=str(tmp_path / "crisp"))
     assert names(source.list_pairs("train").pairs) == ["1"] == names(source.list_pairs("test").pairs)
     for wrong in ({}, {"root": "a", "blurry": "b", "sharp": "c"}, {"blurry": "b"}):
         with pytest.raises(ValueError, match="root or by its two folders"):

@@ -52,8 +52,8 @@ def test_a_video(tmp_path):
         stream = video.add_stream("mpeg4", rate=120)
         stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 4_000_000
         for number in range(11):
-            picture = np.full((48, 64, 3), 20 * number + 20, dtype=np.uint8)
-            video.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            image = np.full((48, 64, 3), 20 * number + 20, dtype=np.uint8)
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         video.mux(stream.encode())
     frames = list(read_frames(str(tmp_path / "clip.mp4")))
     assert len(frames) == 11 and frames[0].shape == (3, 48, 64)

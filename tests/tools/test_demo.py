@@ -9,9 +9,9 @@ from data.pairs import read_pair
 from tools import demo
 
 
-def detail(picture):
+def detail(image):
     """Mean absolute change over two pixels, which weak noise hardly adds to."""
-    return sum((picture.narrow(d, 2, 254) - picture.narrow(d, 0, 254)).abs().mean() for d in (1, 2))
+    return sum((image.narrow(d, 2, 254) - image.narrow(d, 0, 254)).abs().mean() for d in (1, 2))
 
 
 def test_demo_photographs(tmp_path, capsys):

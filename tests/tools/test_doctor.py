@@ -38,13 +38,13 @@ NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words whe
 
 
 def scene(*seed, height=96, width=112):
-    """A picture with edges and texture at several scales, as photographs have."""
+    """An image with edges and texture at several scales, as photographs have."""
     generator = generator_of(*seed)
-    picture = torch.zeros(1, 3, height, width)
+    image = torch.zeros(1, 3, height, width)
     for cells in (3, 6, 12, 24, 48):
         noise = torch.rand(1, 3, cells, cells, generator=generator)
-        picture += torch.nn.functional.interpolate(noise, (height, width), mode="nearest") / cells**0.5
-    return (0.1 + 0.8 * picture / picture.max())[0]
+        image += torch.nn.functional.interpolate(noise, (height, width), mode="nearest") / cells**0.5
+    return (0.1 + 0.8 * image / image.max())[0]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_every_kind_is_found(clean, tmp_path, kind):
 def test_a_dataset_without_splits_is_one_split(clean, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(clean / "train", root)
-    for side in ("blur", "sharp"):  # a picture twice in a split leaks nowhere
+    for side in ("blur", "sharp"):  # an image twice in a split leaks nowhere
         shutil.copyfile(root / side / "train0.png", root / side / "again.png")
     found = diagnose(str(root), num_workers=0)
     assert found["splits"] == {"test": 5} and found["faults"] == []

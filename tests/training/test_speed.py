@@ -70,10 +70,10 @@ class TestFlops:
         assert torch.equal(torch.get_rng_state(), state)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
-        picture = torch.rand(2, 3, 32, 32)
+        image = torch.rand(2, 3, 32, 32)
         with FlopCounterMode(display=False) as counter:
-            model.predictor(picture).sum().backward()
-            model.denoiser(picture, picture, torch.tensor([0.5, 0.5]), picture).sum().backward()
+            model.predictor(image).sum().backward()
+            model.denoiser(image, image, torch.tensor([0.5, 0.5]), image).sum().backward()
         assert counted == counter.get_total_flops()
         model.denoiser.enable_gradient_checkpointing(recompute)
         assert step_flops(model, (2, 3, 32, 32)) == counted and model.denoiser.is_gradient_checkpointing

@@ -68,7 +68,7 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
     assert config["config"]["model"]["class_path"] == "models.lightning_module.PredictAndRefine" and "commit" in config
     for name in ("val/panel_0", "val/curve"):
         shown = [log.parent / "files" / file for files in curves[f"{name}/filenames"] for file in files]
-        assert len(shown) == 2 and all(picture.stat().st_size > 1000 for picture in shown)
+        assert len(shown) == 2 and all(image.stat().st_size > 1000 for image in shown)
     assert "train: photos" in notes and "denoiser: Denoiser," in notes
     (artifact,) = artifacts
     assert artifact.type == "model" and math.isfinite(json.loads(artifact.metadata)["val/psnr"])
