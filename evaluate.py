@@ -21,6 +21,7 @@ from jsonargparse import ArgumentParser
 
 from base.files import require_writable, sole_user
 from base.messages import one_of
+from base.stop import Stopped, interruptible
 from evaluation.catalogue import require_known
 from evaluation.grid import read_grid
 from models.settings import SamplingSettings, sharing_samples
@@ -177,11 +178,11 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
         screened_out = run(evaluation, plan)
         if processes.is_global_zero:
             publish(evaluation, plan, summarise(plan, screened_out))
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         from evaluation.scoring import count_scores
 
         done, wanted = count_scores(plan)
-        raise KeyboardInterrupt(f"stopped, {done} of {wanted} done; run again to go on") from None
+        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to go on") from None
 
 
 def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
@@ -379,21 +380,18 @@ def cli(args: list[str] | None = None) -> None:
     """The command line."""
     parser = ArgumentParser(description=__doc__, prog="evaluate.py", allow_abbrev=False)
     parser.add_class_arguments(Evaluation, as_positional=False, skip={"compare"})
-    parser.add_argument(
-        "--compare",
-        nargs=2,
-        metavar=("A", "B"),
-        help="two checkpoints in place of one: the same grid on the same images and noise, and the paired differences",
-    )
+    about = "two checkpoints in place of one: the same grid on the same images and noise, and the paired differences"
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=about)
     main(Evaluation(**vars(parser.parse_args(args))))
 
 
 if __name__ == "__main__":
     try:
-        cli()
+        with interruptible("stopped; run again to go on"):
+            cli()
     except (ValueError, OSError) as error:
         print(f"evaluate.py: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt as stopped:
-        print(f"evaluate.py: {str(stopped) or 'stopped; run again to go on'}", file=sys.stderr)
-        sys.exit(130)
+    except Stopped as stopped:
+        print(f"evaluate.py: {stopped}", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
