@@ -70,7 +70,9 @@ def test_one_process_at_a_time_uses_a_folder_and_it_is_free_when_that_one_is_kil
 
 def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_path):
     """As the workers of a data loader, which outlive the process that read with them."""
-    fork = "import time; r, w = os.pipe(); os.fork() or (os.write(w, b'1'), time.sleep(30), os._exit(0)); os.read(r, 1); "
+    fork = (
+        "import time; r, w = os.pipe(); os.fork() or (os.write(w, b'1'), time.sleep(30), os._exit(0)); os.read(r, 1); "
+    )
     first = holder(tmp_path, fork)  # says that it holds the folder once the other process runs
     first.send_signal(signal.SIGKILL)
     first.wait()
