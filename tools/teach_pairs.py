@@ -53,7 +53,7 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
         if target.is_file():
             continue
         blurry, sharp = read_pair(pair)
-        blurry_copy = (part / "blur" / pair.name).with_suffix(pair.blurry.suffix)
+        blurry_copy = part / "blur" / f"{pair.name}{pair.blurry.suffix}"
         blurry_copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(pair.blurry, blurry_copy)
         images.write(target, teach(pipeline.predict(blurry[None].to(on))[0, :3].cpu(), blurry, sharp), compress_level=1)

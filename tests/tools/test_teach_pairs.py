@@ -21,7 +21,7 @@ def world(tmp_path):
     predictor = SlimPredictor((8,), (1,))
     torch.nn.init.constant_(predictor.unet.head.bias, 2 * BRIGHTER)
     tiny_pipeline(predictor, stirred=False).save_pretrained(tmp_path / "teacher")
-    for name, sharp in (("helped", 0.7), ("harmed", 0.3)):
+    for name, sharp in (("helped", 0.7), ("harmed", 0.3), ("helped.1", 0.7)):
         blurry = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.4
         images.write(tmp_path / "pairs" / "blur" / "scene" / f"{name}.png", blurry)
         images.write(tmp_path / "pairs" / "sharp" / "scene" / f"{name}.png", torch.full((3, 20, 24), sharp))
@@ -35,8 +35,9 @@ def teach(world, output="taught"):
 
 def test_the_target_is_the_prediction_where_it_helps_and_the_sharp_image_where_it_harms(world):
     pairs = teach(world)
-    blurry, target = pairs["scene/helped"]
-    assert torch.allclose(target, blurry + BRIGHTER, atol=2 / 255)
+    for name in ("scene/helped", "scene/helped.1"):
+        blurry, target = pairs[name]
+        assert torch.allclose(target, blurry + BRIGHTER, atol=2 / 255)
     _, target = pairs["scene/harmed"]
     assert torch.allclose(target, torch.tensor(0.3), atol=1 / 255)
     assert json.loads((world / "taught" / "teacher.json").read_text())["teacher"] == str(world / "teacher")
