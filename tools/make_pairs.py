@@ -6,7 +6,6 @@ ROOT/pairs.json says how they were made. Where one kernel blurs each image, kern
 for methods that need to know it. A command that was stopped goes on where it was when it is given again.
 """
 
-import json
 import multiprocessing
 import os
 import sys
@@ -26,6 +25,7 @@ from data import images
 from data.blur import SyntheticBlur
 from data.layouts import DatasetError, named_files
 from data.pairs import FrameSharp, generator_of, reflect_to
+from tools.resumable import resumable
 
 FRAME = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Import path", "Problem with", "Given value")
 
@@ -162,31 +162,25 @@ def make(
     found, folder = find_photos(photos, names), Path(output)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise DatasetError(f"{folder} is not an empty folder: give a new one.")
-    part = folder.with_name(f".{folder.name}.part")
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
     facts |= {"candidates": candidates}
     facts |= {"uniform": uniform, "seed": seed, "blur": section}
-    plan, text = part / "pairs.json", json.dumps(facts, indent=1) + "\n"
-    if plan.is_file() and plan.read_text() != text:
-        raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")
-    part.mkdir(parents=True, exist_ok=True)
-    plan.write_text(text)
-    work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
-    bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
-    workers = min(workers or len(os.sched_getaffinity(0)), len(found))
-    if workers == 1:
-        for name, place in tqdm(found.items(), **bar):
-            work(name, place)
-    else:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for _ in tqdm(pool.map(work, found, found.values()), **bar):
-                pass
-    pairs = [name for photo in found for name in names_of(photo, crops)]
-    kernels = {}
-    if blur.has_kernels:
-        kernels = {name: blur.kernel(generator_of(seed, name)).numpy() for name in pairs}
-        np.savez(part / "kernels.npz", **kernels)
-    os.replace(part, folder)
+    with resumable(folder, "pairs.json", facts) as part:
+        work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
+        bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
+        workers = min(workers or len(os.sched_getaffinity(0)), len(found))
+        if workers == 1:
+            for name, place in tqdm(found.items(), **bar):
+                work(name, place)
+        else:
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+                for _ in tqdm(pool.map(work, found, found.values()), **bar):
+                    pass
+        pairs = [name for photo in found for name in names_of(photo, crops)]
+        kernels = {}
+        if blur.has_kernels:
+            kernels = {name: blur.kernel(generator_of(seed, name)).numpy() for name in pairs}
+            np.savez(part / "kernels.npz", **kernels)
     known = f", and {len(kernels)} kernels" if kernels else ""
     print(f"{folder}: {len(pairs)} pairs of {len(found)} photographs, blurred as in {config} with seed {seed}{known}")
 

@@ -7,8 +7,6 @@ noise, so a new network comes off the identity in minutes on it, and is then tra
 the sharp image stays the target: a network should not learn its teacher's faults.
 """
 
-import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -21,7 +19,8 @@ from data import images
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
-from models.devices import choose_device, has_bf16
+from models.devices import choose_device
+from tools.resumable import resumable
 
 
 def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "train", device: str = "auto") -> None:
@@ -37,27 +36,22 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
     """
     folder, found = Path(output), find_pairs(pairs, split)
-    part = folder.with_name(f".{folder.name}.part")
     if folder.exists():
         raise DatasetError(f"{folder} is there already: give a new folder.")
     on, checkpoint = choose_device(device), checkpoint or pretrained()
-    pipeline = load_pipeline(checkpoint, on, "bf16" if has_bf16(on) else "fp32")
+    pipeline = load_pipeline(checkpoint, on)
     facts = {"pairs": pairs, "split": split, "teacher": checkpoint, "sha256": checkpoint_hash(checkpoint)}
-    described, text = part / "teacher.json", json.dumps(facts, indent=1) + "\n"
-    if described.is_file() and described.read_text() != text:
-        raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")
-    part.mkdir(parents=True, exist_ok=True)
-    described.write_text(text)
-    for pair in tqdm(found, unit="pair", dynamic_ncols=True):
-        target = part / "sharp" / f"{pair.name}.png"
-        if target.is_file():
-            continue
-        blurry, sharp = read_pair(pair)
-        blurry_copy = part / "blur" / f"{pair.name}{pair.blurry.suffix}"
-        blurry_copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(pair.blurry, blurry_copy)
-        images.write(target, teach(pipeline.predict(blurry[None].to(on))[0, :3].cpu(), blurry, sharp), compress_level=1)
-    os.replace(part, folder)
+    with resumable(folder, "teacher.json", facts) as part:
+        for pair in tqdm(found, unit="pair", dynamic_ncols=True):
+            target = part / "sharp" / f"{pair.name}.png"
+            if target.is_file():
+                continue
+            blurry, sharp = read_pair(pair)
+            blurry_copy = part / "blur" / f"{pair.name}{pair.blurry.suffix}"
+            blurry_copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(pair.blurry, blurry_copy)
+            prediction = pipeline.predict(blurry[None].to(on))[0, :3].cpu()
+            images.write(target, teach(prediction, blurry, sharp), compress_level=1)
     print(f"{folder}: {len(found)} pairs, their targets from {checkpoint}")
 
 
