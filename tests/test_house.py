@@ -1,6 +1,9 @@
 """Which package may import which."""
 
 import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -66,3 +69,28 @@ def test_models_import_nothing_of_the_compiler_s_inside():
     for path in (ROOT / "models").glob("*.py"):
         private = {name for name in imports(path) if name.startswith(("torch._inductor", "torch._dynamo"))}
         assert not private, f"{path.relative_to(ROOT)} imports {private}"
+
+
+def test_what_the_program_imports_is_required():
+    def required(name):
+        lines = (ROOT / name).read_text().splitlines()
+        return {canonical(re.match(r"[\w-]+", line)[0]) for line in lines if not line.startswith("#")}
+
+    def canonical(distribution):
+        return distribution.lower().replace("_", "-")
+
+    known = required("requirements.txt")
+    optional = known | required("requirements-extra.txt") | {"spandrel-extra-arches"}
+    distributions = {"cv2": ["opencv-python-headless"]} | packages_distributions()  # what is optional may be missing
+    for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
+        tree = ast.parse(path.read_text())
+        at_import = {id(node) for node in tree.body}
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in {name.split(".")[0] for name in names} - set(sys.stdlib_module_names):
+                if (ROOT / name).exists() or (ROOT / f"{name}.py").exists():
+                    continue
+                installs = {canonical(each) for each in distributions.get(name, [name])}
+                declared = known if id(node) in at_import else optional
+                assert installs & declared, f"{path.relative_to(ROOT)} imports {name}, which no requirement file names"
