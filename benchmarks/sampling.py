@@ -145,11 +145,11 @@ def measure_photo(checkpoint: str, device: str, photo: str, size: tuple[int, int
 
 def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
     """Mean PSNR between what bf16 and fp32 restore out of the same noise, ten steps."""
-    from data import images
+    from data import images, search
     from evaluation.metrics import psnr
     from models.settings import SamplingSettings
 
-    paths = [path for path in images.find(photos) if path.parent.name == "blur"][:most]
+    paths = [path for path in search.find(photos) if path.parent.name == "blur"][:most]
     if not paths:
         raise ValueError(f"{photos} holds no images in a folder named blur")
     pipelines = [pipeline_of(checkpoint, device, f"{precision}-channels_last") for precision in ("fp32", "bf16")]

@@ -15,8 +15,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from data.search import DEEP, HEIF, WRITABLE, ImageError
-from data.search import find as find  # for those who read what they find
-from data.search import tree as tree
 
 FORMATS = {
     ".png": {"format": "PNG"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from data import images
+from data import images, search
 
 SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")
@@ -199,7 +199,7 @@ def find_sharp(root: str | Path, split: str) -> list[Path]:
     """
     names = Path(root) / f"{split}.txt"
     if not names.is_file():
-        return images.find(split_folder(root, split))
+        return search.find(split_folder(root, split))
     return named_files(names, names.parent)
 
 
@@ -389,7 +389,7 @@ def _collect(files: dict[str, Path], prefix: str, folder: Path) -> None:
     """Add the images below `folder` to `files` by name: prefix + path below the folder, without suffix."""
     if not any(folder.iterdir()):
         return
-    for file in images.find(folder):
+    for file in search.find(folder):
         name = prefix + file.relative_to(folder).with_suffix("").as_posix()
         if name in files:
             raise DatasetError(f"{files[name]} and {file} have the same name: keep one of them.")

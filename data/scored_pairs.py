@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 from tqdm import tqdm
 
-from data import images
+from data import images, search
 from data.layouts import Listing, Pair, list_pairs, paired
 from data.pairs import read_pair
 
@@ -62,7 +62,7 @@ def read_baselines(
         return {}, {}
     root, digest = Path(folder), hashlib.sha256()
     label = f"outputs {root.resolve().name}"
-    found = {file.relative_to(root).with_suffix("").as_posix(): file for file in images.find(folder)}
+    found = {file.relative_to(root).with_suffix("").as_posix(): file for file in search.find(folder)}
     for pair in pairs:
         if pair.name not in found:
             raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")

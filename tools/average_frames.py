@@ -17,7 +17,7 @@ from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from torch import Tensor
 from tqdm import tqdm
 
-from data import images
+from data import images, search
 from data.layouts import DatasetError
 
 VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"}
@@ -44,7 +44,7 @@ def read_frames(source: str) -> Iterator[Tensor]:
     """
     path = Path(source)
     if path.is_dir():
-        yield from map(images.read, images.find(path))
+        yield from map(images.read, search.find(path))
         return
     if not path.is_file() or path.suffix.lower() not in VIDEOS:
         raise DatasetError(f"{path} is neither a video ({' '.join(sorted(VIDEOS))}) nor a folder of frames.")

@@ -21,7 +21,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from tqdm import tqdm
 
-from data import images
+from data import images, search
 from data.blur import SyntheticBlur
 from data.layouts import DatasetError, named_files
 from data.pairs import FrameSharp, generator_of, reflect_to
@@ -64,7 +64,7 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
         raise DatasetError(f"{roots[0] / names} is no file: give a list of names, one a line.")
     for root in roots:
         listed = names is not None and (root / names).is_file()
-        for file in named_files(root / names, root) if listed else images.find(root):
+        for file in named_files(root / names, root) if listed else search.find(root):
             name = file.relative_to(root).with_suffix("").as_posix()
             name = f"{root.resolve().name}/{name}" if len(roots) > 1 else name
             if name in found:

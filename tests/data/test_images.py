@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
-from data import images
+from data import images, search
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -125,22 +125,22 @@ def test_find(tmp_path, picture):
     for name in ("b.png", "a.JPG", "sub/c.webp", ".hidden.png", ".cache/d.png"):
         images.write(tmp_path / name, picture)
     (tmp_path / "notes.txt").touch()
-    assert images.find(tmp_path) == [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "sub" / "c.webp"]
-    assert images.find(tmp_path / "b.png") == [tmp_path / "b.png"]
-    assert images.find(f"{tmp_path}/**/*.[jw]*") == [tmp_path / "sub" / "c.webp"]
-    assert images.find(tmp_path / "*" / "*.webp") == [tmp_path / "sub" / "c.webp"]
-    assert images.tree(f"{tmp_path}/**/*.webp") == images.tree(tmp_path) == images.tree(tmp_path / "b.png") == tmp_path
+    assert search.find(tmp_path) == [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "sub" / "c.webp"]
+    assert search.find(tmp_path / "b.png") == [tmp_path / "b.png"]
+    assert search.find(f"{tmp_path}/**/*.[jw]*") == [tmp_path / "sub" / "c.webp"]
+    assert search.find(tmp_path / "*" / "*.webp") == [tmp_path / "sub" / "c.webp"]
+    assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == search.tree(tmp_path / "b.png") == tmp_path
     images.write(tmp_path / "[1].png", picture)
-    assert images.find(tmp_path / "[1].png") == [tmp_path / "[1].png"] and images.tree(tmp_path / "[1].png") == tmp_path
+    assert search.find(tmp_path / "[1].png") == [tmp_path / "[1].png"] and search.tree(tmp_path / "[1].png") == tmp_path
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "missing", "x*.bmp"):
         with pytest.raises(images.ImageError, match=nothing.replace("*", r"\*")):
-            images.find(tmp_path / nothing)
+            search.find(tmp_path / nothing)
 
 
 @pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
 def test_real_photographs():
-    files = images.find(SHARED / "photos")
+    files = search.find(SHARED / "photos")
     assert len(files) == 158
     for file in files[::40]:
         photo = images.read(file)
@@ -279,7 +279,7 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
 def test_heif_says_what_to_install(tmp_path):
     (tmp_path / "a.heic").touch()
     with pytest.raises(images.ImageError, match="pip install pillow-heif"):
-        images.read(images.find(tmp_path)[0])
+        images.read(search.find(tmp_path)[0])
 
 
 def test_heif_in_and_out(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import images
+from data import images, search
 from data.layouts import DatasetError, Pair, find_pairs
 from data.pairs import (
     FramePairs,
@@ -40,7 +40,7 @@ def pairs(tmp_path):
 
 
 def sharp_frames(folder, **options):
-    return FrameSharp(images.find(folder), folder, **options)
+    return FrameSharp(search.find(folder), folder, **options)
 
 
 def same(left, right):

@@ -3,7 +3,7 @@ import sys
 
 import torch
 
-from data import images
+from data import images, search
 from data.layouts import find_pairs
 from data.pairs import read_pair
 from tools import demo
@@ -17,7 +17,7 @@ def detail(image):
 def test_demo_photographs(tmp_path, capsys):
     demo.main(str(tmp_path / "photos"))
     assert "8 sharp photographs in train, 2 pairs in val, 6 in test" in capsys.readouterr().out
-    assert len(images.find(tmp_path / "photos" / "train")) == 8
+    assert len(search.find(tmp_path / "photos" / "train")) == 8
     assert images.read(tmp_path / "photos" / "clock_motion.png").shape == (3, 300, 400)
     val, test = (find_pairs(tmp_path / "photos", split) for split in ("val", "test"))
     scenes = [{name.split(".")[0].split("_")[0] for name in demo.TRAIN}]
