@@ -8,7 +8,6 @@ python evaluate.py --data GoPro --output scores    # the presets of pretrained/l
 """
 
 import os
-import re
 import shlex
 import sys
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from base.messages import one_of
 from base.stop import Stopped, interruptible
 from evaluation.catalogue import require_known
 from evaluation.grid import read_grid
+from models.index import INDEX, is_hub_id, pretrained
 from models.settings import SamplingSettings, sharing_samples
 
 if TYPE_CHECKING:  # these take seconds to import, and what is wrong with a command line is said before
@@ -163,8 +163,7 @@ def check(evaluation: Evaluation) -> None:
             raise ValueError(f"--{name} {path} does not exist")
     checkpoints = evaluation.compare or ([evaluation.checkpoint] if evaluation.checkpoint else [])
     for checkpoint in checkpoints:
-        on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", checkpoint) and not checkpoint.endswith(".ckpt")
-        if not Path(checkpoint).exists() and not on_hub:
+        if not Path(checkpoint).exists() and (checkpoint.endswith(".ckpt") or not is_hub_id(checkpoint)):
             raise ValueError(f"checkpoint {checkpoint} does not exist, and is no hub id like user/name")
     evaluation.settings  # noqa: B018 (reads the grid)
     for folder in (Path(evaluation.output), evaluation.panel_path.parent):
@@ -197,13 +196,12 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     from evaluation.metrics import make_metrics
     from evaluation.scoring import ImagePair, Plan, batch_size_for
     from models.checkpoints import checkpoint_hash, load_pipeline
-    from models.devices import choose_device, has_bf16
+    from models.devices import choose_device, resolve_precision
 
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
     one_of_several = processes.world_size > 1 and choose_device(evaluation.device).type == "cuda"
     device = choose_device(f"cuda:{processes.local_rank}" if one_of_several else evaluation.device)
-    auto = "bf16" if has_bf16(device) else "fp32"
-    precision = auto if evaluation.precision == "auto" else evaluation.precision
+    precision = resolve_precision(evaluation.precision, device)
     files = (evaluation.lpips_backbone, evaluation.vgg_backbone, evaluation.inception_backbone, evaluation.kernels)
     metrics = make_metrics(evaluation.metric_names, *files)
     for reason in (metric.reason for metric in metrics.values() if metric.reason is not None):
@@ -299,7 +297,7 @@ def publish(evaluation: Evaluation, plan: "Plan", results: "Results") -> None:
 
         checkpoint, labels = Path(plan.facts["checkpoint"]["name"]), plan.by_label
         save_presets(checkpoint, {name: labels[row.label] for name, row in results.presets.items()})
-        files.append(checkpoint / "model_index.json")
+        files.append(checkpoint / INDEX)
     if evaluation.wandb_project:
         from evaluation.tracking import log
 
@@ -312,8 +310,6 @@ def _checkpoint(evaluation: Evaluation) -> str | None:
     """The checkpoint that is scored; None where images of another program are scored alone."""
     checkpoint = evaluation.checkpoint
     if checkpoint is None and (evaluation.settings or not evaluation.outputs):
-        from models.checkpoints import pretrained
-
         checkpoint = pretrained()
     if evaluation.save_presets and not (checkpoint and Path(checkpoint).is_dir()):
         raise ValueError(f"--save_presets needs an exported checkpoint folder to write into, got {checkpoint}")

@@ -82,7 +82,7 @@ class _Run:
     def __init__(self, source: str, options: Options, numbers: dict[str, Any], outputs: Outputs):
         # Not above: these take seconds, and what is wrong with a command line is found without them.
         from models.checkpoints import checkpoint_hash, load_pipeline
-        from models.devices import choose_device, has_bf16
+        from models.devices import choose_device, resolve_precision
         from models.memory import used_memory
 
         self.options, self.outputs = options, outputs
@@ -90,9 +90,7 @@ class _Run:
         place = choose_device(options.device)
         if place.type == "cuda" and place.index is None and processes > 1:
             place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        precision = options.precision
-        if precision == "auto":
-            precision = "bf16" if has_bf16(place) else "fp32"
+        precision = resolve_precision(options.precision, place)
         self.pipeline = load_pipeline(source, place, precision)
         self.settings, preset = _settings(self.pipeline, options, numbers)
         if options.compile:
@@ -194,10 +192,7 @@ class _Run:
     def _run(self, loaded: list[tuple[Path, Path, ImageFile]]) -> DeblurOutput:
         import torch
 
-        def count(steps):
-            for step in steps:
-                yield step
-                self.bar.update(len(loaded))
+        from base.progress import counted
 
         pixels = torch.stack([image.pixels for _, _, image in loaded])
         return self.pipeline(
@@ -206,7 +201,7 @@ class _Run:
             self.options.seed,
             names=[path.stem for path, _, _ in loaded],
             output_type="pt",
-            progress=count,
+            progress=counted(self.bar, len(loaded)),
             tile=self.options.tile,
             predictor_tile=self.options.predictor_tile,
             memory=self._memory(pixels.shape[-2] * pixels.shape[-1]),

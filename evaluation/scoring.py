@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from base.progress import counted
 from evaluation.controls import LABELS, control_images
 from evaluation.grid import key, label_settings
 from evaluation.journal import Journal, Score
@@ -152,17 +153,6 @@ def batch_size_for(device: str, size: tuple[int, int]) -> int:
 def steps_of(group: Sequence[Any]) -> int:
     """Denoising steps for one image by settings that share their samples."""
     return max((setting.steps * setting.num_samples if setting.blend > 0 else 0 for setting in group), default=0)
-
-
-def counted(bar: tqdm, images: int) -> Callable[[Iterable], Iterator]:
-    """Wraps the denoising steps of so many images, and tells them to the bar."""
-
-    def progress(steps: Iterable) -> Iterator:
-        for step in steps:
-            yield step
-            bar.update(images)
-
-    return progress
 
 
 def feature_kinds(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -9,11 +9,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from models.devices import has_bf16
+from models.devices import resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
 from models.index import INDEX, CheckpointError, read_json
-from models.index import pretrained as pretrained
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimDenoiser, SlimPredictor
@@ -55,7 +54,7 @@ def load_pipeline(source: str, device: str | torch.device = "cpu", precision: Pr
         CheckpointError: nothing there, part of it missing, or weights of another architecture.
     """
     pipeline = from_ckpt(Path(source)) if source.endswith(".ckpt") else from_folder(find_folder(source))
-    dtype = torch.bfloat16 if precision == "bf16" or (precision == "auto" and has_bf16(device)) else torch.float32
+    dtype = torch.bfloat16 if resolve_precision(precision, device) == "bf16" else torch.float32
     for network in networks(pipeline).values():
         network.requires_grad_(False).eval()
         nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own loads the compiler

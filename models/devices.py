@@ -30,6 +30,13 @@ def has_bf16(device: str | torch.device) -> bool:
     return False
 
 
+def resolve_precision(precision: str, device: str | torch.device) -> str:
+    """fp32 or bf16, as asked for; for auto bf16 where the device computes in it."""
+    if precision != "auto":
+        return precision
+    return "bf16" if has_bf16(device) else "fp32"
+
+
 def require_compiler(device: torch.device) -> None:
     """ValueError where torch.compile would make code for a CPU, and the C++ compiler that it takes is missing."""
     if device.type != "cpu":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 INDEX = "model_index.json"
@@ -21,8 +22,7 @@ def pretrained() -> str:
 
 def is_hub_id(source: str) -> bool:
     """Whether a checkpoint is named user/name or user/name@revision, and nothing here has that name."""
-    name = source.partition("@")[0]
-    return not os.path.exists(source) and name.count("/") == 1 and not source.startswith((".", "/", "~"))
+    return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None
 
 
 def stored_presets(source: str) -> dict[str, dict] | None:

@@ -30,7 +30,7 @@ from models.diffusion import (
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
-from models.schedules import NoiseSchedule
+from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
 from models.warm_start import copy_weights
 
@@ -237,7 +237,7 @@ class PredictAndRefine(Predict):
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
-        self.perceptual_level = 1 / (1 + perceptual_sigma**2)  # alpha_bar
+        self.perceptual_level = level_of(perceptual_sigma)
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
         if compiled:
             denoiser.compile()

@@ -151,9 +151,8 @@ class DeblurPipeline(ConfigMixin):
         Returns:
             `DeblurOutput` of tensors.
         """
-        prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
         settings = [settings or self.default_settings]
-        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)[0]
+        return self.refine_shared(blurry, prediction, settings, seed, names, progress, tile)[0]
 
     @torch.no_grad()
     def refine_shared(
@@ -164,6 +163,7 @@ class DeblurPipeline(ConfigMixin):
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
+        tile: int | None = None,
     ) -> list[DeblurOutput]:
         """`refine` by each of several settings that differ in num_samples, average and blend alone.
 
@@ -171,7 +171,7 @@ class DeblurPipeline(ConfigMixin):
         most samples. `models.settings.sharing_samples` makes such groups.
         """
         prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
+        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)
 
     @torch.no_grad()
     def __call__(

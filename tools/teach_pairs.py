@@ -18,8 +18,9 @@ from tqdm import tqdm
 from data import images
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
-from models.checkpoints import checkpoint_hash, load_pipeline, pretrained
+from models.checkpoints import checkpoint_hash, load_pipeline
 from models.devices import choose_device
+from models.index import pretrained
 from tools.resumable import resumable
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from models.diffusion import add_noise, estimate_r_0, residual
 from models.pipeline import DeblurPipeline
 from models.sampling import noise_generator
+from models.schedules import level_of
 from models.settings import SamplingSettings
 
 SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # noise over signal of r_0, from nearly clean to nearly pure noise
@@ -74,7 +75,7 @@ def refiner_gates(
         r_0 = residual(true, 0.0, s)
         eps = torch.randn(r_0.shape, generator=noise_generator(seed, name, 0)).to(r_0)
         for sigma, regions in levels.items():
-            alpha_bar = r_0.new_full((1,), 1 / (1 + sigma**2))
+            alpha_bar = r_0.new_full((1,), level_of(sigma))
             r_t = add_noise(r_0, eps, alpha_bar)
             output = pipeline.denoiser(r_t, blurry, alpha_bar, x_init)
             estimate = s * estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
