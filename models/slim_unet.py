@@ -196,6 +196,9 @@ class SlimPredictor(ModelMixin, ConfigMixin):
 class SlimDenoiser(ModelMixin, ConfigMixin):
     """A denoiser f(r_t, y, alpha_bar, x_init) of SlimUNet; it sees the prediction, too.
 
+    r_t goes in as sqrt(alpha_bar) r_t: the best linear estimate of an r_0 of unit variance, and an input in which much
+    noise is faint. Noise as it is leaked into estimates at levels where it says next to nothing about r_0.
+
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
         prediction_type: what the last layer puts out: "v_prediction", "epsilon" or "sample".
@@ -223,4 +226,5 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
     def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:
         """As `models.unet.Denoiser`: noisy residual, blurry and predicted image (N, 3, H, W), alpha_bar (N,)."""
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
-        return self.unet(r_t, blurry, x_init, embedding=embedding).float()
+        linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
+        return self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
