@@ -25,6 +25,7 @@ from jsonargparse import auto_cli
 from tqdm import tqdm
 
 from benchmarks.record import in_own_process, machine, write_json
+from models.diffusion import denoise
 from training.machine import best_seconds, matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
@@ -57,7 +58,8 @@ def step_of(pipeline, blurry):
     """One call of the denoiser at the image's size."""
     level = torch.full((len(blurry),), 0.5, device=blurry.device)
     noise = torch.randn(blurry.shape, device=blurry.device)
-    return lambda: pipeline.denoiser(noise, blurry, level, blurry)
+    s = torch.full_like(blurry[:, :1], pipeline.config.residual_scale)
+    return lambda: denoise(pipeline.denoiser, noise, blurry, level, blurry, s)
 
 
 def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:

@@ -5,6 +5,7 @@ arithmetic here is float32 whatever the precision of the networks.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -97,6 +98,19 @@ def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
     """
     a = _per_image(alpha_bar)
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
+
+
+def denoise(
+    denoiser: Callable[..., Tensor],
+    r_t: Tensor,
+    blurry: Tensor,
+    alpha_bar: Tensor,
+    x_init: Tensor,
+    s: Tensor | None,
+) -> Tensor:
+    """What the denoiser puts out for r_t (N, 3, H, W); it is told the scale s (N, 1, H, W) where it `sees_scale`."""
+    scale = (s,) if getattr(denoiser, "sees_scale", False) else ()
+    return denoiser(r_t, blurry, alpha_bar, x_init, *scale)
 
 
 def target(r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:

@@ -22,6 +22,7 @@ from models.diffusion import (
     ScaleKind,
     add_noise,
     add_residual,
+    denoise,
     estimate_r_0,
     laplace_loss,
     residual,
@@ -297,7 +298,7 @@ class PredictAndRefine(Predict):
             generators = [generator for generator in generators for _ in range(self.noises)]
         eps = randn_tensor(missed.shape, generators, self.device)
         r_t = add_noise(missed, eps, alpha_bar)
-        output = self.denoiser(r_t, blurry, alpha_bar, x_init)
+        output = denoise(self.denoiser, r_t, blurry, alpha_bar, x_init, s)
         losses = self.objective.losses(output, missed, eps, alpha_bar, self.denoiser.prediction_type)
         denoiser_loss = losses.mean()
         noisy = alpha_bar <= self.perceptual_level

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from base.seeds import noise_seed
-from models.diffusion import estimate_r_0, residual
+from models.diffusion import denoise, estimate_r_0, residual
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
 from models.tiling import whole
@@ -68,7 +68,7 @@ def sample_residual(
     schedule goes so far, else around r_0 = 0, the prediction.
 
     Args:
-        denoiser: f(r_t, blurry, alpha_bar, x_init), with an attribute `prediction_type`.
+        denoiser: f(r_t, blurry, alpha_bar, x_init), and s where it `sees_scale`, with an attribute `prediction_type`.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         scheduler: from `make_scheduler`.
         eta: for DDIM.
@@ -118,6 +118,6 @@ def _scales(residual_scale: Tensor | float | None, like: Tensor) -> list[Tensor]
 
 def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor | None = None) -> Tensor:
     alpha_bar = levels[:, 0, 0, 0]
-    output = denoiser(r_t, blurry, alpha_bar, x_init)
+    output = denoise(denoiser, r_t, blurry, alpha_bar, x_init, s)
     r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
     return r_0 if s is None else r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

@@ -19,6 +19,7 @@ from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
 
 BlockKind = Literal["plain", "naf"]
+TYPICAL_SCALE = 0.1  # of a residual, so that a denoiser's two outputs are of one size
 
 
 class Modulation(nn.Module):
@@ -194,16 +195,20 @@ class SlimPredictor(ModelMixin, ConfigMixin):
 
 
 class SlimDenoiser(ModelMixin, ConfigMixin):
-    """A denoiser f(r_t, y, alpha_bar, x_init) of SlimUNet; it sees the prediction, too.
+    """A denoiser f(r_t, y, alpha_bar, x_init, s) of SlimUNet; it sees the prediction, too, and knows the scale s.
 
     r_t goes in as sqrt(alpha_bar) r_t: the best linear estimate of an r_0 of unit variance, and an input in which much
-    noise is faint. Noise as it is leaked into estimates at levels where it says next to nothing about r_0.
+    noise is faint. Noise as it is leaked into estimates at levels where it says next to nothing about r_0. What comes
+    out is the sum of two: one in units of r_0, which removes noise, and one in units of the image, divided by s. To
+    make details of the image stronger, the network would otherwise have to divide them by a map that it must guess.
 
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
         prediction_type: what the last layer puts out: "v_prediction", "epsilon" or "sample".
         embedding_channels: width of the noise-level embedding.
     """
+
+    sees_scale = True  # for models.diffusion.denoise
 
     @register_to_config
     def __init__(
@@ -219,12 +224,17 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
         self.prediction_type = prediction_type
-        self.unet = SlimUNet(9, 3, widths, blocks, block, unshuffle, embedding_channels)
+        self.unet = SlimUNet(9, 6, widths, blocks, block, unshuffle, embedding_channels)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 
-    def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor) -> Tensor:
-        """As `models.unet.Denoiser`: noisy residual, blurry and predicted image (N, 3, H, W), alpha_bar (N,)."""
+    def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
+        """As `models.unet.Denoiser`: noisy residual, blurry and predicted image (N, 3, H, W), alpha_bar (N,).
+
+        Also the residual's scale s (N, 1, H, W).
+        """
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
-        return self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
+        out = self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
+        of_residual, of_image = out.chunk(2, dim=1)
+        return of_residual + TYPICAL_SCALE / s * of_image

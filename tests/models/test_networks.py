@@ -144,7 +144,7 @@ def test_small_networks_keep_to_the_efficiency_challenges_limits():
     """GMAC at 1280x720: at most 80 for the predictor and 30 a step (200 at 1920x1200 in AIM 2025 and NTIRE 2026)."""
     small = U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True)
     y, level = torch.rand(1, 3, 128, 128), torch.ones(1)
-    for network, arguments, limit in ((small, (y,), 80), (SlimDenoiser(), (y, y, level, y), 30)):
+    for network, arguments, limit in ((small, (y,), 80), (SlimDenoiser(), (y, y, level, y, y[:, :1]), 30)):
         with FlopCounterMode(display=False) as counter:
             network(*arguments)
         assert counter.get_total_flops() / 2 * (1280 * 720 / 128**2) < limit * 1e9
@@ -154,12 +154,26 @@ def test_small_networks_keep_to_the_efficiency_challenges_limits():
 def test_the_slim_denoiser_depends_on_what_it_is_told():
     denoiser = stir(SlimDenoiser((8, 12), (1, 1), embedding_channels=8))
     r_t, y, x_init = torch.randn(3, 2, 3, 16, 16)
-    low, high = torch.tensor([0.1, 0.1]), torch.tensor([0.1, 0.9])
+    low, high, s = torch.tensor([0.1, 0.1]), torch.tensor([0.1, 0.9]), torch.rand(2, 1, 16, 16) + 0.1
     with torch.no_grad():
-        base, other = denoiser(r_t, y, low, x_init), denoiser(r_t, y, high, x_init)
+        base, other = denoiser(r_t, y, low, x_init, s), denoiser(r_t, y, high, x_init, s)
         assert torch.allclose(base[0], other[0], atol=1e-6) and not torch.allclose(base[1], other[1], atol=1e-3)
-        for changed in ((r_t + 1, y, low, x_init), (r_t, y + 1, low, x_init), (r_t, y, low, x_init + 1)):
+        told = (r_t, y, low, x_init, s)
+        for k in (0, 1, 3, 4):
+            changed = [value + 1 if i == k else value for i, value in enumerate(told)]
             assert not torch.allclose(base, denoiser(*changed), atol=1e-3)
+
+
+def test_the_slim_denoiser_sees_little_of_much_noise_and_divides_by_the_scale():
+    denoiser = SlimDenoiser((8, 12), (1, 1), embedding_channels=8)
+    seen = []
+    denoiser.unet.stem.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    torch.nn.init.constant_(denoiser.unet.head.bias, 1.0)  # both outputs are 1
+    r_t, y, s = torch.ones(2, 3, 16, 16), torch.zeros(2, 3, 16, 16), torch.full((2, 1, 16, 16), 0.05)
+    with torch.no_grad():
+        out = denoiser(r_t, y, torch.tensor([0.01, 1.0]), y, s)
+    assert torch.allclose(out, torch.full_like(out, 1 + 0.1 / 0.05))
+    assert torch.allclose(seen[0][:, :12].mean((1, 2, 3)), torch.tensor([0.1, 1.0]))  # sqrt(alpha_bar) r_t
 
 
 def test_deep_supervision_reaches_every_side_output():
