@@ -101,7 +101,11 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
     image = torch.empty(*shape, device="meta")
     flops = _flops(module.predictor, [image])
     if getattr(module, "denoiser", None) is not None:
-        flops += _flops(module.denoiser, [image, image, torch.empty(shape[0], device="meta"), image])
+        noisy = image.repeat(module.noises, 1, 1, 1)
+        inputs = [noisy, noisy, noisy[:, 0, 0, 0], noisy]
+        if getattr(module.denoiser, "sees_scale", False):
+            inputs.append(noisy[:, :1])
+        flops += _flops(module.denoiser, inputs)
     return flops
 
 
