@@ -19,7 +19,6 @@ from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
 
 BlockKind = Literal["plain", "naf"]
-TYPICAL_SCALE = 0.1  # of a residual, so that a denoiser's two outputs are of one size
 
 
 class Modulation(nn.Module):
@@ -237,4 +236,4 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
         out = self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
         of_residual, of_image = out.chunk(2, dim=1)
-        return of_residual + TYPICAL_SCALE / s * of_image
+        return of_residual + of_image / s

@@ -172,7 +172,7 @@ def test_the_slim_denoiser_sees_little_of_much_noise_and_divides_by_the_scale():
     r_t, y, s = torch.ones(2, 3, 16, 16), torch.zeros(2, 3, 16, 16), torch.full((2, 1, 16, 16), 0.05)
     with torch.no_grad():
         out = denoiser(r_t, y, torch.tensor([0.01, 1.0]), y, s)
-    assert torch.allclose(out, torch.full_like(out, 1 + 0.1 / 0.05))
+    assert torch.allclose(out, torch.full_like(out, 1 + 1 / 0.05))
     assert torch.allclose(seen[0][:, :12].mean((1, 2, 3)), torch.tensor([0.1, 1.0]))  # sqrt(alpha_bar) r_t
 
 
