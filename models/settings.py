@@ -128,7 +128,16 @@ class SamplingSettings:
         if self.schedule != "training":
             return self._new_betas()
         levels = (1 - training_betas.double()).cumprod(0)
-        return respace(levels if self.start is None else levels[levels >= level_of(self.start)], self.steps)
+        if self.start is None or self.steps > len(levels):
+            return respace(levels, self.steps)
+        below = levels[levels >= level_of(self.start)]
+        if len(below) < self.steps:
+            least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # not below it when it is rounded
+            raise ValueError(
+                f"start is {self.start:g}, and {self.steps} step{'s' * (self.steps > 1)} of the training schedule need"
+                f" {least:.3g} or more: give a higher start{', or fewer steps' * (self.steps > 1)}"
+            )
+        return respace(below, self.steps)
 
     def _new_betas(self) -> "Tensor":
         from models.schedules import NoiseSchedule, level_of, shorten

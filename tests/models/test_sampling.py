@@ -191,6 +191,19 @@ def test_wrong_settings_are_named(wrong, word):
         SamplingSettings(**wrong)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_a_start_too_low_for_the_steps_is_named_with_the_least(steps):
+    level = (1 - TRAINING_BETAS).cumprod(0)[steps - 1]
+    lowest = ((1 - level) / level).sqrt().item()
+    with pytest.raises(ValueError, match=rf"start is 1e-05, and {steps} steps? of the") as caught:
+        SamplingSettings(steps=steps, start=1e-5).betas(TRAINING_BETAS)
+    told = float(str(caught.value).split("need ")[1].split(" or")[0])
+    assert lowest <= told < 1.02 * lowest
+    assert len(SamplingSettings(steps=steps, start=told).betas(TRAINING_BETAS)) == steps
+    with pytest.raises(ValueError, match="steps must be between 1 and 2000"):
+        SamplingSettings(steps=2001, start=1.0).betas(TRAINING_BETAS)
+
+
 @pytest.mark.parametrize("sampler", ["ddim", "dpmsolver++", "unipc"])
 def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler):
     blurry = torch.rand(2, 3, 41, 30)
