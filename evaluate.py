@@ -209,6 +209,8 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
             print(reason)
     pipeline = load_pipeline(checkpoint, device, precision) if checkpoint else None
     settings = evaluation.settings or _presets(pipeline, checkpoint)
+    for setting in settings:
+        setting.check(pipeline.flow)
     checkpoint_sha256 = checkpoint_hash(checkpoint) if checkpoint else None
     depends_on = {
         "checkpoint": checkpoint_sha256,

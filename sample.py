@@ -23,7 +23,7 @@ from base.messages import UsageError, one_sentence
 from base.stop import Stopped, interruptible
 from data.manifest import Manifest
 from data.outputs import Outputs, batches, outputs_of
-from models.index import PRETRAINED, pretrained, stored_presets
+from models.index import PRETRAINED, flow_of, pretrained, stored_index
 from models.options import Options
 from models.settings import SamplingSettings, preset_settings
 
@@ -62,9 +62,12 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     SamplingSettings(**numbers)  # says what is wrong before anything heavy
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     source = options.checkpoint or pretrained()
-    presets = stored_presets(source)
-    if presets is not None:
-        preset_settings(presets, options.preset)
+    index = stored_index(source)
+    if index is not None:
+        flow = flow_of(index, source)
+        replace(preset_settings(index.get("presets", {}), options.preset, flow), **numbers).check(flow)
+    elif options.preset and source.endswith(".ckpt"):
+        preset_settings({}, options.preset)
     outputs.folder.mkdir(parents=True, exist_ok=True)
     done = 0
     try:
@@ -309,7 +312,8 @@ def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: 
 def _help(flags: dict[str, str]) -> str:
     """--help; the defaults of the numbers are those of the checkpoint."""
     source = flags.get("checkpoint") or pretrained()
-    settings = preset_settings(stored_presets(source) or {}, flags.get("preset"))
+    index = stored_index(source) or {}
+    settings = preset_settings(index.get("presets", {}), flags.get("preset"), flow_of(index, source))
     lines = [__doc__.strip(), "", "usage: python sample.py IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]", ""]
     texts = descriptions(Options.__doc__)
     for field in fields(Options):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models.devices import resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
-from models.index import INDEX, CheckpointError, read_json
+from models.index import INDEX, CheckpointError, flow_of, read_json
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimDenoiser, SlimPredictor
@@ -145,6 +145,7 @@ def describe(pipeline: DeblurPipeline) -> dict:
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
         "scale_kind": pipeline.config.scale_kind,
+        "flow": pipeline.config.flow,
     }
 
 
@@ -156,7 +157,7 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    own = residual_scale, values.get("presets"), kind
+    own = residual_scale, values.get("presets"), kind, flow_of(values, what)
     return DeblurPipeline(found["predictor"], found.get("denoiser"), scheduler, *own)
 
 

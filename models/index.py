@@ -5,6 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from models.flow import Flow
+
 INDEX = "model_index.json"
 PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
 
@@ -25,10 +27,8 @@ def is_hub_id(source: str) -> bool:
     return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None
 
 
-def stored_presets(source: str) -> dict[str, dict] | None:
-    """The presets of a checkpoint that lies here: name -> fields of `SamplingSettings`; of a .ckpt there are none.
-
-    None: it is a hub's, and not known yet.
+def stored_index(source: str) -> dict | None:
+    """What a checkpoint that lies here says of itself; None for a .ckpt and a hub's, of which nothing is known yet.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -36,14 +36,26 @@ def stored_presets(source: str) -> dict[str, dict] | None:
     if source.endswith(".ckpt"):
         if not Path(source).is_file():
             raise CheckpointError(f"checkpoint {source} does not exist")
-        return {}
+        return None
     if os.path.isdir(source):
-        return read_json(Path(source) / INDEX, "an exported checkpoint has one; train.py writes it after fit").get(
-            "presets", {}
-        )
+        return read_json(Path(source) / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if not is_hub_id(source):
         raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
     return None
+
+
+def flow_of(index: dict, what: str) -> Flow | None:
+    """The flow that a checkpoint, called `what`, was trained as; None for diffusion, as in all older ones.
+
+    Raises:
+        CheckpointError: what it says is no flow.
+    """
+    if index.get("flow") is None:
+        return None
+    try:
+        return Flow(**index["flow"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} says of its flow {index['flow']!r}, which is none: {error}") from error
 
 
 def read_json(path: Path, hint: str) -> dict:

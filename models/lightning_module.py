@@ -20,10 +20,8 @@ from models.checkpoints import describe
 from models.devices import require_compiler
 from models.diffusion import (
     ScaleKind,
-    add_noise,
     add_residual,
     denoise,
-    estimate_r_0,
     laplace_loss,
     residual,
     residual_size,
@@ -181,12 +179,15 @@ class PredictAndRefine(Predict):
         denoiser: f; its prediction_type decides the target.
         schedule: noise levels of training.
         objective: the denoiser's loss, and how its noise levels are drawn; L1 and uniform in alpha_bar are the paper's.
+            Its kind says whether the denoiser is trained by diffusion or as a consistency flow, and so how it can be
+            sampled.
         perceptual: as in `Predict`; a part of the predictor's loss.
         refiner_perceptual: the same for the refiner: a term of the denoiser's loss, of x_init + s r_0 with its estimate
             of r_0. What is best by squared error alone is smooth where the residual is uncertain.
         perceptual_ramp: the steps between which that term rises from nothing to its weight.
-        perceptual_sigma: the least noise level, as sigma in units of r_0, at which that term counts. What few steps
-            show is what they make of much noise; at little noise squared error alone keeps samples close to the data.
+        perceptual_sigma: the least noise level, as sigma in units of r_0, at which that term counts; of a flow the
+            level that the denoiser is told, at which r_tau has as much noise for its signal. What few steps show is
+            what they make of much noise; at little noise squared error alone keeps samples close to the data.
         noises: noise levels and fields drawn for each crop, which share its prediction; the denoiser's batch is so many
             times the predictor's.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
@@ -196,7 +197,7 @@ class PredictAndRefine(Predict):
             what the predictor changed) or learned (the predictor's size head); see `models.diffusion.residual_size`.
         residual_scale: c. None: the standard deviation of (x - x_init) / m, measured while training as the running mean
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
-        validation: how validation and test sample.
+        validation: how validation and test sample; of a consistency flow the sampler is flow.
         init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
         lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight: as in `Predict`.
     """
@@ -233,6 +234,12 @@ class PredictAndRefine(Predict):
             raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: omit it where that has no weight")
+        if (validation.sampler == "flow") != (objective.flow is not None) and validation.blend > 0:
+            wanted = "ddpm, ddim, dpmsolver++ or unipc" if objective.flow is None else "flow, with 1 to 5 steps"
+            raise ValueError(
+                f"model.validation.sampler is {validation.sampler}: with objective.kind {objective.kind} it must be"
+                f" {wanted}"
+            )
         optimisation = lr, weight_decay, betas, warmup_steps, compiled, decay_steps
         super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight)
         self.objective = objective
@@ -261,7 +268,8 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), scale_kind=self.scale_kind)
+        own = {"scale_kind": self.scale_kind, "flow": self.objective.flow}
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), **own)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -290,20 +298,22 @@ class PredictAndRefine(Predict):
         s = self.scale() * size
         missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), s)
         x_init, generators = x_init.detach(), self.crop_generators(len(missed))
-        alpha_bar = self.objective.draw(self.alphas_cumprod, self._draw_uniform(generators))
+        u = self._draw_uniform(generators)
         if self.noises > 1:  # (N, ...) -> (N noises, ...), all noises of the first crop first
             missed, blurry, x_init, sharp, s = (
                 x.repeat_interleave(self.noises, 0) for x in (missed, blurry, x_init, sharp, s)
             )
             generators = [generator for generator in generators for _ in range(self.noises)]
         eps = randn_tensor(missed.shape, generators, self.device)
-        r_t = add_noise(missed, eps, alpha_bar)
-        output = denoise(self.denoiser, r_t, blurry, alpha_bar, x_init, s)
-        losses = self.objective.losses(output, missed, eps, alpha_bar, self.denoiser.prediction_type)
+
+        def put_out(r_t: Tensor, alpha_bar: Tensor) -> Tensor:
+            return denoise(self.denoiser, r_t, blurry, alpha_bar, x_init, s)
+
+        own = self.denoiser.prediction_type, missed, eps, u, self.alphas_cumprod
+        losses, r_0, alpha_bar = self.objective.evaluate(put_out, *own)
         denoiser_loss = losses.mean()
         noisy = alpha_bar <= self.perceptual_level
         if self.refiner_perceptual is not None and noisy.any():
-            r_0 = estimate_r_0(output, r_t, alpha_bar, self.denoiser.prediction_type)
             restored = add_residual(x_init, r_0, s)
             # A mean over all crops: those without the term count as zero.
             perceptual = self.refiner_perceptual(restored[noisy], sharp[noisy]) * noisy.float().mean()

@@ -4,13 +4,19 @@ What its last layer puts out belongs to the denoiser (`prediction_type`), since 
 alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from models.diffusion import PredictionType, sample_alpha_bar, target
+from models.diffusion import PredictionType, add_noise, estimate_r_0, sample_alpha_bar, target
+from models.flow import Flow
+
+ALPHA = 1e-3  # weight of the velocities' own difference in the flow's loss (ELIR)
+
+Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,11 @@ class Objective:
     """The denoiser's loss. The defaults are the paper's (Whang et al. 2022, section 3).
 
     Args:
-        loss: distance of the denoiser's output to its target: l1 or l2 (the square).
+        kind: diffusion (the paper's), or consistency_flow: a straight path from noise around the prediction to the
+            residual, on which the denoiser learns to go in few steps; see `flow_losses`. levels, log_normal,
+            sigma_range and min_snr belong to diffusion; source_sigma, segments and delta to consistency_flow.
+        loss: distance of the denoiser's output, or of the flow's jump, to its target: l1 or l2 (the square, whose best
+            estimate is the mean, as a flow needs it).
         levels: how noise levels are drawn: alpha_bar, uniform between neighbouring levels of the training schedule;
             log_snr, uniform in log-SNR over the range of that schedule; log_normal, by `log_normal`.
         log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
@@ -27,17 +37,24 @@ class Objective:
         stratified: spread the levels of a step evenly over the distribution: one crop in each of as many equal shares
             as there are crops, which makes the step's gradient less noisy (Kingma et al., VDM, 2021, appendix I.1).
         min_snr: gamma of min-SNR weighting; null: no weighting.
+        source_sigma: standard deviation of the noise that the flow starts from, in units of r_0.
+        segments: parts of the flow's path; about as many steps as it will be sampled in.
+        delta: how much later on the path the flow's target is, of its whole length.
 
     Raises:
-        ValueError: the standard deviation, or gamma, is not above 0.
+        ValueError: the standard deviation, gamma or source_sigma is not above 0, sigma_range or delta out of range.
     """
 
+    kind: Literal["diffusion", "consistency_flow"] = "diffusion"
     loss: Literal["l1", "l2"] = "l1"
     levels: Literal["alpha_bar", "log_snr", "log_normal"] = "alpha_bar"
     log_normal: tuple[float, float] = (-1.2, 1.2)
     sigma_range: tuple[float, float] | None = None
     stratified: bool = False
     min_snr: float | None = None
+    source_sigma: float = 0.5
+    segments: int = 5
+    delta: float = 0.05
 
     def __post_init__(self):
         if self.log_normal[1] <= 0 or (self.min_snr is not None and self.min_snr <= 0):
@@ -47,6 +64,87 @@ class Objective:
             )
         if self.sigma_range is not None and not 0 < self.sigma_range[0] < self.sigma_range[1]:
             raise ValueError(f"objective.sigma_range must be two numbers, 0 < least < largest, got {self.sigma_range}")
+        Flow(self.source_sigma, self.segments)
+        if not 0 < self.delta < 1:
+            raise ValueError(f"objective.delta must be between 0 and 1, got {self.delta}")
+
+    @property
+    def flow(self) -> Flow | None:
+        """The flow that is trained; None for diffusion."""
+        return Flow(self.source_sigma, self.segments) if self.kind == "consistency_flow" else None
+
+    def evaluate(
+        self,
+        denoise: Denoise,
+        prediction_type: PredictionType,
+        r_0: Tensor,
+        eps: Tensor,
+        u: Tensor,
+        alphas_cumprod: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of one step.
+
+        Args:
+            denoise: the denoiser of (r_t, alpha_bar), with the crops' conditions.
+            prediction_type: what it puts out.
+            r_0, eps: residual and noise (N, 3, H, W).
+            u: where each crop's noise level, or time, lies in its distribution: uniform (N,) in [0, 1), float64.
+            alphas_cumprod: alpha_bar_1 .. T of the training schedule.
+
+        Returns:
+            Each crop's loss (N,), the estimate of r_0 (N, 3, H, W), and the alpha_bar that the denoiser was told (N,).
+        """
+        if self.kind == "consistency_flow":
+            return self.flow_losses(denoise, prediction_type, r_0, eps, u)
+        alpha_bar = self.draw(alphas_cumprod, u)
+        r_t = add_noise(r_0, eps, alpha_bar)
+        output = denoise(r_t, alpha_bar)
+        losses = self.losses(output, r_0, eps, alpha_bar, prediction_type)
+        return losses, estimate_r_0(output, r_t, alpha_bar, prediction_type), alpha_bar
+
+    def flow_losses(
+        self, denoise: Denoise, prediction_type: PredictionType, r_0: Tensor, eps: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `evaluate`, for the consistency flow.
+
+        A time tau is drawn, uniform in [0, 1 - delta), on the path r_tau = (1 - tau) sigma eps + tau r_0. Where it
+        jumps to by its velocity v, at the end e of its segment, must be where the path a little later jumps to: tau' =
+        min(tau + delta, e), whose velocity v' is the same network's, without gradient, or at the end itself the path's
+        own, r_0 - sigma eps. Segments have length 1 / K, and jumps are measured in it:
+
+            loss = d(K (jump by v - jump by v')) + ALPHA d(K (1 - tau') (v - v')),  d the mean square, or absolute value
+
+        For squares it is K^2 times ELIR's, but for the factor 1 - tau'. The velocity is that of the estimated residual,
+        (r_0_hat - r_tau) / (1 - tau), of which the factor takes what would have no bound near the path's end.
+        """
+        flow, K = self.flow, self.segments
+        tau = (1 - self.delta) * u
+        end = ((tau * K).floor() + 1) / K
+        later = torch.minimum(tau + self.delta, end)
+        true = r_0 - flow.sigma * eps
+
+        def at(tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The estimate of r_0, the velocity, and the level told, at times (N,)."""
+            t, size, alpha_bar = _images(tau), _images(flow.size(tau)), flow.level(tau).float()
+            r_tau = (1 - t) * flow.sigma * eps + t * r_0
+            r_t = r_tau / size
+            estimate = estimate_r_0(denoise(r_t, alpha_bar), r_t, alpha_bar, prediction_type)
+            left = _images((1 - tau).clamp_min(1e-6))  # above 0 for float32, too
+            return estimate, (estimate - r_tau) / left, alpha_bar
+
+        estimate, velocity, alpha_bar = at(tau)
+        with torch.no_grad():
+            reaches = _images(later >= end).bool()
+            later_velocity = torch.where(reaches, true, at(later)[1])
+        step, rest = _images(K * (later - tau)), _images(K * (end - later))
+        jump = (step + rest) * velocity - (step * true + rest * later_velocity)
+        losses = self._distance(jump)
+        losses = losses + ALPHA * self._distance(_images(K * (1 - later)) * (velocity - later_velocity))
+        return losses, estimate, alpha_bar
+
+    def _distance(self, error: Tensor) -> Tensor:
+        """Each image's (N,), of errors (N, 3, H, W)."""
+        return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
         """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.
@@ -65,8 +163,7 @@ class Objective:
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
         """Each image's loss (N,), from what the denoiser put out (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
-        error = output - target(r_0, eps, alpha_bar, prediction_type)
-        losses = (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        losses = self._distance(output - target(r_0, eps, alpha_bar, prediction_type))
         if self.min_snr is None:
             return losses
         weight = min_snr_weight(alpha_bar, prediction_type, self.min_snr)
@@ -105,3 +202,8 @@ def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: fl
     if prediction_type == "epsilon":
         return (gamma * noise / alpha_bar).clamp(max=1)
     return torch.minimum(alpha_bar, gamma * noise)
+
+
+def _images(values: Tensor) -> Tensor:
+    """One number for each image, (N,) -> float32 (N, 1, 1, 1)."""
+    return values.float().view(-1, 1, 1, 1)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -16,9 +16,10 @@ from models.arrays import OUTPUT_TYPES, read_images, write_images
 from models.bands import InBands, is_large
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
+from models.flow import Flow
 from models.memory import Footprint
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
-from models.sampling import make_scheduler, noise_generator, sample_residual
+from models.sampling import make_scheduler, noise_generator, sample_flow, sample_residual
 from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
 from models.unet import UNet
@@ -57,6 +58,7 @@ class DeblurPipeline(ConfigMixin):
             residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
+        flow: the path that the denoiser was trained on as a consistency flow; None: it was trained by diffusion.
 
     `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` keeps all of it, in the layout of
     diffusers' pipelines, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it predicts only.
@@ -72,10 +74,13 @@ class DeblurPipeline(ConfigMixin):
         residual_scale: float = 1.0,
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
+        flow: Flow | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         presets = current_names(presets or {})
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
+        own = {"scale_kind": scale_kind, "flow": None if flow is None else asdict(flow)}
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets, **own)
+        self.flow = flow
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # of the last call
         self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
@@ -109,8 +114,8 @@ class DeblurPipeline(ConfigMixin):
 
     @property
     def default_settings(self) -> SamplingSettings:
-        """The preset balanced, where a grid search found one for this checkpoint."""
-        return preset_settings(self.config.presets)
+        """The preset balanced, where a grid search found one for this checkpoint; else the defaults."""
+        return preset_settings(self.config.presets, flow=self.flow)
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
@@ -202,7 +207,7 @@ class DeblurPipeline(ConfigMixin):
 
         Raises:
             ValueError: images of different sizes, of a shape, type or range that is not known, an unknown output_type
-                or preset, both settings and preset.
+                or preset, both settings and preset, a sampler that is not for this checkpoint.
             TooLittleMemory: the smallest tiles need more than `memory`.
         """
         one = image[0] if isinstance(image, list | tuple) and image else image
@@ -285,6 +290,7 @@ class DeblurPipeline(ConfigMixin):
         one, K, x_init = settings[0], max(setting.num_samples for setting in settings), prediction[:, :3]
         if self.denoiser is None and one.blend > 0:
             raise ValueError(_NO_DENOISER)
+        one.check(self.flow)
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if one.blend > 0:
@@ -298,17 +304,12 @@ class DeblurPipeline(ConfigMixin):
                 for samples in wanted:
                     samples.add(_to_world(x_init))
                 continue
-            r_0 = sample_residual(
-                denoiser,
-                blurry,
-                x_init,
-                make_scheduler(one, training_betas),
-                one.eta,
-                [noise_generator(seed, name, k) for name in names],
-                s,
-                progress,
-                tiling,
-            )
+            shared = [noise_generator(seed, name, k) for name in names], s, progress, tiling
+            if self.flow is None:
+                scheduler = make_scheduler(one, training_betas)
+                r_0 = sample_residual(denoiser, blurry, x_init, scheduler, one.eta, *shared)
+            else:
+                r_0 = sample_flow(denoiser, blurry, x_init, self.flow, one.steps, *shared)
             for samples in wanted:
                 last = samples is wanted[-1]  # which needs no copy of r_0
                 part = r_0.mul_(samples.setting.blend) if last else r_0 * samples.setting.blend

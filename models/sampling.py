@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from base.seeds import noise_seed
 from models.diffusion import denoise, estimate_r_0, residual
+from models.flow import Flow
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
 from models.tiling import whole
@@ -99,6 +101,33 @@ def sample_residual(
         for band, own in bands:
             before = r_t[..., band, :].clone()  # schedulers of several steps keep it
             r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
+        del r_0  # before the next one is there
+    return r_t
+
+
+def sample_flow(
+    denoiser: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    blurry: Tensor,
+    x_init: Tensor,
+    flow: Flow,
+    steps: int,
+    generator: torch.Generator | list[torch.Generator] | None = None,
+    residual_scale: Tensor | float | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
+    tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
+) -> Tensor:
+    """Sample the scaled residual r_0 by `steps` Euler steps of equal length along a flow (ELIR, arXiv 2502.03500).
+
+    Arguments and result are those of `sample_residual`. A step goes the share w = (tau' - tau) / (1 - tau) of the way
+    from r_tau to the estimate of r_0; the last one arrives there.
+    """
+    r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
+    estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
+    times = [step / steps for step in range(steps + 1)]
+    for tau, later in progress(list(pairwise(times))):
+        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(flow.level(tau), blurry), *scales])
+        w, size = (later - tau) / (1 - tau), flow.size(later)
+        r_t.mul_((1 - w) * flow.size(tau) / size).add_(r_0, alpha=w / size)
         del r_0  # before the next one is there
     return r_t
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from models.flow import Flow
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
+Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc", "flow"]
 Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
 OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets; older checkpoints and scripts have them
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
@@ -19,14 +21,18 @@ def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
 
 
-def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
+def preset_settings(
+    presets: Mapping[str, dict], name: str | None = None, flow: Flow | None = None
+) -> "SamplingSettings":
     """The settings that a checkpoint stores under a name; ValueError where it has none of that name.
 
-    Without a name balanced, which a grid search finds, or where it has none the defaults.
+    Without a name balanced, which a grid search finds, or where it has none the defaults: of a flow as many steps as it
+    has segments.
     """
     presets = current_names(presets)
     if name is None:
-        return SamplingSettings(**presets.get("balanced", {}))
+        default = {} if flow is None else {"sampler": "flow", "steps": flow.segments}
+        return SamplingSettings(**presets.get("balanced", default))
     stored = presets.get(OLD_NAMES.get(name, name))
     if stored is None:
         known = ", ".join(presets) or "none"
@@ -39,10 +45,11 @@ class SamplingSettings:
     """How to sample: one point of a grid, one preset, one set of command-line flags.
 
     Args:
-        sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc.
+        sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc; flow for a checkpoint that was
+            trained as a consistency flow, and for no other.
         schedule: noise levels to visit. training: those the checkpoint was trained with, in even strides. The others
             are made anew with exactly `steps` steps, as in the paper's search over noise schedules.
-        steps: denoiser evaluations a sample.
+        steps: denoiser evaluations a sample; of flow 1 to 5, of equal length.
         beta_start: beta of the first step, for linear, quadratic and sigmoid.
         beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
         log_snr_max: log-SNR of the first step, for log_snr.
@@ -88,6 +95,10 @@ class SamplingSettings:
                 raise ValueError(f"{field} must be a finite number, got {value!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
+        if self.sampler == "flow" and self.schedule != "training":
+            raise ValueError(f"schedule {self.schedule} belongs to the other samplers; leave it at training for flow")
+        if self.sampler == "flow" and self.start is not None:
+            raise ValueError("start belongs to the other samplers; omit it for flow, which has a start of its own")
         if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
             raise ValueError(f"start must be a number above 0, got {self.start!r}")
         if self.schedule != "training":
@@ -110,6 +121,8 @@ class SamplingSettings:
         unused = {}
         if self.num_samples == 1:
             unused["average"] = "there is one sample: give --num_samples 2 or more"
+        if self.sampler == "flow":
+            unused["schedule"] = "the sampler flow has none"
         if self.schedule != "log_snr":
             unused |= dict.fromkeys(("log_snr_max", "log_snr_min"), "it belongs to --schedule log_snr")
         if self.schedule not in ("linear", "quadratic", "sigmoid"):
@@ -120,6 +133,20 @@ class SamplingSettings:
             drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", *unused)
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
+
+    def check(self, flow: Flow | None) -> None:
+        """ValueError where the sampler is not for a checkpoint of this flow, or None, for one trained by diffusion."""
+        if self.blend == 0 or (self.sampler == "flow") == (flow is not None):
+            return
+        if flow is None:
+            raise ValueError(
+                "the sampler flow needs a checkpoint that was trained with objective.kind consistency_flow, and this"
+                " one was trained by diffusion: give ddpm, ddim, dpmsolver++ or unipc"
+            )
+        raise ValueError(
+            f"this checkpoint was trained as a consistency flow, which the sampler {self.sampler} cannot sample: give"
+            " flow, with 1 to 5 steps"
+        )
 
     def betas(self, training_betas: "Tensor") -> "Tensor":
         """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""

@@ -13,7 +13,7 @@ ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "guard"},
+    | {"recompute", "heads", "guard", "flow"},
     {"unet", "untrained", "spandrel_predictor", "tiling"},
     {"u2net", "slim_unet", "bands", "sampling", "objective"},
     {"pipeline", "hub"},

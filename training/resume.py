@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from base.files import replacing
 from base.stop import Stopped
 from models.checkpoints import describe
 from models.lightning_module import Predict
+from models.objective import Objective
 from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -76,7 +78,7 @@ def differences(there: dict, here: dict) -> list[str]:
         elif key == "betas":
             sentences += ["schedule differs"] if a != b else []
         elif a != b:
-            said = [value["class"] if isinstance(value, dict) else value for value in (a, b)]
+            said = [value.get("class", value) if isinstance(value, dict) else value for value in (a, b)]
             sentences.append(f"{key} is {said[1]} here and {said[0]} there")
     return sentences
 
@@ -85,6 +87,8 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Why a model cannot resume from a checkpoint: sentences on its networks, schedule, objective; none if it can."""
     here = model.objective_values()
     there = here | checkpoint.get("objective", {})  # older ones say less
+    if "objective" in there:
+        there["objective"] = asdict(Objective()) | there["objective"]
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 

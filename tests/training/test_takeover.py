@@ -100,12 +100,30 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
     assert all(torch.equal(other[key], value) for key, value in same.items())
 
 
+def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_defaults(started):
+    shutil.copytree(started, "run")
+    path = Path("run/checkpoints/last.ckpt")
+    checkpoint = read_checkpoint(path)
+    del checkpoint["pipeline"]["flow"]
+    checkpoint["objective"]["objective"] = {"loss": "l1", "levels": "alpha_bar"}
+    torch.save(checkpoint, path)
+    Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
+    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP]
+    assert train.main([*command, "--model.objective.stratified", "true"]) == 2
+    assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--model.denoiser.channels", "8"], "denoiser.channels is 8 here and 4 there"),
         (["--model.schedule.name", "cosine"], "schedule differs"),
         (["--model.objective.loss", "l2"], "objective.loss is l2 here and l1 there"),
+        (
+            ["--model.objective.kind", "consistency_flow", "--model.validation.sampler", "flow"],
+            "flow is {'sigma': 0.5, 'segments': 5} here and None there; objective.kind is consistency_flow here and",
+        ),
         (["--model.predictor_weight", "0.5"], "predictor_weight is 0.5 here and 1.0 there"),
         (["--model.predictor_training", "joint"], "predictor_training is joint here and detached there"),
         (["--model.residual_scale", "1"], "scale is 1.0 here and measured there"),
