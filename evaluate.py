@@ -132,7 +132,7 @@ class Evaluation:
 def main(evaluation: Evaluation) -> None:
     """Score one checkpoint, or none, or compare two."""
     check(evaluation)
-    processes = _processes()
+    processes = find_processes()
     output, writes = Path(evaluation.output), processes.is_global_zero
     with sole_user(output) if writes else nullcontext():
         if evaluation.compare is None:
@@ -328,7 +328,7 @@ def _presets(pipeline: "DeblurPipeline | None", checkpoint: str | None) -> list[
     return settings
 
 
-def _processes() -> "Fabric":
+def find_processes() -> "Fabric":
     """Lightning Fabric over the processes that torchrun or SLURM started, or this one alone.
 
     It is asked for ranks, barriers and a broadcast only, so it runs on the CPU whatever the networks run on.

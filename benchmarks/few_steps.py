@@ -1,0 +1,320 @@
+"""What a refiner's steps buy: its scores by the number of denoiser evaluations, as a table and a plot.
+
+python -m benchmarks.few_steps pretrained/lite --data synthetic=PAIRS frames=OTHER_PAIRS
+python -m benchmarks.few_steps runs/refine/checkpoint runs/flow/checkpoint --data PAIRS --start 2
+
+A checkpoint that was trained by diffusion is sampled by ddim (eta 0 and 1) and dpmsolver++ in 1 to 50 steps, one that
+was trained as a consistency flow in 1 to 5; both may be named, in any order. Beside them stand the blurry images, the
+prediction, and the prediction sharpened and noised. Writes few_steps.md, .json and .png. The scores of each image are
+kept in --work as soon as they are there: the same command goes on where it was stopped.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import evaluate
+from base.files import replacing, sole_user
+from base.stop import Stopped, interruptible
+from benchmarks.record import machine, write_json
+from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, judge
+from evaluation.grid import key, label_settings
+from evaluation.journal import Score
+from evaluation.metrics import Metric, MetricError
+from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SECONDS_RECIPE, Plan, score_images
+from models.checkpoints import load_pipeline
+from models.settings import SamplingSettings, Schedule
+
+DIFFUSION_STEPS, FLOW_STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50), (1, 2, 3, 4, 5)
+SEEDS = 3  # samples of each image, whose noise differs
+SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4), "lpips_squeeze": ("LPIPS, SqueezeNet", 4)}
+DIVERSITY = "diversity"
+RECIPE = (
+    f"means over the images, and over {SEEDS} samples of each, ± the standard deviation of the samples' means;"
+    " diversity is the standard deviation over an image's samples, in 8-bit levels, its mean over pixels and channels;"
+    f" seconds are of one sample with its prediction: {SECONDS_RECIPE}"
+)
+
+
+@dataclass(frozen=True)
+class OfSample:
+    """A metric of one of an image's samples, in the place of `evaluation.metrics.Metric`."""
+
+    metric: Metric
+    sample: int
+    is_set = extra = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no such metric."""
+        return self.metric.reason
+
+    @property
+    def reference(self) -> bool:
+        """Whether the ground truth is looked at."""
+        return self.metric.reference
+
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Score one of the samples (K, 3, H, W)."""
+        if self.sample >= len(restored):
+            raise MetricError("there is one image and no sample")
+        one = slice(self.sample, self.sample + 1)
+        return self.metric(restored[one], sharp[one])
+
+
+class Diversity:
+    """Standard deviation over an image's samples, in 8-bit levels, its mean over pixels and channels."""
+
+    is_set = extra = reference = False
+    reason = None
+
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Of the samples (K, 3, H, W) in [0, 1] -> (1,)."""
+        if len(restored) == 1:
+            raise MetricError("there is one image and no sample")
+        return 255 * restored.clamp(0, 1).std(0).mean()[None]
+
+
+def settings_of(flow: bool, start: float | None, schedule: Schedule, blend: float) -> list[SamplingSettings]:
+    """What a checkpoint is sampled by."""
+    common = {"blend": blend, "num_samples": SEEDS}
+    if flow:
+        return [SamplingSettings("flow", steps=steps, **common) for steps in FLOW_STEPS]
+    kinds = [("ddim", 0.0), ("ddim", 1.0), ("dpmsolver++", 0.0)]
+    own = {"schedule": schedule, "start": start} | common
+    return [SamplingSettings(sampler, steps=n, eta=eta, **own) for sampler, eta in kinds for n in DIFFUSION_STEPS]
+
+
+def score(
+    checkpoint: str, settings: Sequence[SamplingSettings], name: str, data: str, folder: Path, options: dict[str, Any]
+) -> tuple[Plan, dict[tuple[str, str], Score]]:
+    """The plan, and every score of a checkpoint on a dataset, (row, image) -> score; what is known is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = folder / "grid.yaml"
+    with replacing(grid) as part:
+        part.write_text(yaml.safe_dump({"settings": [asdict(setting) for setting in settings]}))
+    asked = evaluate.Evaluation(
+        data=data, output=str(folder), checkpoint=checkpoint, grid=str(grid), metrics=",".join(SCORES), **options
+    )
+    evaluate.check(asked)
+    plan = evaluate.prepare(asked, evaluate.find_processes())
+    of_samples = {f"{m}/{k}": OfSample(plan.metrics[m], k) for m in SCORES for k in range(SEEDS)}
+    plan = replace(plan, metrics=of_samples | {DIVERSITY: Diversity()})
+    score_images(plan, plan.images, plan.settings, f"{name}: {len(settings)} settings")
+    return plan, plan.journal.scores()
+
+
+def rows_of(plan: Plan, scores: dict[tuple[str, str], Score]) -> list[dict[str, Any]]:
+    """One row for blurry, the prediction and each control, then one for each setting."""
+    images = [image.name for image in plan.images]
+    fixed = {label: label for label in (BLURRY, PREDICTOR, *CONTROLS)}
+    labels = label_settings([replace(setting, num_samples=1) for setting in plan.settings])
+    keys = fixed | {label: key(setting) for label, setting in zip(labels, plan.settings, strict=True)}
+    settings = dict(zip(labels, plan.settings, strict=True))
+
+    def values(row: str, metric: str) -> np.ndarray:
+        """(samples, images), nan where a metric is missing."""
+        count = SEEDS if row in settings else 1
+        each = [[scores[keys[row], image].metrics.get(f"{metric}/{k}") for image in images] for k in range(count)]
+        return np.array(each, dtype=float)
+
+    before = np.mean([scores[PREDICTOR, image].seconds for image in images])
+    points = {row: np.stack([values(row, "psnr").mean(0), values(row, "lpips").mean(0)], axis=1) for row in keys}
+    curves = {c: np.stack([points[row] for row in (PREDICTOR, *own)], axis=1) for c, own in LABELS.items()}
+    rows = []
+    for row in keys:
+        found: dict[str, Any] = {"row": row}
+        for metric in SCORES:
+            means = values(row, metric).mean(1)
+            missing = np.isnan(means).any()
+            found[metric] = None if missing else float(means.mean())
+            found[f"{metric}_spread"] = None if missing or len(means) == 1 else float(means.std(ddof=1))
+        seconds = float(np.mean([scores[keys[row], image].seconds for image in images]))
+        found["seconds"] = seconds
+        if row in settings:
+            setting = settings[row]
+            found["seconds"] = float(before + (seconds - before) / SEEDS)
+            found[DIVERSITY] = float(np.mean([scores[keys[row], image].metrics[DIVERSITY] for image in images]))
+            whole = not np.isnan(points[row]).any() and not np.isnan(points[PREDICTOR]).any()
+            verdict = judge(points[row], curves, plan.seed) if whole else None
+            found |= {"evaluations": setting.steps, "perceptual": verdict and verdict.perceptual}
+            found |= {"verdict": verdict and asdict(verdict), "fields": asdict(setting)}
+        rows.append(found)
+    return rows
+
+
+def merged(tables: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of several checkpoints: what stands beside the settings once, where it is the same for both."""
+    rows = list(tables[0])
+    for number, table in enumerate(tables[1:], start=2):
+        known = {row["row"]: row for row in rows}
+        for row in table:
+            same = row["row"] in known and all(row[metric] == known[row["row"]][metric] for metric in SCORES)
+            if not same:
+                rows.append(
+                    row | {"row": f"{row['row']} of checkpoint {number}" if row["row"] in known else row["row"]}
+                )
+    beside = [row for row in rows if "fields" not in row]
+    return beside + [row for row in rows if "fields" in row]
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """The tables, one for each dataset."""
+    return "\n".join(line for name, result in results.items() for line in _table(name, result))
+
+
+def _table(name: str, result: dict[str, Any]) -> Iterator[str]:
+    titles = [title for title, _ in SCORES.values()]
+    yield f"{name}, {result['images']} images:\n"
+    yield f"| | evaluations | {' | '.join(titles)} | seconds | diversity | perceptual |"
+    yield "|---" * (len(titles) + 5) + "|"
+    for row in result["rows"]:
+        cells = [row["row"], str(row.get("evaluations", 0))]
+        for metric, (_, digits) in SCORES.items():
+            spread = row[f"{metric}_spread"]
+            shown = "missing" if row[metric] is None else f"{row[metric]:.{digits}f}"
+            cells.append(shown + ("" if spread is None else f" ± {spread:.{digits}f}"))
+        cells.append(f"{row['seconds']:.2f}" if row["seconds"] else "")
+        cells += [f"{row[DIVERSITY]:.2f}" if DIVERSITY in row else "", row.get("perceptual") or ""]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """For each dataset PSNR and LPIPS by the number of evaluations, with their spread, and the prediction as a line."""
+    figure = Figure(figsize=(4.2 * len(SCORES), 3.4 * len(results)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(results), len(SCORES), squeeze=False)
+    for line, (name, result) in zip(panels, results.items(), strict=True):
+        for axes, (metric, (title, _)) in zip(line, SCORES.items(), strict=True):
+            for sampler, rows in _curves(result["rows"], metric).items():
+                y = [row[metric] for row in rows]
+                spread = [row[f"{metric}_spread"] for row in rows]
+                x = [row["evaluations"] for row in rows]
+                axes.errorbar(x, y, spread, marker="o", markersize=3, linewidth=1, capsize=2, label=sampler)
+            for row, style in ((PREDICTOR, "--"), (BLURRY, ":")):
+                value = next(own[metric] for own in result["rows"] if own["row"] == row)
+                if value is not None:
+                    axes.axhline(value, color="0.5", linestyle=style, linewidth=1, label=row)
+            axes.set_xscale("log")
+            axes.set_xticks(DIFFUSION_STEPS, [str(n) for n in DIFFUSION_STEPS], minor=False)
+            axes.minorticks_off()
+            axes.set_title(f"{name}: {title}", fontsize=9)
+            axes.set_xlabel("denoiser evaluations", fontsize=8)
+            axes.tick_params(labelsize=7)
+    panels[0][0].legend(fontsize=7)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
+
+
+def _curves(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each sampler that have a metric, by the number of evaluations."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "fields" in row and row[metric] is not None:
+            sampler, eta = row["fields"]["sampler"], row["fields"]["eta"]
+            found.setdefault(f"{sampler}, eta {eta:g}" if sampler == "ddim" else sampler, []).append(row)
+    return found
+
+
+def main(
+    checkpoints: list[str],
+    data: list[str],
+    start: float | None = None,
+    schedule: Schedule = "training",
+    blend: float = 1.0,
+    limit: int | None = None,
+    split: str = "test",
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    work: str = "runs/few_steps",
+    output: str = "benchmarks/results",
+) -> None:
+    """Score, and write the table, its numbers and the plot.
+
+    Args:
+        checkpoints: one that was trained by diffusion, one that was trained as a consistency flow, or both.
+        data: datasets as evaluate.py takes them; NAME=FOLDER gives one a name in the table.
+        start: noise level that the diffusion samplers start from, as sample.py's --start.
+        schedule: noise levels that the diffusion samplers visit.
+        blend: of prediction and sample.
+        limit: score only so many pairs of each dataset, spread evenly over the list.
+        split: which split of the datasets.
+        seed: of the noise.
+        device: as evaluate.py's.
+        precision: as evaluate.py's.
+        work: folder for what is known of each image.
+        output: folder for few_steps.md, .json and .png.
+    """
+    named = {}
+    for given in data:
+        name, _, folder = given.rpartition("=")
+        name = name or Path(folder).resolve().name
+        if name in named:
+            raise ValueError(f"two datasets are called {name}: name them, as --data NAME={folder}")
+        named[name] = folder
+    options = {"limit": limit, "split": split, "seed": seed, "device": device, "precision": precision}
+    flows = [load_pipeline(checkpoint).flow is not None for checkpoint in checkpoints]
+    if len(checkpoints) > 2 or sum(flows) > 1 or len(flows) - sum(flows) > 1:
+        raise ValueError("give one checkpoint that was trained by diffusion, one that is a consistency flow, or both")
+    checkpoints = [checkpoint for _, checkpoint in sorted(zip(flows, checkpoints, strict=True))]
+    results: dict[str, dict[str, Any]] = {}
+    with sole_user(Path(work)):
+        for name, folder in named.items():
+            tables, facts = [], []
+            for flow, checkpoint in zip(sorted(flows), checkpoints, strict=True):
+                settings = settings_of(flow, start, schedule, blend)
+                own = Path(work) / ("flow" if flow else "diffusion") / name
+                plan, scores = score(checkpoint, settings, name, folder, own, options)
+                tables.append(rows_of(plan, scores))
+                facts.append({"checkpoint": plan.facts["checkpoint"], "data": plan.facts["data"] | {"root": name}})
+            results[name] = {"images": len(plan.images), "subjects": facts, "rows": merged(tables)}
+    folder, place = Path(output), plan.device
+    folder.mkdir(parents=True, exist_ok=True)
+    recipes = {name: metric.recipe or metric.reason for name, metric in _metrics(plan).items()}
+    asked = {"start": start, "schedule": schedule, "blend": blend, "seed": seed, "precision": plan.facts["precision"]}
+    controls = RECIPES | {"perceptual": VERDICT_RECIPE}
+    write_json(
+        folder / "few_steps.json",
+        asked | {"recipe": RECIPE, "metrics": recipes, "controls": controls, "data": results} | machine(str(place)),
+    )
+    with replacing(folder / "few_steps.md") as part:
+        part.write_text(markdown(results) + f"\n{RECIPE[0].upper()}{RECIPE[1:]}.\n")
+    plot(results, folder / "few_steps.png")
+    print(markdown(results))
+    print(f"wrote {folder}/few_steps.md, .json and .png")
+
+
+def _metrics(plan: Plan) -> dict[str, Metric]:
+    return {name: plan.metrics[f"{name}/0"].metric for name in SCORES}
+
+
+def cli(args: list[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__, prog="benchmarks.few_steps", allow_abbrev=False)
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="of diffusion, of a flow, or both")
+    parser.add_argument("--data", nargs="+", required=True, help="datasets; NAME=FOLDER names one in the table")
+    parser.add_function_arguments(main, skip={"checkpoints", "data"})
+    main(**parser.parse_args(args).as_dict())
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    try:
+        with interruptible("stopped; run again to go on"):
+            cli()
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.few_steps: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stopped:
+        print(f"benchmarks.few_steps: {stopped}", file=sys.stderr)
+        sys.exit(128 + stopped.signal)

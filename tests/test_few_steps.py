@@ -1,0 +1,89 @@
+"""The curve over few steps with tiny checkpoints: its numbers, its files, and that it goes on where it stopped."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import few_steps
+from data import images
+from evaluation.metrics import psnr
+from models.checkpoints import load_pipeline
+from models.flow import Flow
+from models.pipeline import DeblurPipeline
+from models.settings import SamplingSettings
+from tests.test_evaluate import place  # noqa: F401 (a fixture)
+
+
+@pytest.fixture
+def folder(place, tmp_path, monkeypatch):  # noqa: F811
+    """A flow beside the checkpoint, and few settings."""
+    own = load_pipeline(str(place / "checkpoint"))
+    flow = DeblurPipeline(own.predictor, own.denoiser, own.scheduler, 0.1, flow=Flow(segments=2))
+    flow.save_pretrained(tmp_path / "flow")
+    monkeypatch.setattr(few_steps, "DIFFUSION_STEPS", (1, 3))
+    monkeypatch.setattr(few_steps, "FLOW_STEPS", (1, 2))
+    return tmp_path
+
+
+def run(folder, place, *checkpoints):  # noqa: F811
+    command = [*map(str, checkpoints), "--data", f"tiny={place / 'data'}", "--work", str(folder / "work")]
+    few_steps.cli([*command, "--output", str(folder / "out"), "--device", "cpu", "--precision", "fp32", "--start", "2"])
+    return json.loads((folder / "out" / "few_steps.json").read_text())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_rows_are_those_of_the_pipelines_and_are_kept(place, folder, capsys):  # noqa: F811
+    found = run(folder, place, folder / "flow", place / "checkpoint")
+    rows = {row["row"]: row for row in found["data"]["tiny"]["rows"]}
+    sampled = ["ddim 1", "ddim 3", "ddim 1 eta=1.0", "ddim 3 eta=1.0", "dpmsolver++ 1", "dpmsolver++ 3"]
+    sampled = [*sampled, "flow 1", "flow 2"]
+    assert list(rows)[:2] == ["blurry", "predictor"] and list(rows)[-8:] == sampled
+    assert {"sharpened 0.3", "noised 2"} < set(rows) and found["data"]["tiny"]["images"] == 3
+    assert found["start"] == 2 and found["commit"] and "AlexNet" in found["metrics"]["lpips"]
+
+    pairs = [[images.read(place / "data" / side / f"{name}.png") for side in ("blur", "sharp")] for name in ("a", "b")]
+    pairs.append([images.read(place / "data" / side / "tiny.png") for side in ("blur", "sharp")])
+    for row, checkpoint in (("ddim 3 eta=1.0", place / "checkpoint"), ("flow 2", folder / "flow")):
+        pipeline, settings = load_pipeline(str(checkpoint), precision="fp32"), SamplingSettings(**rows[row]["fields"])
+        assert settings.start == (None if settings.sampler == "flow" else 2)
+        scores, spreads = [], []
+        for name, (blurry, sharp) in zip(("a", "b", "tiny"), pairs, strict=True):
+            drawn = pipeline.refine(blurry[None], pipeline.predict(blurry[None]), settings, names=[name])
+            scores.append(psnr(drawn.images, sharp.expand_as(drawn.images)))
+            spreads.append(255 * drawn.std.mean().item())
+        means = torch.stack(scores).mean(0)  # of each sample over the images
+        assert rows[row]["psnr"] == pytest.approx(means.mean().item(), abs=1e-3)
+        assert rows[row]["psnr_spread"] == pytest.approx(means.std().item(), abs=1e-3)
+        assert rows[row]["diversity"] == pytest.approx(sum(spreads) / 3, rel=1e-3)
+        assert rows[row]["seconds"] > rows["predictor"]["seconds"] > 0
+    assert rows["predictor"]["psnr_spread"] is None and "diversity" not in rows["predictor"]
+    # The smallest image is too small for LPIPS.
+    assert rows["flow 2"]["lpips"] is None and rows["flow 2"]["perceptual"] is None
+
+    table = (folder / "out" / "few_steps.md").read_text()
+    assert table.count("\n| flow 2 | 2 | ") == 1 and "tiny, 3 images:" in table
+    assert table.rstrip().rpartition("\n\n")[0] in capsys.readouterr().out
+    assert (folder / "out" / "few_steps.png").read_bytes().startswith(b"\x89PNG")
+
+    # What was done is not done again; what is lacking is, to the same numbers.
+    journal = folder / "work" / "diffusion" / "tiny" / "journal" / "scores_0.jsonl"
+    whole = journal.read_bytes()
+    assert run(folder, place, folder / "flow", place / "checkpoint")["data"] == found["data"]
+    assert journal.read_bytes() == whole
+    journal.write_bytes(b"\n".join(whole.split(b"\n")[:-6]) + b'\n{"torn')
+    again = {
+        row["row"]: row for row in run(folder, place, place / "checkpoint", folder / "flow")["data"]["tiny"]["rows"]
+    }
+    numbers = [*few_steps.SCORES, *(f"{metric}_spread" for metric in few_steps.SCORES), "diversity"]
+    for row, values in rows.items():
+        known = {name: values[name] for name in numbers if values.get(name) is not None}
+        assert {name: again[row][name] for name in known} == pytest.approx(known, rel=1e-4)
+
+
+def test_what_cannot_be_compared_is_one_sentence(place, folder):  # noqa: F811
+    with pytest.raises(ValueError, match="give one checkpoint that was trained by diffusion, one that is a"):
+        run(folder, place, place / "checkpoint", place / "checkpoint")
+    with pytest.raises(ValueError, match="two datasets are called data: name them, as --data NAME="):
+        few_steps.cli([str(place / "checkpoint"), "--data", str(place / "data"), str(place / "data")])
+    assert not (folder / "out").exists()
