@@ -1,5 +1,6 @@
 import pytest
 import torch
+from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -164,16 +165,23 @@ def test_the_slim_denoiser_depends_on_what_it_is_told():
             assert not torch.allclose(base, denoiser(*changed), atol=1e-3)
 
 
-def test_the_slim_denoiser_sees_little_of_much_noise_and_divides_by_the_scale():
-    denoiser = SlimDenoiser((8, 12), (1, 1), embedding_channels=8)
-    seen = []
+def test_the_slim_denoiser_sees_little_of_much_noise():
+    denoiser, seen = SlimDenoiser((8, 12), (1, 1), embedding_channels=8), []
     denoiser.unet.stem.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
-    torch.nn.init.constant_(denoiser.unet.head.bias, 1.0)  # both outputs are 1
-    r_t, y, s = torch.ones(2, 3, 16, 16), torch.zeros(2, 3, 16, 16), torch.full((2, 1, 16, 16), 0.05)
-    with torch.no_grad():
-        out = denoiser(r_t, y, torch.tensor([0.01, 1.0]), y, s)
-    assert torch.allclose(out, torch.full_like(out, 1 + 1 / 0.05))
+    ones, s = torch.ones(2, 3, 16, 16), torch.ones(2, 1, 16, 16)
+    denoiser(ones, ones, torch.tensor([0.01, 1.0]), ones, s)
     assert torch.allclose(seen[0][:, :12].mean((1, 2, 3)), torch.tensor([0.1, 1.0]))  # sqrt(alpha_bar) r_t
+
+
+def test_the_slim_denoiser_can_be_an_unsharp_mask():
+    denoiser = SlimDenoiser((8, 12), (1, 1), embedding_channels=8)
+    with torch.no_grad():
+        denoiser.unet.head.bias[:12], denoiser.unet.head.bias[12:] = 0.25, 0.6
+    x_init, s = torch.rand(2, 3, 20, 24), torch.full((2, 1, 20, 24), 0.05)
+    blurred = gaussian_blur2d(x_init, (13, 13), (1.5, 1.5), border_type="replicate")
+    r_0 = denoiser(torch.randn_like(x_init), x_init, torch.tensor([0.1, 1.0]), x_init, s)
+    expected = 0.25 + torch.tensor([0.9, 0.0]).view(-1, 1, 1, 1) * 0.6 * (x_init - blurred) / 0.05
+    assert torch.allclose(r_0, expected, atol=1e-4)
 
 
 def test_deep_supervision_reaches_every_side_output():
