@@ -34,16 +34,34 @@ def test_u2net_has_the_published_parameter_counts():
         assert parameters(U2NetPredictor("lite", out_channels=1)) == 1_131_181
 
 
-def test_the_papers_unets_have_the_papers_size():
-    with torch.device("meta"):
-        assert parameters(UNetPredictor()) == pytest.approx(26.8e6, rel=0.02)
-        assert parameters(Denoiser()) == pytest.approx(6.8e6, rel=0.02)
+def test_the_papers_unets_have_their_exact_size():
+    """Counted by hand: a block is two 3x3 convolutions, a 1x1 skip, and a dense layer where there is a noise level."""
 
+    def block(i, o, e):
+        return (9 * i * o + o) + (9 * o * o + o) + i * o + (e * o + o if e else 0)
 
-def test_width_multipliers_and_blocks_are_configurable():
+    def unet(images, c, e):
+        widths = [c, 2 * c, 3 * c, 4 * c]
+        total, ch, skips = 3 * images * c + c, c, [c]  # the stem
+        for level, width in enumerate(widths):
+            if level:
+                total += block(ch, ch, e)  # downwards
+                skips.append(ch)
+            for _ in range(3):
+                total, ch = total + block(ch, width, e), width
+                skips.append(ch)
+        total += 2 * block(ch, ch, e)
+        for level, width in reversed(list(enumerate(widths))):
+            for _ in range(4):
+                total, ch = total + block(ch + skips.pop(), width, e), width
+            total += block(ch, ch, e) if level else 0  # upwards
+        assert not skips
+        return total + 9 * ch * 3 + 3  # the head
+
+    embedding = (32 * 4 * 32 + 4 * 32) + (4 * 32 * 32 + 32)
     with torch.device("meta"):
-        small, wide, deep = UNetPredictor(16, (1, 2), 1), UNetPredictor(32, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 2)
-    assert parameters(small) < parameters(wide) and parameters(small) < parameters(deep)
+        assert parameters(UNetPredictor()) == unet(1, 64, 0) == 26_617_411
+        assert parameters(Denoiser()) == unet(2, 32, 32) + embedding
 
 
 def test_unshuffled_networks_of_twice_the_width_cost_the_same():
