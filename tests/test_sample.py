@@ -23,10 +23,10 @@ from models.flow import Flow
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
+from tests.conftest import ASSETS
 from tests.models.test_pipeline import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
-REALBLUR = ROOT.parent / "shared" / "realblur"
 
 
 @pytest.fixture(scope="module")
@@ -288,9 +288,8 @@ def test_ctrl_c_stops_between_whole_files(checkpoint, tmp_path):
     assert sample.main(command[2:]) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15
 
 
-@pytest.mark.skipif(not REALBLUR.is_dir(), reason="the real photographs are not here")
 def test_real_captured_pictures_go_through(checkpoint, tmp_path):
-    assert run(REALBLUR / "captured" / "blur", "--checkpoint", checkpoint, "--output", tmp_path) == 0
+    assert run(ASSETS / "pairs" / "blur", "--checkpoint", checkpoint, "--output", tmp_path) == 0
     assert len(list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.jpg"))) == 4
 
 

@@ -16,8 +16,6 @@ from data import images, search
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
-SHARED = Path(__file__).parents[3] / "shared"
-
 
 @pytest.fixture
 def picture():
@@ -136,15 +134,6 @@ def test_find(tmp_path, picture):
     for nothing in ("empty", "missing", "x*.bmp"):
         with pytest.raises(images.ImageError, match=nothing.replace("*", r"\*")):
             search.find(tmp_path / nothing)
-
-
-@pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
-def test_real_photographs():
-    files = search.find(SHARED / "photos")
-    assert len(files) == 158
-    for file in files[::40]:
-        photo = images.read(file)
-        assert max(photo.shape) == 1280 and photo.std() > 0.05
 
 
 LOSSLESS = (".png", ".webp", ".tif", ".bmp")
