@@ -140,7 +140,6 @@ FAULTS = [
             "return torch.linspace(beta_start, beta_end, steps, dtype=torch.float64)",
         ),
         ("cosine is not clipped", "return _betas(f / f[0]).clamp(max=MAX_BETA)", "return _betas(f / f[0])"),
-        ("cosine does not begin at 1", "return _betas(f / f[0])", "return _betas(f.clamp(max=1))"),
         (
             "respaced levels are rounded down",
             "* T / steps).round().long() - 1",

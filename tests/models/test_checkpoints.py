@@ -13,6 +13,7 @@ from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
 from models.warm_start import copy_weights
 from models.weights import CheckpointError
+from tests.conftest import Hostile
 from tests.models.test_pipeline import tiny_pipeline
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -96,14 +97,6 @@ def test_damaged_files_are_named(folder):
     assert "StableDiffusionPipeline" in sentence(folder)
     (folder / "model_index.json").write_text(json.dumps(index | {"denoiser": ["os", "system"]}))
     assert "unknown class 'system'" in sentence(folder)
-
-
-class Hostile:
-    def __init__(self, trace):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
 
 
 def test_a_hostile_pickle_executes_nothing(tmp_path):

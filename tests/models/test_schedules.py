@@ -60,6 +60,12 @@ def test_respace_visits_levels_of_the_longer_schedule_and_always_the_last(steps)
     assert strides.max() - strides.min() <= 1
 
 
+@pytest.mark.parametrize(("steps", "visited"), [(3, [3, 7, 10]), (4, [2, 5, 8, 10]), (1, [10])])
+def test_respaced_levels_are_the_nearest_to_even_strides(steps, visited):
+    levels = (1 - linear(10, 0.01, 0.2)).cumprod(0)
+    assert (1 - respace(levels, steps)).cumprod(0).tolist() == pytest.approx([levels[t - 1].item() for t in visited])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shortened_schedule_is_the_same_curve_up_to_its_new_end(name):
     betas = NoiseSchedule(name, 40, beta_start=1e-3, beta_end=0.3).betas()
