@@ -30,7 +30,7 @@ def _of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Fault]:
 FAULTS = [
     *_of(
         "models/diffusion.py",
-        "models/test_diffusion.py models/test_residual_scale.py",
+        "models/test_diffusion.py models/test_residual_scale.py models/test_lightning_module.py",
         (
             "the residual has the wrong sign",
             "return (sharp - x_init) / residual_scale",
@@ -71,7 +71,7 @@ FAULTS = [
     ),
     *_of(
         "models/lightning_module.py",
-        "models/test_lightning_module.py models/test_residual_scale.py",
+        "models/test_lightning_module.py models/test_residual_scale.py training/test_values.py",
         (
             "the detached predictor gets the denoiser's gradient through x_init",
             "x_init, generators = x_init.detach(), self.crop_generators",
@@ -193,7 +193,7 @@ FAULTS = [
     ),
     *_of(
         "models/pipeline.py",
-        "models/test_pipeline.py models/test_residual_scale.py",
+        "models/test_pipeline.py models/test_arrays.py models/test_residual_scale.py",
         (
             "std is that of the population",
             "(self.squares / (self.count - 1)).sqrt()",
@@ -254,7 +254,7 @@ FAULTS = [
     *_of("models/bands.py", "models/test_bands.py", ("bands see one row too few", "HALO = 2  #", "HALO = 1  #")),
     *_of(
         "models/u2net.py",
-        "models/test_networks.py",
+        "models/test_u2net.py models/test_networks.py",
         ("the bottom of a block does not dilate", "[1] * (L - 1) + [2] if", "[1] * L if"),
         (
             "blocks pool downwards in odd sizes",
@@ -316,7 +316,7 @@ FAULTS = [
     ),
     *_of(
         "training/command.py",
-        "test_train.py",
+        "training/test_values.py test_train.py",
         ("best-psnr keeps the worst checkpoint", '("val/psnr", "max")', '("val/psnr", "min")'),
         ("best-lpips keeps the worst checkpoint", '("val/lpips", "min")', '("val/lpips", "max")'),
         (
@@ -328,7 +328,7 @@ FAULTS = [
     ),
     *_of(
         "training/scores.py",
-        "test_train.py::test_validate_and_test_score_a_checkpoint",
+        "training/test_values.py",
         ("validation scores the prediction for the restoration", '{"": outputs.images,', '{"": outputs.predictions,'),
         ("a score that is not finite is left out of the mean", 'value = torch.tensor(float("nan"))', "continue"),
         ("the blurry image is scored against itself", '"_blurry": batch["blurry"].float()}', '"_blurry": sharp}'),
@@ -340,7 +340,7 @@ FAULTS = [
     ),
     *_of(
         "training/speed.py",
-        "training/test_speed.py",
+        "training/test_values.py training/test_speed.py",
         ("data_wait is the share of work", "clock.waited / clock.seconds", "1 - clock.waited / clock.seconds"),
         ("crops are counted by batches", 'self.crops += len(batch["sharp"])', "self.crops += 1"),
         ("mfu leaves the denoiser out", "flops += _flops(module.denoiser", "_flops(module.denoiser"),
@@ -348,7 +348,7 @@ FAULTS = [
     ),
     *_of(
         "training/tracking.py",
-        "training/test_tracking.py",
+        "training/test_values.py training/test_tracking.py",
         (
             "losses by noise level stand in the other order",
             'outputs["alpha_bar"].logit()',
@@ -358,7 +358,7 @@ FAULTS = [
     ),
     *_of(
         "training/guards.py",
-        "training/test_guards.py",
+        "training/test_values.py training/test_guards.py",
         (
             "colours drift from the sharp image's",
             '- batch["blurry"].float().mean((0, 2, 3))',
@@ -493,7 +493,7 @@ FAULTS = [
     ),
     *_of(
         "data/scored_pairs.py",
-        "test_evaluate.py::test_limit_and_panel",
+        "test_flags.py::test_a_flag_of_evaluate_py_does_what_it_says",
         ("--limit takes the first pairs", "pairs[k * len(pairs) // count]", "pairs[k]"),
     ),
     *_of(
@@ -587,7 +587,7 @@ FAULTS = [
     ),
     *_of(
         "evaluate.py",
-        "test_evaluate.py",
+        "test_flags.py test_evaluate.py",
         ("--metrics is ignored", '*self.metrics.replace(" ", "").split(",")', '"lpips"'),
         (
             "--variant is ignored",
@@ -627,7 +627,7 @@ FAULTS = [
     ),
     *_of(
         "sample.py",
-        "test_sample.py",
+        "test_flags.py test_sample.py",
         (
             "--memory is ignored",
             "return int(1e9 * self.options.memory) if self.options.memory else int(",
