@@ -18,6 +18,25 @@ ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "tests" / "assets"
 
 
+# Why a test may be skipped under --only-gpu-skips. A browser is there where .ci/run could install one.
+REASONS = ("CUDA device", "this GPU has no", "no Chromium")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--only-gpu-skips", action="store_true", help="fail where a test is skipped that needs no GPU")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--only-gpu-skips"):  # none in a worker
+        return
+    reasons = [f"{report.nodeid}: {report.longrepr[2]}" for report in reporter.stats.get("skipped", [])]
+    for reason in (reason for reason in reasons if not any(allowed in reason for allowed in REASONS)):
+        reporter.write_line(f"skipped for another reason than a missing GPU: {reason}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 class Hostile:
     """A pickle that makes a folder when it is loaded."""
 

@@ -199,7 +199,7 @@ def test_the_perceptual_term_by_the_config():
 def process(*arguments, **environment):
     command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder):

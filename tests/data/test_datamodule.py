@@ -138,7 +138,7 @@ def test_ranks_share_the_batches_of_one_device(tmp_path, root):
 
     call = f"from {__name__} import *; train_on_two_ranks({str(tmp_path)!r}, {str(root)!r})"
     clean = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # what forking needs
-    subprocess.run([sys.executable, "-c", call], check=True, cwd=Path(__file__).parents[2], env=clean)
+    subprocess.run([sys.executable, "-c", call], check=True, cwd=Path(__file__).parents[2], env=clean, timeout=300)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     seen = [[batch["name"] for batch in rank["val"]] for rank in ranks]
     every = [batch["name"] for batch in one.seen["val"]]

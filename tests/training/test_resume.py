@@ -85,7 +85,7 @@ def run(*arguments, fatal=None, **environment):
     arguments = (os.getcwd(), [*COMMAND, *map(str, arguments)], keep | environment, fatal)
     process = CONTEXT.Process(target=child, args=arguments)
     process.start()
-    process.join()
+    process.join(300)
     return process.exitcode
 
 
@@ -230,11 +230,11 @@ def small_disk(tmp_path):
     """A file system of 8 MB of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, timeout=300)
     if mounted.returncode:
         pytest.skip("only root may mount a small disk")
     yield disk
-    subprocess.run(["umount", disk], check=True)
+    subprocess.run(["umount", disk], check=True, timeout=300)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -101,7 +101,7 @@ def test_commands(capsys):
 def test_neither_help_nor_a_wrong_flag_loads_a_library(run_folder):
     code = "import sys, train; codes = [train.main(['fit', '--help']), train.main(['fit', '--trainer.max_step', '3'])];"
     code += "print(codes, {'torch', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines()[-1] == "[0, 2] set()"
 
 
