@@ -33,7 +33,7 @@ def pytest_sessionfinish(session):
         return
     reasons = [f"{report.nodeid}: {report.longrepr[2]}" for report in reporter.stats.get("skipped", [])]
     for reason in (reason for reason in reasons if not any(allowed in reason for allowed in REASONS)):
-        reporter.write_line(f"skipped for another reason than a missing GPU: {reason}", red=True)
+        reporter.write_line(f"\nskipped for another reason than a missing GPU: {reason}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -238,7 +238,7 @@ def test_the_identity_is_tiled_too():
 
 
 def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
-    """Cores of 100 become 96, whose quarter is no multiple of 32; a network that pools five times would see other pixels together."""
+    """Cores of 100 become 96, whose quarter is none: a network that pools would see other pixels together."""
     image, sides = torch.rand(1, 3, 320, 352), set()
 
     def look(part):
