@@ -11,6 +11,7 @@ from models import hub, index
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
+from models.unet import UNetPredictor
 from models.warm_start import copy_weights
 from models.weights import CheckpointError
 from tests.conftest import Hostile
@@ -44,6 +45,16 @@ def test_bf16_stays_close_to_fp32(folder):
     ]
     assert images[1].dtype == torch.float32
     assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+
+
+def test_in_bf16_normalisation_stays_float32(tmp_path):
+    predictor = UNetPredictor(8, (1, 2), 1, norm="pixel")
+    tiny_pipeline(predictor).save_pretrained(tmp_path)
+    pipeline = load_pipeline(str(tmp_path), precision="bf16")
+    types = {name: value.dtype for name, value in pipeline.predictor.named_parameters()}
+    norms = {name for name in types if ".norm." in name}
+    assert norms and {types[name] for name in norms} == {torch.float32}
+    assert {types[name] for name in types.keys() - norms} == {torch.bfloat16}
 
 
 def test_the_hash_follows_the_weights(folder):
