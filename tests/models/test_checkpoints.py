@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from models import hub, index
 from models.checkpoints import checkpoint_hash, load_pipeline
+from models.presets import save_presets
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
 from models.unet import UNetPredictor
@@ -55,6 +56,12 @@ def test_in_bf16_normalisation_stays_float32(tmp_path):
     norms = {name for name in types if ".norm." in name}
     assert norms and {types[name] for name in norms} == {torch.float32}
     assert {types[name] for name in types.keys() - norms} == {torch.bfloat16}
+
+
+def test_the_hash_does_not_follow_the_presets(folder):
+    before = checkpoint_hash(str(folder))
+    save_presets(folder, {"balanced": SamplingSettings(steps=3)})
+    assert checkpoint_hash(str(folder)) == before
 
 
 def test_the_hash_follows_the_weights(folder):
