@@ -17,7 +17,6 @@ import tests.test_evaluate
 import train
 from data import images
 from evaluation.metrics import psnr
-from models.memory import used_memory
 from models.presets import save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
@@ -205,17 +204,17 @@ def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
     assert one.code == 0 and holds(one, called(of_sample, *both, f"--{flag}", *value))
 
 
-def test_memory_chooses_the_tiles(called, tmp_path):
-    """A little above what the program takes, an image of 600 pixels a side does not fit as a whole."""
+def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
+    """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.92 for tiles alone."""
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 2_900_000_000)
     images.write(tmp_path / "large.png", torch.rand(3, 600, 600))
 
     def of_large(args):
         return sample.main([str(tmp_path / "large.png"), *args, "--checkpoint", "checkpoint", "--steps", "1"])
 
-    whole = called(of_large)
-    limited = called(of_large, "--memory", f"{used_memory(torch.device('cpu')) / 1e9 + 0.03:.3f}")
-    assert whole.seen["denoiser"][-1][-1] == 600
-    assert "does not fit into --memory" in limited.said or limited.seen["denoiser"][-1][-1] < 600
+    whole, limited, least = (called(of_large, *flags) for flags in ([], ["--memory", "2.92"], ["--memory", "2.901"]))
+    assert whole.seen["denoiser"][-1][-1] == 600 > limited.seen["denoiser"][-1][-1] and limited.code == 0
+    assert least.code == 1 and "does not fit into --memory: give" in least.said
 
 
 def test_overwrite_restores_again(called, tmp_path):
