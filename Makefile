@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-.PHONY: demo test lint gpu-check
+.PHONY: demo test test-slow mutate lint gpu-check
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
@@ -19,8 +19,16 @@ demo: $(VENV)/installed
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 
-test: $(VENV)/installed
-	$(PY) -m pytest -n 2
+# The extras come with it, so that what they serve is tested, too.
+test: $(VENV)/extras
+	$(PY) -m pytest -n 2 -rs $(PYTEST)
+
+test-slow: $(VENV)/extras
+	$(PY) -m pytest -n 2 -rs -m slow
+
+# Small faults put into a copy of the program, one at a time: which of them does no test notice?
+mutate: $(VENV)/extras
+	$(PY) -m tests.mutate
 
 # On a machine with a CUDA device: its tests, then its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
@@ -35,3 +43,7 @@ $(VENV)/installed: requirements.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -r requirements.txt -c constraints.txt
 	touch $(VENV)/installed
+
+$(VENV)/extras: $(VENV)/installed requirements-extra.txt
+	$(PY) -m pip install -r requirements-extra.txt -c constraints.txt
+	touch $(VENV)/extras

@@ -1,5 +1,10 @@
-import os
+"""What several tests stand on: places, an empty cache without a network, a folder to train in, a hostile pickle."""
 
+import os
+import urllib.request
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the tests share the cores; also what they start reads this
@@ -8,3 +13,62 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the tests share the cores; also what 
 # The same examples in every run, so that a verdict depends on the code alone.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
+
+ROOT = Path(__file__).parents[1]
+ASSETS = ROOT / "tests" / "assets"
+
+
+# Why a test may be skipped under --only-gpu-skips. A browser is there where .ci/run could install one.
+REASONS = ("CUDA device", "this GPU has no", "no Chromium")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--only-gpu-skips", action="store_true", help="fail where a test is skipped that needs no GPU")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--only-gpu-skips"):  # none in a worker
+        return
+    reasons = [f"{report.nodeid}: {report.longrepr[2]}" for report in reporter.stats.get("skipped", [])]
+    for reason in (reason for reason in reasons if not any(allowed in reason for allowed in REASONS)):
+        reporter.write_line(f"\nskipped for another reason than a missing GPU: {reason}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+class Hostile:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """An empty weights cache, whose folder of files is returned, and a proxy that refuses at once."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    # urllib keeps the proxies that it found first.
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    return tmp_path / "cache" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def run_folder(no_network, tmp_path, monkeypatch):
+    """An empty folder with three small photographs and run.yaml, in which a test is; there is no network."""
+    import torch
+
+    from data import images
+    from tests.test_train import CONFIG
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    generator = torch.Generator().manual_seed(0)
+    for name in "abc":
+        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    return tmp_path

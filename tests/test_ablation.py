@@ -63,14 +63,14 @@ def test_from_photographs_to_plot(tmp_path):
         tmp_path / "out",
     ]
     command += ["--arms", tmp_path / "plan.yaml", "--teraflop", "0.001"]  # a step or so
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert [row["arm"] for row in found["rows"]] == list(plan["arms"])
     with open(tmp_path / "out" / "ablation.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(plan["arms"])
     assert images.read(tmp_path / "out" / "ablation.png").shape[0] == 3
     before = (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     assert (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns == before
-    again = subprocess.run([*command, "--teraflop", "0.002"], cwd=ROOT, capture_output=True, text=True)
+    again = subprocess.run([*command, "--teraflop", "0.002"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 2 and "is of another plan" in again.stderr

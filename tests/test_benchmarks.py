@@ -18,7 +18,7 @@ def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
     """What a benchmark leaves of a file that held other cases already."""
     output.write_text(json.dumps({"cases": before}))
     command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "true", "--output", output, *flags]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return json.loads(output.read_text())
 
 
@@ -48,7 +48,7 @@ def test_evaluation_measures_a_grid_against_its_settings(place, tmp_path):  # no
     (tmp_path / "grid.yaml").write_text("product: {steps: [2, 5], blend: [0.5, 1.0]}")
     command = [sys.executable, "-m", "benchmarks.evaluation", "--checkpoint", place / "checkpoint", "--size", "32"]
     command += ["--grid", tmp_path / "grid.yaml", "--images", "2", "--output", tmp_path / "evaluation.json"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert (found["settings"], found["steps_one_by_one"], found["steps_together"]) == (4, 14, 7)
     assert 0 < found["ratio"] < 1.2 and found["batch_size"] == 2

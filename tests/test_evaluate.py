@@ -81,6 +81,7 @@ def run(given: dict, **environment: str) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
         env=os.environ | environment,
+        timeout=300,
     )
 
 
@@ -274,7 +275,7 @@ def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_p
     wandb.teardown()
     [run_file] = output.glob("wandb/offline-run-*/run-*.wandb")
     reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", run_file]
-    done = subprocess.run(reader, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(reader, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     [run] = [record["run"] for record in records if record["type"] == "run"]
     config = run["config"]["update"]
@@ -515,7 +516,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):
     assert second.returncode == 2 and second.stderr.count("\n") == 1
     assert second.stderr.startswith(f"evaluate.py: error: another run (pid {process.pid}) uses {tmp_path / 'out'}")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130 and "Traceback" not in said
     assert said.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")

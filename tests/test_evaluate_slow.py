@@ -48,9 +48,9 @@ def test_twenty_kills_leave_the_results_as_they_would_have_been(place, tmp_path)
             kills += 1
         else:
             assert process.exitcode == 0  # done: the rest of the moments fall on runs that only write the files again
-        process.join()
+        process.join(300)
     process = start(given)
-    process.join()
+    process.join(300)
     assert process.exitcode == 0
     assert table(tmp_path / "killed") == table(tmp_path / "whole")
 
@@ -66,7 +66,9 @@ def test_one_two_and_three_processes_agree(place, tmp_path):  # noqa: F811
     for count in (1, 2, 3):
         given = arguments(place, tmp_path / str(count), grid=tmp_path / "grid.yaml")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-        done = subprocess.run([*launcher, ROOT / "evaluate.py", *flags(given)], capture_output=True, text=True)
+        done = subprocess.run(
+            [*launcher, ROOT / "evaluate.py", *flags(given)], capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("wrote ") == 1
         assert len(list((tmp_path / str(count) / "journal").glob("scores_*.jsonl"))) == count

@@ -14,7 +14,6 @@ from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
 import train
-from data import images
 from models.checkpoints import load_pipeline
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +50,7 @@ data:
 """
 
 
+pytestmark = pytest.mark.usefixtures("run_folder")
 FLOW = ["--model.objective.kind", "consistency_flow", "--model.objective.segments", "3"]
 FLOW += ["--model.validation.sampler", "flow"]
 SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
@@ -62,20 +62,6 @@ class StopAfterThree(Callback):
     def on_validation_end(self, trainer, pl_module):
         if trainer.global_step == 3:
             trainer.should_stop = True
-
-
-@pytest.fixture(autouse=True)
-def run_folder(tmp_path, monkeypatch):
-    """Three small photographs and the config in an empty folder; LPIPS finds no backbone, and no network."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    generator = torch.Generator().manual_seed(0)
-    for name in "abc":
-        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
-    (tmp_path / "run.yaml").write_text(CONFIG)
-    return tmp_path
 
 
 def fit(root, *flags):
@@ -191,10 +177,7 @@ def test_a_run_resumes_with_its_own_objective_alone(capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_perceptual_term_by_the_config():
-    backbone = ROOT.parent / "shared" / "weights" / "alexnet_features.safetensors"
-    if not backbone.is_file():
-        pytest.skip("LPIPS' backbone is not here")
-    term = f"{{class_path: evaluation.perceptual.PerceptualLoss, init_args: {{backbone: {backbone}}}}}"
+    term = "{class_path: evaluation.perceptual.PerceptualLoss}"
     flags = [
         "--data.patch_size",
         "32",
@@ -216,7 +199,7 @@ def test_the_perceptual_term_by_the_config():
 def process(*arguments, **environment):
     command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder):

@@ -61,7 +61,7 @@ class Scale(Callback):
         return {"crops": self.crops}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        if state_dict["crops"] not in (None, self.crops):
+        if self.crops is not None and state_dict["crops"] not in (None, self.crops):  # else nothing is trained
             rank_zero_info(
                 f"the checkpoint's steps had {state_dict['crops']} crops, these have {self.crops}: the run does not"
                 " end where it would have without the stop"

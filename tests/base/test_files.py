@@ -61,7 +61,7 @@ def test_one_process_at_a_time_uses_a_folder_and_it_is_free_when_that_one_is_kil
     with pytest.raises(FolderInUse, match=rf"another run \(pid {first.pid}\) uses {folder}"), sole_user(folder):
         pass
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.wait(300)
     with sole_user(folder):
         assert (folder / ".lock.pid").read_text().strip() == str(os.getpid())
     with sole_user(folder):
@@ -75,7 +75,7 @@ def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_pa
     )
     first = holder(tmp_path, fork)  # says that it holds the folder once the other process runs
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.wait(300)
     with sole_user(tmp_path):
         pass
 
@@ -87,21 +87,23 @@ def test_seeds_of_old_runs_stay():
 
 def test_a_commit_is_named_and_says_what_differs(tmp_path):
     copy = tmp_path / "copy"
-    subprocess.run(["git", "init", "-q", copy], check=True)
+    subprocess.run(["git", "init", "-q", copy], check=True, timeout=300)
     (copy / "base").mkdir()
     for name in ("__init__.py", "revision.py"):
         (copy / "base" / name).write_bytes((ROOT / "base" / name).read_bytes())
     read = [sys.executable, "-c", "from base.revision import commit; print(commit(), commit('base'))"]
 
     def said():
-        return subprocess.run(read, cwd=copy, capture_output=True, text=True, check=True).stdout.split()
+        return subprocess.run(read, cwd=copy, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
     assert said() == ["None", "None"]  # no commit yet
     (copy / "page.md").write_text("a")
     git = ["git", "-C", copy, "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-qm", "a"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    subprocess.run([*git, "add", "."], check=True, timeout=300)
+    subprocess.run([*git, "commit", "-qm", "a"], check=True, timeout=300)
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=300
+    ).stdout.strip()
     assert said() == [head, head]
     (copy / "page.md").write_text("b")
     assert said() == [f"{head}-dirty", head]

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -23,8 +21,7 @@ from data.camera import (
     rasterise,
 )
 from data.pairs import generator_of
-
-SHARED = Path(__file__).parents[3] / "shared"
+from tests.conftest import ASSETS
 
 
 def generators(count, seed=0):
@@ -237,10 +234,9 @@ def test_there_are_as_many_views_as_the_way_travelled_has_pixels(length):
         assert steps.mean(0).max() < 1.25 * camera.spacing if len(path) > 2 else length < 1
 
 
-@pytest.mark.skipif(not (SHARED / "photos_cid22").is_dir(), reason="needs ../shared")
 def test_few_views_are_as_good_as_many(monkeypatch):
     # A photograph blurred through one view a pixel against through all 64: below the rounding to 8 bits.
-    photo = images.read(min((SHARED / "photos_cid22").glob("training_*")))
+    photo = images.read(ASSETS / "pairs" / "sharp" / "gopro_test_01.png")
     camera, errors = SixDegrees(length=(4, 12), frame=1280), []
     for seed in range(8):
         crop = photo[:, 100:254, 100:254].contiguous()
@@ -299,9 +295,8 @@ def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, image):
         MeasuredKernels(str(tmp_path / "even.npz"))
 
 
-@pytest.mark.skipif(not (SHARED / "kernels").is_dir(), reason="needs ../shared")
 def test_measured_kernels():
-    file = str(SHARED / "kernels" / "kernels.npz")
+    file = str(ASSETS / "kernels.npz")
     part, files = MeasuredKernels(file, largest=101), np.load(file)
     assert len(part.bank) == len(files.files) == 47 and len(MeasuredKernels(file).bank) == 42
     for kernel, name in zip(part.bank, files.files, strict=True):

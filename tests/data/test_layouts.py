@@ -6,8 +6,7 @@ import torch
 
 from data import images
 from data.layouts import COUNTS, SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
-
-SHARED = Path(__file__).parents[3] / "shared"
+from tests.conftest import ASSETS
 
 
 def make(root: Path, *names: str) -> Path:
@@ -95,10 +94,9 @@ def test_missing_and_empty_folders(tmp_path):
         find_pairs(tmp_path)
 
 
-@pytest.mark.skipif(not (SHARED / "realblur").is_dir(), reason="needs ../shared")
-@pytest.mark.parametrize(("folder", "count"), [("gopro", 8), ("reds", 6), ("captured", 4)])
-def test_real_pairs(folder, count):
-    assert len(find_pairs(SHARED / "realblur" / folder)) == count
+def test_real_pairs():
+    names = [pair.name for pair in find_pairs(ASSETS / "pairs")]
+    assert names == ["gopro_test_01", "realblur_j_scene050_6", "reds_000_002", "rsblur_1"]
 
 
 def published(root: Path) -> Path:
@@ -325,8 +323,3 @@ def test_lists_of_sharp_photographs(tmp_path):
     (tmp_path / "train.txt").write_text("\n")
     with pytest.raises(DatasetError, match=r"train\.txt lists no file"):
         find_sharp(tmp_path, "train")
-
-
-@pytest.mark.skipif(not (SHARED / "photos").is_dir(), reason="needs ../shared")
-def test_real_lists():
-    assert [len(find_sharp(SHARED / "photos", split)) for split in ("train", "test")] == [142, 16]

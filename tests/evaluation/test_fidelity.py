@@ -1,7 +1,5 @@
 """PSNR, SSIM in three conventions, sharpness and consistency against scikit-image, SciPy and NumPy."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,10 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from evaluation.fidelity import Consistency, MetricError, psnr, sharpness, ssim, ssim_matlab
+from tests.conftest import ASSETS
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
-FRAMES = Path(__file__).parents[2] / ".." / "shared" / "realblur"
+FRAMES = sorted((ASSETS / "pairs" / "blur").iterdir())
 PAPERS = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
 
 
@@ -33,19 +32,9 @@ def volume_ssim(x: np.ndarray, y: np.ndarray) -> float:
     return (similarity / ((mean_x**2 + mean_y**2 + one) * (variance + two))).mean()
 
 
-def frames() -> list:
-    paths = sorted(FRAMES.glob("*/blur/*"))
-    return paths or [pytest.param(None, marks=pytest.mark.skip("../shared/realblur is absent"))]
-
-
-@pytest.mark.parametrize("crop", [(160, 240), pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("path", frames(), ids=lambda path: path and path.stem)
-def test_psnr_and_ssim_equal_scikit_image_on_real_frames(path, crop):
-    """The middle of each frame, and when there is time the whole of it."""
+@pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
+def test_psnr_and_ssim_equal_scikit_image_on_real_frames(path):
     blurry, sharp = io.imread(path), io.imread(path.parents[1] / "sharp" / path.name)
-    if crop is not None:
-        top, left = (max(0, (side - size) // 2) for side, size in zip(sharp.shape, crop, strict=False))
-        blurry, sharp = (image[top : top + crop[0], left : left + crop[1]] for image in (blurry, sharp))
     pair = tensor(blurry), tensor(sharp)
     assert psnr(*pair).item() == pytest.approx(peak_signal_noise_ratio(sharp, blurry, data_range=255), abs=1e-4)
     options = {"channel_axis": 2, "data_range": 255}

@@ -57,11 +57,11 @@ def test_killed_at_random_moments_it_goes_on_and_ends_the_same(tmp_path):
         if kills < 8:
             process.join(moments.uniform(0.1, 0.4))
         else:
-            process.join()
+            process.join(300)
         if process.exitcode is not None:
             break
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.join(300)
         kills += 1
         file = tmp_path / "killed" / "journal" / "scores_0.jsonl"
         lines.append(file.read_bytes().count(b"\n") if file.is_file() else 0)
@@ -81,7 +81,7 @@ def test_several_processes_at_once_end_the_same(tmp_path, count):
     barrier = multiprocessing.get_context("forkserver").Barrier(count)
     processes = [start(tmp_path / "shared", 0.005, (rank, count), barrier.wait) for rank in range(count)]
     for process in processes:
-        process.join()
+        process.join(300)
         assert process.exitcode == 0
     assert without_seconds(tmp_path / "shared") == without_seconds(tmp_path / "whole")
     files = list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))

@@ -16,10 +16,11 @@ from torchvision.models import vgg16
 from evaluation import perceptual as module
 from evaluation.fidelity import MetricError
 from evaluation.perceptual import Lpips, PerceptualLoss
+from tests.conftest import ASSETS, ROOT
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
-WEIGHTS = Path(__file__).parents[2] / "pretrained" / "metrics"
-EXAMPLE = Path(__file__).parent / "lpips_example"  # the authors' own images
+WEIGHTS = ROOT / "pretrained" / "metrics"
+EXAMPLE = ASSETS / "lpips_example"  # the authors' own images
 ALEXNET = "alexnet-owt-7be5be79.pth"  # the name in torchvision's cache
 # What LPIPS's authors print of their images is 0.722 and 0.138 for AlexNet. The weights' own hashes are in their card.
 PUBLISHED = {"alex": [0.7219, 0.1376], "squeeze": [0.7110, 0.1479]}

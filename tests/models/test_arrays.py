@@ -7,7 +7,7 @@ import torch
 
 import sample
 from data import images
-from models.arrays import read_images, write_images
+from models.arrays import Layout, read_images, write_images
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
 from tests.models.test_pipeline import tiny_pipeline
@@ -106,3 +106,10 @@ def test_a_preset_by_name():
         pipeline(blurry, SamplingSettings(), preset="perceptual")
     with pytest.raises(ValueError, match="no preset 'sharp'"):
         pipeline(blurry, preset="sharp")
+
+
+@pytest.mark.parametrize(("dtype", "levels"), [(np.uint8, 255), (np.uint16, 65535)])
+def test_arrays_are_rounded_to_the_nearest_level(dtype, levels):
+    layout = Layout(np.dtype(dtype), 3, None)
+    assert (layout.image(torch.full((3, 2, 2), 100.6 / levels), "np") == 101).all()
+    assert (layout.image(torch.full((3, 2, 2), 100.4 / levels), "np") == 100).all()

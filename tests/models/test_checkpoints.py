@@ -9,10 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from models import hub, index
 from models.checkpoints import checkpoint_hash, load_pipeline
+from models.presets import save_presets
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
+from models.unet import UNetPredictor
 from models.warm_start import copy_weights
 from models.weights import CheckpointError
+from tests.conftest import Hostile
 from tests.models.test_pipeline import tiny_pipeline
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -43,6 +46,22 @@ def test_bf16_stays_close_to_fp32(folder):
     ]
     assert images[1].dtype == torch.float32
     assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+
+
+def test_in_bf16_normalisation_stays_float32(tmp_path):
+    predictor = UNetPredictor(8, (1, 2), 1, norm="pixel")
+    tiny_pipeline(predictor).save_pretrained(tmp_path)
+    pipeline = load_pipeline(str(tmp_path), precision="bf16")
+    types = {name: value.dtype for name, value in pipeline.predictor.named_parameters()}
+    norms = {name for name in types if ".norm." in name}
+    assert norms and {types[name] for name in norms} == {torch.float32}
+    assert {types[name] for name in types.keys() - norms} == {torch.bfloat16}
+
+
+def test_the_hash_does_not_follow_the_presets(folder):
+    before = checkpoint_hash(str(folder))
+    save_presets(folder, {"balanced": SamplingSettings(steps=3)})
+    assert checkpoint_hash(str(folder)) == before
 
 
 def test_the_hash_follows_the_weights(folder):
@@ -96,14 +115,6 @@ def test_damaged_files_are_named(folder):
     assert "StableDiffusionPipeline" in sentence(folder)
     (folder / "model_index.json").write_text(json.dumps(index | {"denoiser": ["os", "system"]}))
     assert "unknown class 'system'" in sentence(folder)
-
-
-class Hostile:
-    def __init__(self, trace):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
 
 
 def test_a_hostile_pickle_executes_nothing(tmp_path):

@@ -64,3 +64,11 @@ def test_alpha_bar_is_uniform_inside_uniform_steps():
         assert len(inside) / len(draws) == pytest.approx(0.25, abs=0.015)
         quarters = torch.histc((inside - low) / (high - low), 4, 0, 1) / len(inside)
         assert torch.allclose(quarters, torch.full((4,), 0.25, dtype=torch.float64), atol=0.025)
+
+
+def test_a_level_lies_where_u_says_from_the_clean_end_on():
+    alphas_cumprod = torch.tensor([0.9, 0.6, 0.2, 0.1], dtype=torch.float64)
+    u = torch.tensor([0.0, 0.2, 0.25, 0.6, 0.99], dtype=torch.float64)
+    # Of four steps: 0, 0.8, 1.0, 2.4 and 3.96 of the way from 1 over these levels.
+    expected = [1.0, 1 - 0.8 * 0.1, 0.9, 0.6 - 0.4 * 0.4, 0.2 - 0.96 * 0.1]
+    assert sample_alpha_bar(alphas_cumprod, u).tolist() == pytest.approx(expected, rel=1e-6)

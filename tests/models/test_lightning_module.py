@@ -15,8 +15,10 @@ from models.flow import Flow
 from models.lightning_module import Predict, PredictAndRefine
 from models.objective import Objective
 from models.settings import SamplingSettings
+from models.slim_unet import SlimPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
+from tests.models.test_networks import stir
 
 
 class Pairs(Dataset):
@@ -33,13 +35,13 @@ class Pairs(Dataset):
         return {"blurry": 0.8 * sharp + 0.1, "sharp": sharp, "name": str(index)}
 
 
-def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction", **options):
+def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction", condition="blurry", **options):
     torch.manual_seed(0)
     predictor = predictor or UNetPredictor(4, (1, 2), 1)
     options = {"lr": 1e-2, "warmup_steps": 2} | options
     if kind is Predict:
         return Predict(predictor, **options)
-    denoiser = Denoiser(4, (1, 2), 1, prediction_type=prediction_type, embedding_channels=8)
+    denoiser = Denoiser(4, (1, 2), 1, condition=condition, prediction_type=prediction_type, embedding_channels=8)
     return PredictAndRefine(predictor, denoiser, **{"validation": SamplingSettings(steps=2)} | options)
 
 
@@ -158,6 +160,54 @@ class TestTraining:
         assert moved(predictor_training="frozen") == {"denoiser"}
         assert moved(kind=Predict) == {"predictor"}
 
+    def test_a_detached_predictor_gets_no_gradient_of_the_denoiser_in_any_way(self, tmp_path):
+        """Neither through the residual nor through x_init, which this denoiser sees."""
+        gradients = {}
+
+        class Record(L.Callback):
+            def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+                found = [parameter.grad for parameter in pl_module.predictor.parameters()]
+                gradients[pl_module.predictor_training] = sum(
+                    gradient.abs().sum().item() for gradient in found if gradient is not None
+                )
+
+        for training in ("detached", "joint"):
+            model = module(condition="blurry+x_init", predictor_training=training, predictor_weight=0.0)
+            stir(model.denoiser)  # what starts at zero lets no gradient through
+            fit(model, tmp_path, 1, [Record()])
+        assert gradients["detached"] == 0 and gradients["joint"] > 0
+
+    def test_the_optimizer_has_the_numbers_of_the_config(self, tmp_path):
+        trainer = fit(module(lr=3e-3, weight_decay=0.04, betas=(0.8, 0.95), warmup_steps=1), tmp_path, 1)
+        (group,) = trainer.optimizers[0].param_groups
+        assert isinstance(trainer.optimizers[0], torch.optim.AdamW)
+        assert (group["initial_lr"], group["weight_decay"], tuple(group["betas"])) == (3e-3, 0.04, (0.8, 0.95))
+
+    def test_dropout_differs_from_batch_to_batch_and_comes_back_with_the_seed(self, tmp_path):
+        def masks():
+            model, found = module(predictor=UNetPredictor(4, (1, 2), 1, dropout=0.5), lr=0.0), []
+            layer = next(layer for layer in model.predictor.modules() if isinstance(layer, torch.nn.Dropout))
+            layer.register_forward_hook(lambda _, given, output: found.append((output == 0) & (given[0] != 0)))
+            fit(model, tmp_path, 3)
+            return found
+
+        once, again = masks(), masks()
+        assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+        assert not any(torch.equal(a, b) for a, b in itertools.combinations(once, 2))
+
+    def test_a_size_head_adds_a_hundredth_of_its_loss(self, tmp_path):
+        model, seen = module(kind=Predict, predictor=SlimPredictor((8, 12), (1, 1), size_head=True)), {}
+
+        class Record(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen.update(loss=outputs["loss"].item(), batch=batch)
+
+        fit(model, tmp_path, 1, [Record()])
+        error = 2 * (seen["batch"]["sharp"] - seen["batch"]["blurry"])  # the untrained predictor is the identity
+        # The head starts at 0.02; the likelihood is counted from that of a residual of 0.005.
+        size_loss = error.abs().mean() / 0.02 + math.log(0.02) - math.log(0.005)
+        assert seen["loss"] == pytest.approx((error.abs().mean() + 0.01 * size_loss).item(), rel=1e-5)
+
     def test_a_frozen_predictor_keeps_its_batch_statistics(self, tmp_path):
         model = module(predictor=U2NetPredictor("lite"), predictor_training="frozen")
         before = {name: value.clone() for name, value in model.predictor.state_dict().items()}
@@ -167,11 +217,16 @@ class TestTraining:
     def test_the_residual_scale_is_measured(self, tmp_path):
         # The untrained predictor is the identity, so the residual is sharp - blurry, in the units of [-1, 1].
         model = module(predictor_training="frozen")
-        fit(model, tmp_path, 5)
-        images = Pairs(10)
-        missed = torch.stack([2 * (images[i]["sharp"] - images[i]["blurry"]) for i in range(10)])
+        fit(model, tmp_path, 12)
+        images = Pairs(24)
+        missed = torch.stack([2 * (images[i]["sharp"] - images[i]["blurry"]) for i in range(24)])
         assert model.pipeline().config.residual_scale == pytest.approx(missed.square().mean().sqrt().item(), rel=1e-5)
         assert module(residual_scale=1.0).pipeline().config.residual_scale == 1.0
+        late = module(predictor_training="frozen")
+        late.residual_steps.fill_(5000)  # by now every step has a thousandth
+        fit(late, tmp_path, 1)
+        expected = 1 + (missed[:2].square().mean().item() - 1) / 1000
+        assert late.residual_square.item() == pytest.approx(expected, rel=1e-5)
 
     def test_deep_supervision_is_in_the_loss(self, tmp_path):
         model = module(kind=Predict, predictor=U2NetPredictor("lite"))

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.recompute import recompute
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import RSU, U2NetPredictor
-from models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
+from models.unet import Denoiser, NoiseLevelEmbedding, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 
 
@@ -34,16 +34,34 @@ def test_u2net_has_the_published_parameter_counts():
         assert parameters(U2NetPredictor("lite", out_channels=1)) == 1_131_181
 
 
-def test_the_papers_unets_have_the_papers_size():
-    with torch.device("meta"):
-        assert parameters(UNetPredictor()) == pytest.approx(26.8e6, rel=0.02)
-        assert parameters(Denoiser()) == pytest.approx(6.8e6, rel=0.02)
+def test_the_papers_unets_have_their_exact_size():
+    """Counted by hand: a block is two 3x3 convolutions, a 1x1 skip, and a dense layer where there is a noise level."""
 
+    def block(i, o, e):
+        return (9 * i * o + o) + (9 * o * o + o) + i * o + (e * o + o if e else 0)
 
-def test_width_multipliers_and_blocks_are_configurable():
+    def unet(images, c, e):
+        widths = [c, 2 * c, 3 * c, 4 * c]
+        total, ch, skips = 3 * images * c + c, c, [c]  # the stem
+        for level, width in enumerate(widths):
+            if level:
+                total += block(ch, ch, e)  # downwards
+                skips.append(ch)
+            for _ in range(3):
+                total, ch = total + block(ch, width, e), width
+                skips.append(ch)
+        total += 2 * block(ch, ch, e)
+        for level, width in reversed(list(enumerate(widths))):
+            for _ in range(4):
+                total, ch = total + block(ch + skips.pop(), width, e), width
+            total += block(ch, ch, e) if level else 0  # upwards
+        assert not skips
+        return total + 9 * ch * 3 + 3  # the head
+
+    embedding = (32 * 4 * 32 + 4 * 32) + (4 * 32 * 32 + 32)
     with torch.device("meta"):
-        small, wide, deep = UNetPredictor(16, (1, 2), 1), UNetPredictor(32, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 2)
-    assert parameters(small) < parameters(wide) and parameters(small) < parameters(deep)
+        assert parameters(UNetPredictor()) == unet(1, 64, 0) == 26_617_411
+        assert parameters(Denoiser()) == unet(2, 32, 32) + embedding
 
 
 def test_unshuffled_networks_of_twice_the_width_cost_the_same():
@@ -302,3 +320,36 @@ def test_recomputed_activations_give_the_same_gradients_and_statistics_from_less
     for (name, a), b in zip(plain.named_parameters(), lean.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), name
     assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), lean.buffers(), strict=True))
+
+
+def test_borders_are_repeated_up_to_the_stride():
+    network, image = stir(UNetPredictor(8, (1, 2, 3), 1)), torch.rand(1, 3, 17, 22) * 2 - 1
+    with torch.no_grad():
+        padded = network(nn.functional.pad(image, (0, 2, 0, 3), mode="replicate"))
+        assert torch.allclose(network(image), padded[..., :17, :22], atol=1e-6)
+
+
+def test_dropout_drops_in_training_alone():
+    block, x = stir(ResidualBlock(8, 8, dropout=0.5)), torch.rand(1, 8, 6, 6)
+    assert torch.equal(block(x), block(x))
+    assert not torch.equal(block.train()(x), block(x))
+
+
+def test_a_noise_level_multiplies_by_one_and_adds_nothing_until_it_is_trained():
+    x, embedding = torch.rand(1, 8, 6, 6), torch.rand(1, 4)
+    block = stir(ResidualBlock(8, 8, embedding_channels=4, modulation="scale_shift"))
+    plain = ResidualBlock(8, 8).eval()
+    plain.load_state_dict({key: value for key, value in block.state_dict().items() if "embed." not in key})
+    for parameter in block.embed.parameters():
+        nn.init.zeros_(parameter)
+    assert torch.allclose(block(x, embedding), plain(x), atol=1e-6)
+    nn.init.constant_(block.embed.bias, 0.5)  # of both halves: h becomes 1.5 h + 0.5
+    h = 1.5 * plain.conv1(nn.functional.silu(x)) + 0.5
+    expected = plain.skip(x) + plain.conv2(nn.functional.silu(h))
+    assert torch.allclose(block(x, embedding), expected, atol=1e-5)
+
+
+def test_nearly_clean_levels_are_told_apart():
+    embed = NoiseLevelEmbedding(8)
+    levels = embed(torch.tensor([1 - 1e-5, 1 - 1e-4, 1e-4, 1e-5]))
+    assert (levels[0] - levels[1]).abs().max() > 1e-3 and (levels[2] - levels[3]).abs().max() > 1e-3

@@ -61,6 +61,9 @@ class TestDraws:
         assert torch.equal(Objective(levels="log_snr").draw(SCHEDULE, uniform(5)), sample_log_snr(SCHEDULE, uniform(5)))
         other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, uniform(2000))
         assert (-log_snr(other) / 2).mean().item() == pytest.approx(0.5, abs=0.02)
+        bounded = Objective(levels="log_normal", sigma_range=(0.5, 2.0)).draw(SCHEDULE, uniform(2000))
+        sigma = ((1 - bounded) / bounded).sqrt()
+        assert sigma.min() >= 0.4999 and sigma.max() <= 2.0001 and sigma.min() < 0.51 and sigma.max() > 1.9
         for levels in ("alpha_bar", "log_snr", "log_normal"):
             draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), uniform(1000))
             assert draw.dtype == torch.float32 and draw.shape == (1000,) and (draw > 0).all() and (draw <= 1).all()

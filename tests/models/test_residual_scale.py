@@ -111,6 +111,9 @@ def test_tiles_give_the_same_image_with_a_map(kind):
     tiled = pipeline(blurry, settings, output_type="pt", tile=64, predictor_tile=64)
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
     if kind == "learned":
+        with torch.no_grad():
+            log_size = pipeline.predictor(blurry * 2 - 1)[:, 3:]  # of [-1, 1], twice as wide as [0, 1]
+        assert torch.allclose(whole.expected_error, log_size.exp() / 2, atol=1e-6)
         assert (whole.expected_error - tiled.expected_error).abs().max() < 1e-5
 
 

@@ -1,5 +1,7 @@
 """Samplers against closed forms: a Gaussian problem whose posterior is known, oracles, and the DDPM/DDIM equations."""
 
+import math
+
 import pytest
 import torch
 
@@ -117,6 +119,47 @@ def test_the_denoiser_is_told_the_level_the_scheduler_is_at(sampler, schedule, s
         assert told == pytest.approx(own.tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("sampler", "order"), [("ddim", 1), ("dpmsolver++", 2), ("unipc", 3)])
+def test_a_solver_converges_at_its_order(sampler, order):
+    """Half the step makes the error 2^order times smaller, against the flow's closed form on the Gaussian problem.
+
+    UniPC of order 2 has a corrector, which raises its order by one (Zhao et al. 2023, theorem 3.1).
+    """
+    problem, least = GaussianPosterior("v_prediction"), -3.0
+    a = 1 / (1 + math.exp(-least))
+    eps = torch.randn(SHAPE, generator=noise_generator(0, "0", 0), dtype=torch.float64) * math.sqrt(1 - a)
+    gain = math.sqrt(problem.variance / (a * problem.variance + 1 - a))
+    exact = problem.mean + gain * (eps - math.sqrt(a) * problem.mean)
+    errors = [
+        (run(problem, SamplingSettings(sampler, "log_snr", steps, log_snr_max=20.0, log_snr_min=least)) - exact)
+        .abs()
+        .max()
+        .item()
+        for steps in (40, 80)
+    ]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.05)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_eta_is_the_share_of_the_posterior_s_deviation(eta):
+    """Two steps of sample_residual by Song et al. 2021, equations 12 and 16, with its own random numbers."""
+    settings = SamplingSettings("ddim", "linear", steps=2, beta_start=0.2, beta_end=0.6, eta=eta)
+
+    def half(r_t, blurry, alpha_bar, x_init):
+        return 0.5 * r_t
+
+    half.prediction_type = "sample"
+    found = run(half, settings, blurry=torch.zeros(SHAPE, dtype=torch.float64))
+    a_1, a_2 = 1 - 0.4, (1 - 0.4) * (1 - 0.6)  # betas 0.4 and 0.6
+    generator = noise_generator(0, "0", 0)
+    r_2, z = (torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2))
+    r_2 = r_2 * math.sqrt(1 - a_2)
+    sigma = eta * math.sqrt((1 - a_1) / (1 - a_2) * (1 - a_2 / a_1))
+    eps = (r_2 - math.sqrt(a_2) * 0.5 * r_2) / math.sqrt(1 - a_2)
+    r_1 = math.sqrt(a_1) * 0.5 * r_2 + math.sqrt(1 - a_1 - sigma**2) * eps + sigma * z
+    assert (found - 0.5 * r_1).abs().max() < 1e-6
+
+
 def ddpm_form(x, eps, t, b, ab, z):
     """The DDPM step as in Ho et al. 2020, algorithm 2, with variance b_t."""
     return (x - b[t] / (1 - ab[t]).sqrt() * eps) / (1 - b[t]).sqrt() + b[t].sqrt() * z
@@ -149,15 +192,16 @@ def test_steps_equal_the_equations(sampler):
         assert (step.prev_sample - expected).abs().max() < 1e-6
 
 
-def test_estimates_are_clipped_to_the_range_of_images():
+@pytest.mark.parametrize(("estimate", "clipped"), [(9.0, 3.0), (-9.0, -1.0)])
+def test_estimates_are_clipped_to_the_range_of_images(estimate, clipped):
     def denoiser(r_t, blurry, alpha_bar, x_init):
-        return torch.full_like(r_t, 9.0)
+        return torch.full_like(r_t, estimate)
 
     denoiser.prediction_type = "sample"
     x_init = torch.full((1, 3, 4, 4), -0.5)
     scheduler = make_scheduler(SamplingSettings(steps=3), TRAINING_BETAS)
     r_0 = sample_residual(denoiser, x_init, x_init, scheduler, residual_scale=0.5)
-    assert (r_0 == 3).all()  # x = x_init + s r_0 = 1
+    assert (r_0 == clipped).all()  # x = x_init + s r_0 is 1 or -1
 
 
 def test_noise_comes_from_seed_name_and_sample_number():
@@ -167,6 +211,9 @@ def test_noise_comes_from_seed_name_and_sample_number():
     assert torch.equal(draw(0, "a", 0), draw(0, "a", 0))
     others = [draw(0, "a", 1), draw(0, "b", 0), draw(1, "a", 0)]
     assert all(not torch.equal(draw(0, "a", 0), other) for other in others)
+    # As they were when the published results were made.
+    assert draw(0, "photo", 0)[:3].tolist() == pytest.approx([0.2627748, -1.7348121, 0.0748765], abs=1e-6)
+    assert draw(7, "a/b", 2)[:3].tolist() == pytest.approx([1.0400506, -0.1945968, 0.2516857], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from models.schedules import NoiseSchedule, cosine, linear, log_snr, quadratic, respace, shorten, sigmoid
+from models.schedules import NoiseSchedule, linear, log_snr, respace, shorten
 
 NAMES = ["linear", "quadratic", "cosine", "sigmoid", "log_snr"]
 
@@ -16,29 +16,30 @@ def test_betas_are_float64_in_the_open_unit_interval(name, steps):
     assert ((betas > 0) & (betas < 1)).all()
 
 
-def test_linear_is_the_ddpm_form_bit_for_bit():
-    # b_0 .. b_T on a line of T + 1 points; alpha_bar_0 = 1, so b_0 is never used.
-    T, b_1, b_2 = 500, 1e-4, 0.02
-    form = torch.linspace(b_1, b_2, T + 1, dtype=torch.float64)
-    assert torch.equal(linear(T, b_1, b_2), form[1:])
+T, B_1, B_T = 7, 1e-3, 0.3
 
 
-def test_quadratic_and_sigmoid_end_points():
-    assert quadratic(100, 1e-4, 0.02)[-1].item() == pytest.approx(0.02, rel=1e-12)
-    roots = quadratic(100, 1e-4, 0.02).sqrt()
-    assert torch.allclose(roots.diff(), roots.diff()[0].expand(99))
-    betas = sigmoid(100, 1e-4, 0.02)
-    assert (betas.diff() > 0).all()
-    assert betas[49].item() == pytest.approx((1e-4 + 0.02) / 2)  # the middle of the logistic curve
-    assert betas[-1].item() == pytest.approx(0.02, rel=3e-3)
+def by_hand(name: str) -> list[float]:
+    """Betas in Python's own floats, from the formulas of the papers."""
+    if name == "linear":  # b_0 .. b_T on a line of T + 1 points, of which b_0 is the clean residual's
+        return [B_1 + (B_T - B_1) * t / T for t in range(1, T + 1)]
+    if name == "quadratic":  # Song et al. 2021, appendix D.3
+        return [(math.sqrt(B_1) + (math.sqrt(B_T) - math.sqrt(B_1)) * t / T) ** 2 for t in range(1, T + 1)]
+    if name == "sigmoid":  # the logistic curve from -6 to 6
+        return [B_1 + (B_T - B_1) / (1 + math.exp(6 - 12 * t / T)) for t in range(1, T + 1)]
+    if name == "cosine":  # Nichol & Dhariwal 2021, equation 17, with s = 0.008 and betas of at most 0.999
+        f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
+        return [min(1 - f[t] / f[t - 1], 0.999) for t in range(1, T + 1)]
+    levels = [1.0, *(1 / (1 + math.exp(-(10 - 20 * t / (T - 1)))) for t in range(T))]  # log-SNR from 10 to -10
+    return [1 - levels[t] / levels[t - 1] for t in range(1, T + 1)]
 
 
-def test_cosine_is_equation_17():
-    alpha_bar = (1 - cosine(1000)).cumprod(0)
-    t = torch.arange(1, 1000, dtype=torch.float64) / 1000
-    f = torch.cos((t + 0.008) / 1.008 * torch.pi / 2) ** 2
-    f0 = torch.cos(torch.tensor(0.008 / 1.008 * torch.pi / 2, dtype=torch.float64)) ** 2
-    assert torch.allclose(alpha_bar[:-1], f / f0, rtol=1e-9)
+@pytest.mark.parametrize("name", NAMES)
+def test_betas_are_those_of_the_formula_from_end_to_end(name):
+    betas = NoiseSchedule(name, T, beta_start=B_1, beta_end=B_T).betas()
+    assert betas.tolist() == pytest.approx(by_hand(name), rel=1e-12, abs=1e-15)
+    if name == "cosine":
+        assert betas[-1].item() == 0.999 and betas[-2].item() < 0.99
 
 
 def test_log_snr_is_evenly_spaced():
@@ -57,6 +58,12 @@ def test_respace_visits_levels_of_the_longer_schedule_and_always_the_last(steps)
     assert nearest[-1] == 1999 and len(nearest.unique()) == steps
     strides = torch.cat([nearest.new_tensor([-1]), nearest]).diff()
     assert strides.max() - strides.min() <= 1
+
+
+@pytest.mark.parametrize(("steps", "visited"), [(3, [3, 7, 10]), (4, [2, 5, 8, 10]), (1, [10])])
+def test_respaced_levels_are_the_nearest_to_even_strides(steps, visited):
+    levels = (1 - linear(10, 0.01, 0.2)).cumprod(0)
+    assert (1 - respace(levels, steps)).cumprod(0).tolist() == pytest.approx([levels[t - 1].item() for t in visited])
 
 
 @pytest.mark.parametrize("name", NAMES)

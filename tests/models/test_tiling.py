@@ -235,3 +235,15 @@ def test_the_identity_is_tiled_too():
     pipeline = tiny_pipeline(IdentityPredictor())
     x = torch.rand(1, 3, 150, 70)
     assert torch.equal(pipeline.predict(x, tile=64), pipeline.predict(x))
+
+
+def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
+    """Cores of 100 become 96, whose quarter is none: a network that pools would see other pixels together."""
+    image, sides = torch.rand(1, 3, 320, 352), set()
+
+    def look(part):
+        sides.update(part.shape[-2:])
+        return part
+
+    assert torch.allclose(Tiling(None, 32, tile=100)(look, [image]), image, atol=1e-6)
+    assert max(sides) == 96 + 2 * 32 and all(side % 32 == 0 for side in sides)

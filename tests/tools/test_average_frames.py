@@ -1,14 +1,11 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from data import images
 from data.layouts import DatasetError, find_pairs
+from tests.conftest import ASSETS
 from tools.average_frames import average, main, read_frames
-
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 def moving_bar(folder, count=9):
@@ -79,9 +76,8 @@ def test_what_cannot_be_averaged(tmp_path):
         main(str(tmp_path / "gone.txt"), str(tmp_path / "set"))
 
 
-@pytest.mark.skipif(not (SHARED / "video").is_dir(), reason="needs ../shared")
 def test_real_frames(tmp_path):
-    main(str(SHARED / "video" / "reds_000"), str(tmp_path), frames=5)
+    main(str(ASSETS / "frames"), str(tmp_path), frames=5)
     (pair,) = find_pairs(tmp_path, "train")
     blurry, sharp = pair.read()
-    assert sharp.shape == (3, 720, 1280) and not torch.equal(blurry, sharp)
+    assert sharp.shape == (3, 120, 160) and not torch.equal(blurry, sharp)

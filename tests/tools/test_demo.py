@@ -48,6 +48,6 @@ def test_demo_photographs(tmp_path, capsys):
 def test_unwritable_output_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     command = [sys.executable, "-m", "tools.demo", "--output", str(tmp_path / "file" / "photos")]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.startswith("The photographs cannot be written") and run.stderr.count("\n") == 1

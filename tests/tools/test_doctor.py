@@ -18,9 +18,9 @@ from data.checks import check_pairs, check_sharp
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Listing, Pair, find_pairs
 from data.pairs import generator_of
+from tests.conftest import ASSETS
 from tools.doctor import _shared_scenes, diagnose, examine, find_shift, main
 
-SHARED = Path(__file__).parents[3] / "shared"
 KINDS = (
     "unpaired",
     "unreadable",
@@ -257,8 +257,5 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
     assert not list(tmp_path.glob("*report*"))
 
 
-@pytest.mark.skipif(not (SHARED / "realblur").is_dir(), reason="needs ../shared")
-@pytest.mark.parametrize("folder", ["gopro", "reds", "captured"])
-def test_real_pairs_have_no_faults(folder):
-    faults = [fault for pair in find_pairs(SHARED / "realblur" / folder) for fault in examine("test", pair)[0]]
-    assert faults == []
+def test_real_pairs_have_no_faults():
+    assert [fault for pair in find_pairs(ASSETS / "pairs") for fault in examine("test", pair)[0]] == []

@@ -171,6 +171,6 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
 
 def test_the_command_says_one_sentence(photos):
     command = [sys.executable, "-m", "tools.make_pairs", photos, "--config", "missing.yaml", "--output"]
-    run = subprocess.run([*command, photos.parent / "set"], capture_output=True, text=True)
+    run = subprocess.run([*command, photos.parent / "set"], capture_output=True, text=True, timeout=300)
     assert run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1
     assert run.stderr.startswith("tools.make_pairs: error: ") and "missing.yaml" in run.stderr

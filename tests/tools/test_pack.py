@@ -87,7 +87,7 @@ def names_seen(root, processed, workers, count):
         return [name for _ in range(count) for name in run.stdout.readline().split()]
     finally:
         run.kill()
-        run.wait()
+        run.wait(300)
 
 
 def test_a_killed_and_resumed_epoch_sees_every_sample_once(packed):

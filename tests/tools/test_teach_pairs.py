@@ -59,5 +59,5 @@ def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
 
 def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
     command = [sys.executable, "-m", "tools.teach_pairs", world / "pairs", world / "pairs"]
-    done = subprocess.run(map(str, command), capture_output=True, text=True)
+    done = subprocess.run(map(str, command), capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")

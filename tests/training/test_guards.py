@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Callback
 
 import train
-from tests.test_train import run_folder, weights  # noqa: F401 (a fixture)
+from tests.test_train import weights
 from training.averages import Averages
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 def state(trainer, pl_module):

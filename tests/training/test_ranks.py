@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 import train
 from tests.test_train import FLOW, weights
-from tests.training.test_resume import COMMAND, CONTEXT, child, logged, run, run_folder  # noqa: F401 (a fixture)
+from tests.training.test_resume import COMMAND, CONTEXT, child, every_two_batches, logged, run  # noqa: F401 (a fixture)
 from training.resume import read_checkpoint
 
 # Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.

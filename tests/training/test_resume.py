@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import train
-from data import images
+from tests.conftest import Hostile
 from tests.test_train import CONFIG, weights
 from training.resume import read_checkpoint
 
@@ -42,15 +42,9 @@ class Signal(Callback):
 
 
 @pytest.fixture(autouse=True)
-def run_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    generator = torch.Generator().manual_seed(0)
-    for name in "abc":
-        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
-    (tmp_path / "run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
-    return tmp_path
+def every_two_batches(run_folder):
+    """Validation and a checkpoint after two steps."""
+    (run_folder / "run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
 
 
 def child(folder, arguments, environment, fatal):
@@ -91,7 +85,7 @@ def run(*arguments, fatal=None, **environment):
     arguments = (os.getcwd(), [*COMMAND, *map(str, arguments)], keep | environment, fatal)
     process = CONTEXT.Process(target=child, args=arguments)
     process.start()
-    process.join()
+    process.join(300)
     return process.exitcode
 
 
@@ -171,8 +165,20 @@ def test_a_signal_to_all_processes_saves_and_the_same_command_resumes(name, mome
     same("whole", "parts")
 
 
+@pytest.fixture
+def file_limit():
+    """A function that sets the largest size of a file; None, and the test's end, take the limit away."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, before if size is None else (size, before[1]))
+
+    yield limit
+    limit(None)
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
+def test_damaged_hostile_finished_changed_and_full(capsys, caplog, file_limit):
     def fit(*flags):
         caplog.clear()
         code = train.main([*COMMAND, "run", *flags])
@@ -192,10 +198,9 @@ def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
     # A full disk: the limit on a file's size stands for it.
     last, previous = Path("run/checkpoints/last.ckpt"), Path("run/checkpoints/previous.ckpt")
     whole = last.read_bytes()
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, limit[1]))
+    file_limit(len(whole) // 2)
     code, said = fit()
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    file_limit(None)
     assert code == 2 and "could not be written" in said and "File too large" in said
     assert last.read_bytes() == whole and not list(last.parent.glob(".*"))
 
@@ -212,12 +217,8 @@ def test_damaged_hostile_finished_changed_and_full(capsys, caplog):
     assert code == 2 and "there is no other to resume from" in said
 
     # A pickle that would run code does not.
-    class Hostile:
-        def __reduce__(self):
-            return os.mkdir, ("executed",)
-
     for protocol in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
-        protocol({"state_dict": Hostile()}, last)
+        protocol({"state_dict": Hostile("executed")}, last)
         for flags in ([], ["--ckpt_path", str(last)]):
             code, said = fit(*flags)
             assert code == 2 and "holds more than tensors and plain values" in said
@@ -229,11 +230,11 @@ def small_disk(tmp_path):
     """A file system of 8 MB of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, timeout=300)
     if mounted.returncode:
         pytest.skip("only root may mount a small disk")
     yield disk
-    subprocess.run(["umount", disk], check=True)
+    subprocess.run(["umount", disk], check=True, timeout=300)
 
 
 @pytest.mark.filterwarnings("ignore")

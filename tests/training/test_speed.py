@@ -15,12 +15,12 @@ from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from tests.models.test_lightning_module import fit as fit_module
 from tests.models.test_lightning_module import module
-from tests.test_train import fit, run_folder  # noqa: F401 (a fixture)
+from tests.test_train import fit
 from training.averages import Averages
 from training.resume import read_checkpoint
 from training.speed import Clock, step_flops
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 def test_a_run_says_how_fast_it_is():

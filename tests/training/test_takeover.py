@@ -11,10 +11,10 @@ from lightning.pytorch import Callback
 import train
 from data import images
 from tests.base.test_files import holder
-from tests.test_train import CONFIG, run_folder  # noqa: F401 (a fixture)
+from tests.test_train import CONFIG
 from training.resume import changed_settings, read_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 EARLY = ["--trainer.max_steps", "4", "--scores.panels", "0", "--gates.images", "0"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import train
-from tests.test_train import run_folder  # noqa: F401 (a fixture)
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
 KEY = "0123456789abcdef" * 2 + "5ec2e7ed"  # has the form of an API key
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 def records(path):
@@ -38,7 +37,7 @@ def item(entry):
     return "/".join(entry.nested_key) or entry.key, json.loads(entry.value_json)
 
 
-def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(run_folder, monkeypatch, capfd):  # noqa: F811
+def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(run_folder, monkeypatch, capfd):
     pytest.importorskip("wandb")
     for name in ("HOME", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(run_folder / "home"))
@@ -80,7 +79,7 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
     assert len(files) > 20 and not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_tensorboard_by_one_line(run_folder):  # noqa: F811
+def test_tensorboard_by_one_line(run_folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     line = "logger: {class_path: lightning.pytorch.loggers.TensorBoardLogger}"
     Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", line))

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 import train
 from data.datamodule import DeblurDataModule
 from models.lightning_module import Predict, PredictAndRefine
-from tests.test_train import ROOT, run_folder  # noqa: F401 (a fixture)
+from tests.test_train import ROOT
 from training import usage
 from training.averages import Averages
 from training.gates import Gates
@@ -19,6 +19,7 @@ from training.guards import Guard
 from training.scale import Scale
 from training.scores import Scores
 
+pytestmark = pytest.mark.usefixtures("run_folder")
 GROUPS = {
     "data": [DeblurDataModule],
     "model": [Predict, PredictAndRefine],
@@ -74,7 +75,7 @@ def test_the_parser_has_these_flags_and_no_others():
         (["--ckpt_path", "no.ckpt"], "ckpt_path: no.ckpt does not exist"),
     ],
 )
-def test_faults_found_before_a_library_is_loaded(run_folder, capsys, flags, sentence):  # noqa: F811
+def test_faults_found_before_a_library_is_loaded(run_folder, capsys, flags, sentence):
     Path("list.yaml").write_text("- a")
     Path("torn.yaml").write_text("a: [")
     Path("typo.yaml").write_text("trainer: {max_step: 3}")
@@ -97,10 +98,10 @@ def test_commands(capsys):
         assert ("--trainer.precision" in flags) == (args != ["--help"])
 
 
-def test_neither_help_nor_a_wrong_flag_loads_a_library(run_folder):  # noqa: F811
+def test_neither_help_nor_a_wrong_flag_loads_a_library(run_folder):
     code = "import sys, train; codes = [train.main(['fit', '--help']), train.main(['fit', '--trainer.max_step', '3'])];"
     code += "print(codes, {'torch', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines()[-1] == "[0, 2] set()"
 
 
@@ -122,7 +123,7 @@ def test_neither_help_nor_a_wrong_flag_loads_a_library(run_folder):  # noqa: F81
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_faults_found_by_the_parser(run_folder, capsys, flags, sentence):  # noqa: F811
+def test_faults_found_by_the_parser(run_folder, capsys, flags, sentence):
     assert train.main(["fit", "--config", "run.yaml", *flags]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: ")]
     assert line.removeprefix("train.py: error: ").startswith(sentence)

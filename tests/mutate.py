@@ -1,0 +1,161 @@
+"""Put the small faults of tests/faults.py into a copy of the program, one at a time: do the tests notice?
+
+python -m tests.mutate
+python -m tests.mutate --only schedules --only "best-psnr"
+python -m tests.mutate --list
+
+Each fault is tried against the tests that should notice it. First these tests run without any fault, since a test that
+fails anyway notices nothing. The exit code is 1 where a fault survived, and 2 where something is wrong with the list.
+"""
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[1]
+LIBRARIES = ["torch", "torchvision", "lightning", "diffusers", "jsonargparse", "kornia", "pandas", "scipy.stats"]
+LIMIT = 300  # seconds for the tests of one fault
+PYTEST = 100  # added to pytest's exit codes: Python's own for an error is 1, too
+NOTICED, MISSED = PYTEST + pytest.ExitCode.TESTS_FAILED, PYTEST + pytest.ExitCode.OK
+TIMED_OUT = 99
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", help="faults whose file or description holds this; may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    options = parser.parse_args(args)
+    faults = [fault for fault in FAULTS if chosen(fault, options.only)]
+    try:
+        for fault in faults:
+            changed(fault)
+        if not faults:
+            raise ValueError(f"no fault is about {' or '.join(options.only)}: --list shows all")
+        if options.list:
+            print("\n".join(f"{fault.file}: {fault.says} ({' '.join(fault.tests)})" for fault in faults))
+            return 0
+        return 1 if survivors(faults) else 0
+    except ValueError as error:
+        print(f"tests.mutate: error: {error}", file=sys.stderr)
+        return 2
+
+
+def chosen(fault: Fault, only: Sequence[str] | None) -> bool:
+    """Whether a fault is among those that were asked for."""
+    return not only or any(word in fault.file or word in fault.says for word in only)
+
+
+def changed(fault: Fault, root: Path = ROOT) -> str:
+    """The faulty text of a fault's file; ValueError where its old text does not stand there exactly once."""
+    text = (root / fault.file).read_text(encoding="utf-8")
+    if text.count(fault.old) != 1:
+        raise ValueError(
+            f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times and not once,"
+            f" so the fault {fault.says!r} is out of date: change it in tests/faults.py"
+        )
+    return text.replace(fault.old, fault.new)
+
+
+def survivors(faults: Sequence[Fault]) -> list[Fault]:
+    """Try the faults, print what became of each, and return those that no test noticed.
+
+    Raises:
+        ValueError: a test fails without any fault.
+    """
+    survived, start = [], time.perf_counter()
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        copy_program(copy)
+        tests = sorted({test for fault in faults for test in fault.tests})
+        code, _ = run(copy, tests, LIMIT * len(tests), shown=True)
+        if code != MISSED:
+            raise ValueError("the tests fail, or one is missing, without any fault: mend that first (see above)")
+        for fault in faults:
+            with faulty(fault, copy):
+                code, seconds = run(copy, fault.tests, LIMIT)
+            if code not in (NOTICED, MISSED, TIMED_OUT):
+                raise ValueError(f"the tests ended with {code} at the fault {fault.says!r}, which is no verdict")
+            survived += [fault] if code == MISSED else []
+            word = {NOTICED: "noticed", MISSED: "SURVIVED", TIMED_OUT: "timed out"}[code]
+            print(f"{word:9} {seconds:5.0f} s  {fault.file}: {fault.says}", flush=True)
+    files = Counter(fault.file.partition("/")[0] for fault in faults)
+    print(f"{len(survived)} of {len(faults)} faults survived, in {(time.perf_counter() - start) / 60:.0f} minutes;")
+    print("tried: " + ", ".join(f"{count} in {name}" for name, count in files.items()))
+    return survived
+
+
+def copy_program(folder: Path) -> None:
+    """Copy the working tree, without what git ignores."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, done.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+@contextmanager
+def faulty(fault: Fault, root: Path) -> Iterator[None]:
+    """A program with a fault, inside the block."""
+    file = root / fault.file
+    right = file.read_text(encoding="utf-8")
+    file.write_text(changed(fault, root), encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.write_text(right, encoding="utf-8")
+
+
+def run(root: Path, tests: Sequence[str], limit: float, shown: bool = False) -> tuple[int, float]:
+    """NOTICED, MISSED, TIMED_OUT or what else some tests of the program at `root` end with, and their seconds.
+
+    They run in a process of their own, forked from one that has loaded the libraries.
+    """
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(LIBRARIES)
+    start = time.perf_counter()
+    process = forks.Process(target=_run_tests, args=(str(root), list(tests), shown))
+    process.start()
+    process.join(limit)
+    code = process.exitcode
+    if code is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        code = TIMED_OUT
+    return code, time.perf_counter() - start
+
+
+def _run_tests(root: str, tests: list[str], shown: bool) -> None:
+    os.setsid()  # what the tests start ends with them
+    os.chdir(root)
+    sys.dont_write_bytecode = True  # two faults of one size within a second would have one cache
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # of the repository, not of the copy
+    sys.path[:] = [root, *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
+    importlib.invalidate_caches()
+    if not shown:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+    sys.exit(PYTEST + pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

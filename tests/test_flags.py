@@ -1,0 +1,439 @@
+"""Every flag of the three scripts changes what it names; a flag without a line in these tables fails."""
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+import evaluate
+import sample
+import tests.test_evaluate
+import train
+from data import images
+from evaluation.metrics import psnr
+from models.presets import save_presets
+from models.settings import SamplingSettings
+from models.unet import Denoiser, UNetPredictor
+from tests.models.test_pipeline import tiny_pipeline
+from training import usage
+
+ROOT = Path(__file__).parents[1]
+PRESET = SamplingSettings("ddpm", steps=3, blend=0.7)
+
+
+@dataclass
+class Run:
+    """What a command left: its exit code, what it said, the folder it wrote to, and the shapes its networks saw."""
+
+    code: int
+    said: str
+    folder: Path
+    seen: dict[str, list[tuple]]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir() if path.suffix == ".png"}
+
+    @property
+    def entry(self) -> dict:
+        """What the manifest says of the first photograph."""
+        return next(iter(json.loads((self.folder / "manifest.json").read_text()).values()))
+
+    @property
+    def results(self) -> dict:
+        return json.loads((self.folder / "results.json").read_text())
+
+    @property
+    def scores(self) -> dict:
+        """(row, image) -> PSNR."""
+        table = pq.read_table(self.folder / "per_image.parquet").to_pylist()
+        return {(line["setting"], line["image"]): line["psnr"] for line in table}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Two checkpoints, two photographs of one size, and a dataset of two splits and two kinds of blurry images."""
+    folder = tmp_path_factory.mktemp("flags")
+    tiny_pipeline().save_pretrained(folder / "checkpoint")
+    save_presets(folder / "checkpoint", {"balanced": SamplingSettings(steps=2), "perceptual": PRESET})
+    tiny_pipeline(residual_scale=0.3).save_pretrained(folder / "other")
+    generator = torch.Generator().manual_seed(0)
+    for name in "ab":
+        images.write(folder / "photos" / f"{name}.png", torch.rand(3, 72, 150, generator=generator))
+    for split, count in (("train", 1), ("test", 12)):
+        for k in range(count):
+            sharp = torch.rand(3, 16, 12 + 2 * (split == "train"), generator=generator)
+            for kind, share in (("sharp", 1.0), ("blur", 0.5), ("blur_gamma", 0.4)):
+                scene = folder / "data" / split / "scene" / kind
+                images.write(scene / f"{k:02}.png", share * sharp + (1 - share) * sharp.mean())
+                images.write(folder / "outputs" / "scene" / f"{k:02}.png", sharp) if kind == "blur" else None
+    drifting = tiny_pipeline(residual_scale=1.0)
+    nn.init.constant_(drifting.denoiser.unet.head.bias, 0.5)
+    drifting.save_pretrained(folder / "drifting")
+    (folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
+    (folder / "two.yaml").write_text("settings: [{steps: 2, blend: 0.0}, {steps: 2}]\n")
+    (folder / "wrong.pth").write_text("no weights")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Runs that several flags are compared with, by their command lines."""
+    return {}
+
+
+@pytest.fixture
+def called(place, tmp_path, monkeypatch, capsys):
+    """A function that runs a script in this process, with what it writes going to a folder of its own."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    made = []
+
+    def call(script, *flags):
+        seen = {"predictor": [], "denoiser": []}
+
+        def look(module, given, output):
+            name = {UNetPredictor: "predictor", Denoiser: "denoiser"}.get(type(module))
+            if name:
+                seen[name].append(tuple(given[0].shape))
+
+        given = list(map(str, flags))
+        if "--output" not in given:
+            given += ["--output", str(tmp_path / f"out{len(made)}")]
+        made.append(given)
+        hook = nn.modules.module.register_module_forward_hook(look)
+        try:
+            code = script(given)
+        finally:
+            hook.remove()
+        return Run(code, "".join(capsys.readouterr()), Path(given[given.index("--output") + 1]), seen)
+
+    return call
+
+
+def of_sample(args):
+    base = {"--checkpoint": "checkpoint", "--precision": "fp32", "--device": "cpu"}
+    added = [part for flag, value in base.items() if flag not in args for part in (flag, value)]
+    return sample.main(["photos", *args, *added])
+
+
+def of_evaluate(args):
+    base = {"--data": "data", "--metrics": "psnr", "--device": "cpu", "--precision": "fp32"}
+    base |= {"--checkpoint": "checkpoint", "--grid": "grid.yaml"}
+    try:
+        evaluate.cli([*args, *(part for flag, value in base.items() if flag not in args for part in (flag, value))])
+    except ValueError as error:
+        print(error)
+        return 2
+    return 0
+
+
+def differ(one, other):
+    """Other images, by other numbers, of the same names."""
+    return one.files.keys() == other.files.keys() and all(one.files[name] != other.files[name] for name in one.files)
+
+
+# flag -> what else is on both command lines, what the flag adds, and what must hold of the runs without and with it.
+DRAWN = ["--steps", "2"]
+LINEAR, LOG_SNR = [*DRAWN, "--schedule", "linear"], [*DRAWN, "--schedule", "log_snr"]
+SAMPLE = {
+    "output": ([], ["elsewhere"], lambda a, b: b.folder.name == "elsewhere" and a.files == b.files),
+    "checkpoint": (DRAWN, ["other"], lambda a, b: differ(a, b) and b.entry["checkpoint"] == "other"),
+    "preset": ([], ["perceptual"], lambda a, b: differ(a, b) and b.entry["settings"]["blend"] == 0.7),
+    "seed": (DRAWN, ["1"], differ),
+    "device": (DRAWN, ["cuda:99"], lambda a, b: b.code == 2 and "device cuda:99 cannot be used here" in b.said),
+    "precision": (DRAWN, ["bf16"], lambda a, b: differ(a, b) and "bf16" in b.said and "fp32" in a.said),
+    "compile": (DRAWN, [], lambda a, b: b.code == 2 and "no-such-compiler was not found" in b.said),
+    "batch_size": (
+        DRAWN,
+        ["1"],
+        lambda a, b: a.files == b.files and (a.seen["denoiser"][-1][0], b.seen["denoiser"][-1][0]) == (2, 1),
+    ),
+    "tile": (DRAWN, ["64"], lambda a, b: a.seen["denoiser"][-1][-1] == 150 > max(x[-1] for x in b.seen["denoiser"])),
+    "predictor_tile": (
+        DRAWN,
+        ["64"],
+        lambda a, b: a.seen["predictor"][-1][-1] == 150 > max(x[-1] for x in b.seen["predictor"]),
+    ),
+    "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
+    "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
+    "guard": (
+        [*DRAWN, "--checkpoint", "drifting"],
+        ["fallback"],
+        lambda a, b: a.entry["faults"] and differ(a, b) and "prediction is" in b.said,
+    ),
+    "uncertainty": ([*DRAWN, "--num_samples", "2"], [], lambda a, b: {"a_std.png"} <= b.files.keys() - a.files.keys()),
+    "compare": (DRAWN, [], lambda a, b: {"a_compare.png", "b_compare.png"} == b.files.keys() - a.files.keys()),
+    "sampler": (DRAWN, ["ddpm"], differ),
+    "schedule": (DRAWN, ["cosine"], differ),
+    "steps": (
+        DRAWN[:0],
+        ["5"],
+        lambda a, b: differ(a, b) and sum(shape[-1] == 150 for shape in b.seen["denoiser"]) == 5,
+    ),
+    "beta_start": (LINEAR, ["0.2"], differ),
+    "beta_end": (LINEAR, ["0.9"], differ),
+    "log_snr_max": (LOG_SNR, ["2"], differ),
+    "log_snr_min": (LOG_SNR, ["-2"], differ),
+    "start": (DRAWN, ["2"], differ),
+    "eta": (DRAWN, ["1"], differ),
+    "num_samples": (DRAWN, ["2"], lambda a, b: b.files.keys() == {"a_0.png", "a_1.png", "b_0.png", "b_1.png"}),
+    "average": ([*DRAWN, "--num_samples", "2"], [], lambda a, b: b.files.keys() == {"a.png", "b.png"}),
+    "blend": (DRAWN, ["0.5"], differ),
+}
+SAMPLE_APART = {"memory": "test_memory_chooses_the_tiles", "overwrite": "test_overwrite_restores_again"}
+
+
+def test_sample_py_has_no_other_flags():
+    flags = {field.name for kind in (sample.Options, SamplingSettings) for field in fields(kind)}
+    assert flags == {*SAMPLE, *SAMPLE_APART} and set(SAMPLE_APART.values()) <= globals().keys()
+
+
+@pytest.mark.parametrize("flag", SAMPLE)
+def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
+    both, value, holds = SAMPLE[flag]
+    one = known.get((of_sample, *both)) or called(of_sample, *both)
+    known[(of_sample, *both)] = one
+    value = [str(tmp_path / one_value) if flag == "output" else one_value for one_value in value]
+    assert one.code == 0 and holds(one, called(of_sample, *both, f"--{flag}", *value))
+
+
+def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
+    """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.92 for tiles alone."""
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 2_900_000_000)
+    images.write(tmp_path / "large.png", torch.rand(3, 600, 600))
+
+    def of_large(args):
+        return sample.main([str(tmp_path / "large.png"), *args, "--checkpoint", "checkpoint", "--steps", "1"])
+
+    whole, limited, least = (called(of_large, *flags) for flags in ([], ["--memory", "2.92"], ["--memory", "2.901"]))
+    assert whole.seen["denoiser"][-1][-1] == 600 > limited.seen["denoiser"][-1][-1] and limited.code == 0
+    assert least.code == 1 and "does not fit into --memory: give" in least.said
+
+
+def test_overwrite_restores_again(called, tmp_path):
+    output = ["--steps", "1", "--output", tmp_path / "out"]
+    called(of_sample, *output)
+    assert "wrote 0 of 0 restored images" in called(of_sample, *output).said
+    assert "wrote 2 of 2 restored images" in called(of_sample, *output, "--overwrite").said
+
+
+def rows(run):
+    return [row["setting"] for row in run.results["rows"]]
+
+
+def of_row(run, label):
+    return {image: score for (row, image), score in run.scores.items() if row == label}
+
+
+# Pictures take most of the time of a run, so several flags share one. None of what a flag is looked at by comes from
+# another flag of its run.
+RUNS = {
+    "plain": [],
+    "one": ["--checkpoint", "other", "--metrics", "psnr,sharpness", "--panel", "shown.png", "--limit", "4"],
+    "two": ["--seed", "1", "--batch_size", "3", "--screen", "true", "--grid", "two.yaml", "--checkpoint", "drifting"],
+    "three": ["--variant", "blur_gamma", "--split", "train"],
+    "four": ["--precision", "bf16", "--outputs", "outputs", "--checkpoint", "checkpoint", "--grid", "grid.yaml"],
+    "device": ["--device", "cuda:99"],
+    "lpips": ["--metrics", "lpips", "--lpips_backbone", "wrong.pth"],
+    "vgg": ["--metrics", "lpips_vgg", "--vgg_backbone", "wrong.pth"],
+    "inception": ["--metrics", "fid", "--inception_backbone", "wrong.pth"],
+    "kernels": ["--metrics", "consistency", "--kernels", "wrong.pth"],
+}
+
+
+def names_the_file(plain, run):
+    return run.code == 2 and "wrong.pth" in run.said
+
+
+def of_gamma(plain, run):
+    """The blurry images of the other kind are scored."""
+    pair = (images.read(f"data/train/scene/{kind}/00.png")[None] for kind in ("blur_gamma", "sharp"))
+    return of_row(run, "blurry") == {"scene/00": pytest.approx(psnr(*pair).item())}
+
+
+EVALUATE = {
+    "data": ("plain", lambda a, b: a.results["data"]["root"] == "data" and len(of_row(a, "sharp")) == 12),
+    "output": ("plain", lambda a, b: (a.folder / "results.csv").is_file()),
+    "checkpoint": ("one", lambda a, b: of_row(b, "ddim 2").items().isdisjoint(of_row(a, "ddim 2").items())),
+    "metrics": ("one", lambda a, b: b.results["metrics"].keys() - a.results["metrics"] == {"sharpness"}),
+    "panel": ("one", lambda a, b: Path("shown.png").is_file() and not (b.folder / "panel.png").exists()),
+    "limit": ("one", lambda a, b: [*of_row(b, "sharp")] == [f"scene/{k:02}" for k in (0, 3, 6, 9)]),
+    "seed": ("two", lambda a, b: of_row(a, "noised 40") != of_row(b, "noised 40")),
+    "batch_size": (
+        "two",
+        lambda a, b: {shape[0] for shape in b.seen["predictor"]} <= {3, 2, 1} and (3, 3, 16, 12) in b.seen["predictor"],
+    ),
+    "grid": ("two", lambda a, b: len(rows(b)) == len(rows(a)) + 1),
+    "screen": ("two", lambda a, b: b.results["cost"]["denoising_steps"] < b.results["cost"]["denoising_steps_in_full"]),
+    "split": ("three", lambda a, b: len(of_row(b, "sharp")) == 1),
+    "variant": ("three", of_gamma),
+    "precision": ("four", lambda a, b: of_row(a, "predictor") != of_row(b, "predictor")),
+    "outputs": ("four", lambda a, b: {*rows(b)} - {*rows(a)} == {"outputs outputs"}),
+    "device": ("device", lambda a, b: b.code == 2 and "device cuda:99 cannot be used here" in b.said),
+    "lpips_backbone": ("lpips", names_the_file),
+    "vgg_backbone": ("vgg", names_the_file),
+    "inception_backbone": ("inception", names_the_file),
+    "kernels": ("kernels", names_the_file),
+}
+EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
+    "compare": "test_two_checkpoints_are_compared_on_the_same_images_and_noise",
+    "save_presets": "test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset",
+    "wandb_project": "test_the_log_of_weights_and_biases_holds_table_curve_and_panels",
+}
+
+
+def test_evaluate_py_has_no_other_flags():
+    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *EVALUATE_APART, "overwrite"}
+    assert set(EVALUATE_APART.values()) <= vars(tests.test_evaluate).keys()
+
+
+@pytest.mark.parametrize("flag", EVALUATE)
+def test_a_flag_of_evaluate_py_does_what_it_says(called, known, flag, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    run, holds = EVALUATE[flag]
+    for name in ("plain", run):
+        known[name] = known.get(name) or called(of_evaluate, *RUNS[name])
+    assert known["plain"].code == 0 and holds(known["plain"], known[run])
+
+
+def test_overwrite_starts_anew(called, known, tmp_path):
+    known["plain"] = known.get("plain") or called(of_evaluate)
+    shutil.copytree(known["plain"].folder, tmp_path / "copy")
+    other = ["--output", tmp_path / "copy", "--seed", "1"]
+    refused = called(of_evaluate, *other)
+    assert refused.code == 2 and "--overwrite true to start anew" in refused.said
+    assert called(of_evaluate, *other, "--overwrite", "true").results["seed"] == 1
+
+
+def callback(run, name):
+    return next(one for one in run.trainer.callbacks if type(one).__name__ == name)
+
+
+PERCEPTUAL = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
+# flag -> what it is set to, and what is then seen in the run that is built: all flags are set at once.
+TRAIN = {
+    "seed_everything": ("7", lambda run: torch.initial_seed() == 7),
+    "ckpt_path": ("some.ckpt", lambda run: run.ckpt_path == "some.ckpt"),
+    "data.train": ("[photos, photos]", lambda run: run.datamodule.roots["train"] == ["photos", "photos"]),
+    "data.val": ("photos/a.png", lambda run: run.datamodule.roots["val"] == "photos/a.png"),
+    "data.test": ("photos/b.png", lambda run: run.datamodule.roots["test"] == "photos/b.png"),
+    "data.blur": (
+        "{class_path: data.blur.SyntheticBlur, init_args: {gamma: 1.8}}",
+        lambda run: run.datamodule.blur.gamma == 1.8,
+    ),
+    "data.augment": ("{exposure: 0.5}", lambda run: run.datamodule.augment.exposure == 0.5),
+    "data.variant": ("blur_gamma", lambda run: run.datamodule.variant == "blur_gamma"),
+    "data.patch_size": ("24", lambda run: run.datamodule.patch_size == 24),
+    "data.batch_size": ("6", lambda run: run.datamodule.batch_size == 6),
+    "data.crops_per_image": ("3", lambda run: run.datamodule.crops_per_image == 3),
+    "data.mix_batches": ("4", lambda run: run.datamodule.mix_batches == 4),
+    "data.val_crop": ("33", lambda run: run.datamodule.val_crop == 33),
+    "data.num_workers": ("1", lambda run: run.datamodule.num_workers == 1),
+    "data.on_error": ("skip", lambda run: run.datamodule.on_error == "skip"),
+    "data.seed": ("5", lambda run: run.datamodule.seed == 5),
+    "model.predictor": (
+        "{class_path: models.slim_unet.SlimPredictor, init_args: {size_head: true}}",
+        lambda run: run.model.predictor.config.size_head,
+    ),
+    "model.denoiser": (
+        "{class_path: models.unet.Denoiser, init_args: {channels: 6}}",
+        lambda run: run.model.denoiser.config.channels == 6,
+    ),
+    "model.schedule": ("{name: cosine, steps: 50}", lambda run: len(run.model.schedule_betas) == 50),
+    "model.objective": ("{loss: l2}", lambda run: run.model.objective.loss == "l2"),
+    "model.perceptual": (PERCEPTUAL, lambda run: repr(run.model.perceptual) == "0.3 LPIPS (squeeze)"),
+    "model.refiner_perceptual": (PERCEPTUAL, lambda run: repr(run.model.refiner_perceptual) == "0.3 LPIPS (squeeze)"),
+    "model.perceptual_ramp": ("[2, 5]", lambda run: tuple(run.model.perceptual_ramp) == (2, 5)),
+    "model.perceptual_sigma": ("3", lambda run: run.model.perceptual_level == 0.1),
+    "model.predictor_weight": ("0.4", lambda run: run.model.predictor_weight == 0.4),
+    "model.predictor_training": ("joint", lambda run: run.model.predictor_training == "joint"),
+    "model.residual_scale": ("0.25", lambda run: run.model.pipeline().config.residual_scale == 0.25),
+    "model.scale_kind": ("learned", lambda run: run.model.pipeline().config.scale_kind == "learned"),
+    "model.noises": ("3", lambda run: run.model.noises == 3),
+    "model.validation": (
+        "{sampler: ddpm, steps: 4}",
+        lambda run: run.model.validation == SamplingSettings("ddpm", steps=4),
+    ),
+    "model.lr": ("0.02", lambda run: run.model.lr == 0.02),
+    "model.weight_decay": ("0.03", lambda run: run.model.weight_decay == 0.03),
+    "model.betas": ("[0.8, 0.95]", lambda run: tuple(run.model.betas) == (0.8, 0.95)),
+    "model.warmup_steps": ("3", lambda run: run.model.warmup_steps == 3),
+    "model.decay_steps": ("2", lambda run: run.model.decay_steps == 2),
+    "model.loss": ("psnr", lambda run: run.model.loss == "psnr"),
+    "model.fft_weight": ("0.1", lambda run: run.model.fft_weight == 0.1),
+    "scores.panels": ("1", lambda run: callback(run, "Track").panels == 1),
+    "scores.samples": ("2", lambda run: callback(run, "Track").samples == 2),
+    "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),
+    "guard.spike": ("9", lambda run: callback(run, "Guard").spike == 9),
+    "scale.lr_batch": ("8", lambda run: callback(run, "Scale").lr_batch == 8),
+    "scale.activation_checkpointing": ("true", lambda run: callback(run, "Scale").activation_checkpointing),
+    "gates.images": ("2", lambda run: callback(run, "Gates").images == 2),
+    "gates.crop": ("20", lambda run: callback(run, "Gates").crop == 20),
+    "trainer.default_root_dir": ("elsewhere", lambda run: callback(run, "Last").path.parts[0] == "elsewhere"),
+    "trainer.max_steps": ("8", lambda run: run.trainer.max_steps == 8),
+    "trainer.max_epochs": ("2", lambda run: run.trainer.max_epochs == 2),
+    "trainer.val_check_interval": (
+        "4",
+        lambda run: run.trainer.val_check_interval == callback(run, "Last").interval == 4,
+    ),
+    "trainer.check_val_every_n_epoch": ("1", lambda run: run.trainer.check_val_every_n_epoch == 1),
+    "trainer.enable_model_summary": ("true", lambda run: callback(run, "ModelSummary")),
+    "trainer.accumulate_grad_batches": ("2", lambda run: run.trainer.accumulate_grad_batches == 2),
+    "trainer.log_every_n_steps": ("3", lambda run: run.trainer.log_every_n_steps == 3),
+    "trainer.precision": ("bf16-mixed", lambda run: run.trainer.precision == "bf16-mixed"),
+}
+TRAIN_APART = {
+    "auto_resume": "tests/training/test_resume.py",
+    "print_config": "test_print_config_prints_what_a_run_is_made_of",
+    "ema.decay": "tests/training/test_values.py: the best checkpoints hold the last weights where it is 0",
+    "model.compiled": "tests/training/test_speed.py",
+    "model.init_from": "tests/test_train.py",
+    "scores.lpips_backbone": "test_a_wrong_backbone_of_the_scores_is_named",
+    "trainer.use_distributed_sampler": "tests/training/test_ranks.py: two processes share the stream",
+}
+
+
+def test_train_py_has_no_other_flags():
+    """Beside the trainer's, which are Lightning's own; of them those that the program sets or names."""
+    ours = {f"{group}.{name}" for group in usage.CLASSES if group != "trainer" for name in usage.arguments(group)}
+    named = {name.split()[0] for name in usage.COMMON} - {"config"}
+    assert not TRAIN.keys() & TRAIN_APART.keys()
+    known = {*TRAIN, *TRAIN_APART}
+    assert {*ours, *usage.GENERAL} == {flag for flag in known if not flag.startswith("trainer.")}
+    assert {*named, *(f"trainer.{name}" for name in usage.DEFAULTS)} <= known
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_flag_of_train_py_arrives(run_folder):
+    run = train.cli(
+        ["--config", "run.yaml", *(part for flag, (value, _) in TRAIN.items() for part in (f"--{flag}", value))],
+        run=False,
+    )
+    for flag, (_, seen) in TRAIN.items():
+        assert seen(run), flag
+    plain = train.cli(["--config", "run.yaml"], run=False)
+    for flag, (_, seen) in TRAIN.items():
+        with suppress(AttributeError, StopIteration):  # there may be nothing of the kind without the flag
+            assert not seen(plain), f"{flag} was so before"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_print_config_prints_what_a_run_is_made_of(run_folder, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["fit", "--config", "run.yaml", "--model.lr", "0.125", "--print_config"])
+    assert "lr: 0.125" in capsys.readouterr().out and not (run_folder / "runs").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_backbone_of_the_scores_is_named(run_folder, capsys):
+    (run_folder / "wrong.pth").write_text("no weights")
+    assert train.main(["fit", "--config", "run.yaml", "--scores.lpips_backbone", "wrong.pth"]) == 2
+    assert "wrong.pth" in capsys.readouterr().err
