@@ -10,8 +10,9 @@ demo: $(VENV)/installed
 	$(PY) -m tools.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
-		--output runs/demo --panel runs/demo/demo.png --overwrite true
-	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo --steps 2
+		--output runs/demo --panel runs/demo/demo.png --save_presets true --overwrite true
+	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo \
+		--preset perceptual
 	@echo "The demo made, in runs/demo:"
 	@echo "  restored/         really blurred photographs, restored by pretrained/lite (..._compare.png: before and after)"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"

@@ -101,7 +101,9 @@ class SamplingSettings:
             raise ValueError("start belongs to the other samplers; omit it for flow, which has a start of its own")
         if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
             raise ValueError(f"start must be a number above 0, got {self.start!r}")
-        if self.schedule != "training":
+        # All that can be wrong with log_snr is the order of its ends; the others take torch, which help does without.
+        ordered = self.schedule == "log_snr" and self.start is None and self.log_snr_max > self.log_snr_min
+        if self.schedule != "training" and not ordered:
             self._new_betas()
 
     def __str__(self) -> str:

@@ -183,7 +183,7 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
     assert sample.main(["--checkpoint", str(tmp_path / "checkpoint"), "--preset", "fidelity", "--help"]) == 0
     assert "  --steps N = 5" in capsys.readouterr().out.splitlines()
     assert sample.main(["--help"]) == 0
-    assert "  --steps N = 8" in capsys.readouterr().out.splitlines()  # of pretrained/lite
+    assert "  --blend NUMBER = 0.5" in capsys.readouterr().out.splitlines()  # of pretrained/lite
 
 
 def test_what_is_done_stands_in_a_line_and_in_the_manifest(photos, tmp_path, capsys):
