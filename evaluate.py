@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser
 
 from base.files import require_writable, sole_user
 from base.messages import one_of
-from base.stop import Stopped, interruptible
+from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
 from evaluation.grid import read_grid
 from models.index import INDEX, is_hub_id, pretrained
@@ -384,12 +384,4 @@ def cli(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        with interruptible("stopped; run again to go on"):
-            cli()
-    except (ValueError, OSError) as error:
-        print(f"evaluate.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stopped:
-        print(f"evaluate.py: {stopped}", file=sys.stderr)
-        sys.exit(128 + stopped.signal)
+    sys.exit(run_command("evaluate.py", cli, "stopped; run again to go on"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from base.command_line import STRICT, descriptions, flag_help, split, word_for
 from base.messages import UsageError, one_sentence
-from base.stop import Stopped, interruptible
+from base.stop import Stopped, run_command
 from data.manifest import Manifest
 from data.outputs import Outputs, batches, outputs_of
 from models.index import PRETRAINED, flow_of, pretrained, stored_index
@@ -353,15 +353,7 @@ def _main(args: list[str]) -> int:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
-    try:
-        with interruptible(STOPPED.format(0)):
-            return _main(sys.argv[1:] if args is None else args)
-    except (ValueError, OSError) as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        print(f"sample.py: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal
+    return run_command("sample.py", lambda: _main(sys.argv[1:] if args is None else args), STOPPED.format(0))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Ending a command from outside."""
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -29,3 +30,22 @@ def interruptible(sentence: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def run_command(name: str, command: Callable[[], int | None], stopped: str) -> int:
+    """Run a command; returns its exit code, after one sentence on stderr where the input is at fault or it was stopped.
+
+    Args:
+        name: of the script, before what it says.
+        command: returns its exit code; None is 0.
+        stopped: what Ctrl-C says.
+    """
+    try:
+        with interruptible(stopped):
+            return command() or 0
+    except (ValueError, OSError) as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as end:
+        print(f"{name}: {end}", file=sys.stderr)
+        return 128 + end.signal

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import evaluate
 from base.files import replacing, sole_user
-from base.stop import Stopped, interruptible
+from base.stop import run_command
 from benchmarks.record import machine, write_json
 from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, judge
 from evaluation.grid import key, label_settings
@@ -309,12 +309,4 @@ def cli(args: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    try:
-        with interruptible("stopped; run again to go on"):
-            cli()
-    except (ValueError, OSError) as error:
-        print(f"benchmarks.few_steps: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stopped:
-        print(f"benchmarks.few_steps: {stopped}", file=sys.stderr)
-        sys.exit(128 + stopped.signal)
+    sys.exit(run_command("benchmarks.few_steps", cli, "stopped; run again to go on"))
