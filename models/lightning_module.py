@@ -234,7 +234,7 @@ class PredictAndRefine(Predict):
             raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: omit it where that has no weight")
-        if (validation.sampler == "flow") != (objective.flow is not None) and validation.blend > 0:
+        if not validation.fits(objective.flow):
             wanted = "ddpm, ddim, dpmsolver++ or unipc" if objective.flow is None else "flow, with 1 to 5 steps"
             raise ValueError(
                 f"model.validation.sampler is {validation.sampler}: with objective.kind {objective.kind} it must be"

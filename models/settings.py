@@ -136,9 +136,13 @@ class SamplingSettings:
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
+    def fits(self, flow: Flow | None) -> bool:
+        """Whether a checkpoint of this flow, or None, of one trained by diffusion, can be sampled so."""
+        return self.blend == 0 or (self.sampler == "flow") == (flow is not None)
+
     def check(self, flow: Flow | None) -> None:
-        """ValueError where the sampler is not for a checkpoint of this flow, or None, for one trained by diffusion."""
-        if self.blend == 0 or (self.sampler == "flow") == (flow is not None):
+        """ValueError where it does not fit the flow."""
+        if self.fits(flow):
             return
         if flow is None:
             raise ValueError(
