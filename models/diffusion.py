@@ -100,17 +100,22 @@ def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
 
 
-def denoise(
+def denoiser_inputs(
     denoiser: Callable[..., Tensor],
     r_t: Tensor,
     blurry: Tensor,
     alpha_bar: Tensor,
     x_init: Tensor,
     s: Tensor | None,
-) -> Tensor:
-    """What the denoiser puts out for r_t (N, 3, H, W); it is told the scale s (N, 1, H, W) where it `sees_scale`."""
+) -> tuple[Tensor, ...]:
+    """What the denoiser is called with for r_t (N, 3, H, W): the scale s (N, 1, H, W), too, where it `sees_scale`."""
     scale = (s,) if getattr(denoiser, "sees_scale", False) else ()
-    return denoiser(r_t, blurry, alpha_bar, x_init, *scale)
+    return r_t, blurry, alpha_bar, x_init, *scale
+
+
+def denoise(denoiser: Callable[..., Tensor], *known: Tensor | None) -> Tensor:
+    """What the denoiser puts out for what `denoiser_inputs` takes after it."""
+    return denoiser(*denoiser_inputs(denoiser, *known))
 
 
 def target(r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:

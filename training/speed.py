@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.diffusion import denoiser_inputs
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
 
@@ -102,14 +103,12 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
     flops = _flops(module.predictor, [image])
     if getattr(module, "denoiser", None) is not None:
         noisy = image.repeat(module.noises, 1, 1, 1)
-        inputs = [noisy, noisy, noisy[:, 0, 0, 0], noisy]
-        if getattr(module.denoiser, "sees_scale", False):
-            inputs.append(noisy[:, :1])
+        inputs = denoiser_inputs(module.denoiser, noisy, noisy, noisy[:, 0, 0, 0], noisy, noisy[:, :1])
         flops += _flops(module.denoiser, inputs)
     return flops
 
 
-def _flops(network: nn.Module, inputs: list[Tensor]) -> int:
+def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
     state = dict(network.named_parameters()) | dict(network.named_buffers())
     shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
     recomputing = [module for module in network.modules() if getattr(module, "gradient_checkpointing", False)]

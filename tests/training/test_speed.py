@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.lightning_module import Predict, PredictAndRefine
 from models.recompute import recompute
+from models.slim_unet import SlimDenoiser
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from tests.models.test_lightning_module import fit as fit_module
@@ -77,6 +78,14 @@ class TestFlops:
         assert counted == counter.get_total_flops()
         model.denoiser.enable_gradient_checkpointing(recompute)
         assert step_flops(model, (2, 3, 32, 32)) == counted and model.denoiser.is_gradient_checkpointing
+
+    def test_several_noises_are_as_many_passes_of_the_denoiser_and_one_of_the_predictor(self):
+        once, thrice = (PredictAndRefine(UNetPredictor(4, (1, 2), 1), SlimDenoiser(), noises=n) for n in (1, 3))
+        image = torch.rand(2, 3, 32, 32)
+        with FlopCounterMode(display=False) as counter:
+            once.denoiser(image, image, torch.tensor([0.5, 0.5]), image, image[:, :1]).sum().backward()
+        shape = (2, 3, 32, 32)
+        assert step_flops(thrice, shape) - step_flops(once, shape) == 2 * counter.get_total_flops() > 0
 
     def test_are_those_of_batch_norm_over_processes_too(self):
         plain = Predict(U2NetPredictor("lite"))
