@@ -7,6 +7,7 @@ image.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -20,6 +21,7 @@ from models.unet import NoiseLevelEmbedding, PixelNorm
 
 BlockKind = Literal["plain", "naf"]
 DETAIL = 1.5  # standard deviation, in pixels, of what is too coarse for a detail
+TAPS = 13  # of that Gaussian, which ends at four standard deviations
 
 
 class Modulation(nn.Module):
@@ -238,15 +240,16 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
         out = self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
-        return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * _details(x_init) / s
+        return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * details(x_init) / s
 
 
-def _details(image: Tensor) -> Tensor:
-    """What a Gaussian of DETAIL pixels takes from an image (N, C, H, W); at the border its pixels are repeated."""
-    radius = round(4 * DETAIL)
-    taps = torch.arange(-radius, radius + 1, device=image.device, dtype=torch.float32)
-    taps = torch.softmax(-(taps**2) / (2 * DETAIL**2), 0).to(image.dtype).expand(image.shape[1], 1, 1, -1)
-    smooth = F.pad(image, [radius] * 4, mode="replicate")
-    for kernel in (taps, taps.mT):
-        smooth = F.conv2d(smooth, kernel, groups=image.shape[1])
-    return image - smooth
+def details(image: Tensor) -> Tensor:
+    """What a Gaussian of DETAIL pixels takes from an image (N, C, H, W), in float32; at the border pixels are repeated.
+
+    Under autocast, too: the difference of two bfloat16 images has few digits left.
+    """
+    from kornia.filters import gaussian_blur2d  # slow to import: a prediction alone does without
+
+    kind = image.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        return image.float() - gaussian_blur2d(image.float(), (TAPS, TAPS), (DETAIL, DETAIL), "replicate")

@@ -191,14 +191,16 @@ def test_the_slim_denoiser_sees_little_of_much_noise():
     assert torch.allclose(seen[0][:, :12].mean((1, 2, 3)), torch.tensor([0.1, 1.0]))  # sqrt(alpha_bar) r_t
 
 
-def test_the_slim_denoiser_can_be_an_unsharp_mask():
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "under autocast"])
+def test_the_slim_denoiser_can_be_an_unsharp_mask(precision):
     denoiser = SlimDenoiser((8, 12), (1, 1), embedding_channels=8)
     with torch.no_grad():
-        denoiser.unet.head.bias[:12], denoiser.unet.head.bias[12:] = 0.25, 0.6
+        denoiser.unet.head.bias[:12], denoiser.unet.head.bias[12:] = 0.25, 0.625  # bfloat16 numbers
     x_init, s = torch.rand(2, 3, 20, 24), torch.full((2, 1, 20, 24), 0.05)
     blurred = gaussian_blur2d(x_init, (13, 13), (1.5, 1.5), border_type="replicate")
-    r_0 = denoiser(torch.randn_like(x_init), x_init, torch.tensor([0.1, 1.0]), x_init, s)
-    expected = 0.25 + torch.tensor([0.9, 0.0]).view(-1, 1, 1, 1) * 0.6 * (x_init - blurred) / 0.05
+    with torch.autocast("cpu", precision, enabled=precision is torch.bfloat16):
+        r_0 = denoiser(torch.randn_like(x_init), x_init, torch.tensor([0.1, 1.0]), x_init, s)
+    expected = 0.25 + torch.tensor([0.9, 0.0]).view(-1, 1, 1, 1) * 0.625 * (x_init - blurred) / 0.05
     assert torch.allclose(r_0, expected, atol=1e-4)
 
 
