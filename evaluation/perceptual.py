@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from evaluation.backbones import read_backbone, sha256
 from evaluation.fidelity import IMAGE, MetricError, check_pair, full_precision, require_side
@@ -35,6 +36,16 @@ _SQUEEZENET = _Backbone("SqueezeNet", "squeezenet1_1", 17, _SHIPPED / "squeezene
 _VGG16 = _Backbone("VGG16", "vgg16", 16, flag="--vgg_backbone")
 _NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
 Net = Literal["alex", "squeeze", "vgg"]
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Within, layers start without random weights: where all are loaded, drawing VGG16's takes three seconds."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
 
 
 class Lpips:
@@ -67,7 +78,7 @@ class Lpips:
 
         import lpips  # takes seconds, and only this metric needs it
 
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), _NothingDrawn():
             warnings.simplefilter("ignore", UserWarning)  # lpips asks torchvision in words of before 0.13
             network = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, verbose=False)
         # lpips keeps feature layer 3 of torchvision as `slice2.3`.

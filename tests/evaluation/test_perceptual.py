@@ -67,7 +67,7 @@ def test_lpips_equals_the_package(net, file):
         assert expected > 0.01
 
 
-@pytest.mark.slow  # lpips draws VGG16's 138 million weights before they can be replaced
+@pytest.mark.slow  # the package draws VGG16's 138 million weights before they can be replaced
 @pytest.mark.filterwarnings("ignore::UserWarning:torchvision")
 def test_lpips_of_vgg_equals_the_package(features):
     ours = Lpips(features, net="vgg")
@@ -93,9 +93,11 @@ def test_without_vgg_its_metric_is_missing(no_network):
 @pytest.mark.parametrize("net", PUBLISHED)
 def test_lpips_gives_the_authors_values_in_silence_without_a_network(net, no_network, capsys):
     reference, far, near = (tensor(io.imread(EXAMPLE / f"{name}.png")[..., :3]) for name in ("ref", "p0", "p1"))
+    drawn = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lpips = Lpips(net=net)
+    assert torch.equal(torch.get_rng_state(), drawn), "a run with the metric draws other numbers than one without"
     assert lpips.reason is None and not no_network.exists()
     assert re.search(r"backbone sha256 (\w+)", lpips.recipe)[1] in (WEIGHTS / "README.md").read_text()
     values = lpips(torch.cat([far, near]), torch.cat([reference, reference]))
