@@ -1,13 +1,16 @@
 """The checkpoint that comes with the repository restores a really blurred photograph that comes with it."""
 
+import csv
 from pathlib import Path
 
+import pytest
 import torch
 
 import sample
 from data import images
 from models.checkpoints import load_pipeline
 from models.index import PRETRAINED
+from tests import golden
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
@@ -29,3 +32,25 @@ def test_a_really_blurred_photograph_gets_sharper(tmp_path):
     assert restored.shape == blurry.shape
     assert gradient_energy(restored) > 1.1 * gradient_energy(blurry)
     assert (restored - blurry).mean().abs() < 0.02  # but for the darkening that the card names
+
+
+@pytest.fixture(scope="module")
+def results():
+    return list(golden.restored())
+
+
+def test_it_makes_of_a_gopro_frame_what_it_made(results):
+    stored = {file.stem: images.read(file) for file in golden.GOLDEN.glob("*.png")}
+    made = {f"{Path(name).stem}_{of}": golden.crop(image) for name, of, image, _ in results}
+    assert len(stored) == 2
+    for name, image in stored.items():
+        assert (made[name].clamp(0, 1) - image).abs().max() <= 1.5 / 255, name  # a level, and the file's rounding
+
+
+def test_its_scores_of_each_image_are_those_that_are_stored(results):
+    with (golden.GOLDEN / "scores.csv").open(newline="") as file:
+        stored = [tuple(row.values()) for row in csv.DictReader(file)]
+    found = golden.scores(results)
+    assert [row[:2] for row in stored] == [row[:2] for row in found] and len(found) == 8
+    for row, (*_, psnr, lpips) in zip(stored, found, strict=True):
+        assert (float(row[2]), float(row[3])) == (pytest.approx(psnr, abs=0.005), pytest.approx(lpips, abs=5e-4)), row
