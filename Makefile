@@ -22,10 +22,10 @@ demo: $(VENV)/installed
 
 # The extras come with it, so that what they serve is tested, too.
 test: $(VENV)/extras
-	$(PY) -m pytest -n 2 -rs $(PYTEST)
+	$(PY) -m pytest -n 2 -rfEs $(PYTEST)
 
 test-slow: $(VENV)/extras
-	$(PY) -m pytest -n 2 -rs -m slow
+	$(PY) -m pytest -n 2 -rfEs -m slow
 
 # Small faults put into a copy of the program, one at a time: which of them does no test notice?
 mutate: $(VENV)/extras

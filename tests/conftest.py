@@ -1,6 +1,8 @@
 """What several tests stand on: places, an empty cache without a network, a folder to train in, a hostile pickle."""
 
 import os
+import secrets
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -10,9 +12,8 @@ from hypothesis import settings
 if "PYTEST_XDIST_WORKER" in os.environ:  # the tests share the cores; also what they start reads this
     os.environ["OMP_NUM_THREADS"] = "1"
 
-# The same examples in every run, so that a verdict depends on the code alone.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.load_profile("fixed")
+settings.register_profile("no deadline", deadline=None)  # the tests share the cores
+settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "tests" / "assets"
@@ -24,6 +25,17 @@ REASONS = ("CUDA device", "this GPU has no", "no Chromium")
 
 def pytest_addoption(parser):
     parser.addoption("--only-gpu-skips", action="store_true", help="fail where a test is skipped that needs no GPU")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Other examples in every run of hypothesis; the summary says by which seed."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(secrets.randbits(32))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"examples of --hypothesis-seed={config.getoption('hypothesis_seed')}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,18 +69,26 @@ def no_network(monkeypatch, tmp_path):
     return tmp_path / "cache" / "hub" / "checkpoints"
 
 
-@pytest.fixture
-def run_folder(no_network, tmp_path, monkeypatch):
-    """An empty folder with three small photographs and run.yaml, in which a test is; there is no network."""
+def draw_photographs(folder):
+    """Three small photographs, of noise, in the folder photos."""
     import torch
 
     from data import images
-    from tests.test_train import CONFIG
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
     generator = torch.Generator().manual_seed(0)
     for name in "abc":
-        images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+        images.write(folder / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+
+
+@pytest.fixture
+def run_folder(no_network, tmp_path, monkeypatch):
+    """An empty folder with three small photographs and run.yaml, in which a test is; there is no network."""
+    from tests.test_train import CONFIG
+
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()  # its service, an earlier test's, works in that test's folder
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    draw_photographs(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG)
     return tmp_path

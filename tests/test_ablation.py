@@ -2,19 +2,16 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from benchmarks.ablation import changed, table
+from benchmarks.ablation import changed, main, table
 from data import images
 
-ROOT = Path(__file__).parents[1]
-PLAN = ROOT / "benchmarks" / "ablation.yaml"
+PLAN = Path(__file__).parents[1] / "benchmarks" / "ablation.yaml"
 
 
 def test_an_arm_is_the_base_with_its_values_in_their_places():
@@ -44,33 +41,29 @@ def test_the_table_s_means_and_differences():
     assert (other["mean"], other["difference"]) == (3.75, 1.25) and other["low"] < 1.25 < other["high"]
 
 
-@pytest.mark.slow
-def test_from_photographs_to_plot(tmp_path):
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arms", [["base", "x0"], pytest.param(None, marks=pytest.mark.slow)], ids=["two arms", "all"])
+def test_from_photographs_to_plot(tmp_path, arms):
     generator = torch.Generator().manual_seed(0)
     for name in ("a", "b", "c"):
         images.write(tmp_path / "photos" / f"{name}.png", torch.rand(3, 96, 96, generator=generator))
     (tmp_path / "photos" / "train.txt").write_text("a.png\n")
     (tmp_path / "photos" / "test.txt").write_text("b.png\nc.png\n")
     plan = yaml.safe_load(PLAN.read_text()) | {"seeds": [0], "crop": 32, "frame": 48}
+    if arms is not None:
+        plan["settings"] = {"few": {"steps": 1}, "many": {"steps": 2}}
+        plan["base"]["data"] |= {"patch_size": 32, "batch_size": 2, "crops_per_image": 1}
+    plan["arms"] = {arm: plan["arms"][arm] for arm in arms or plan["arms"]}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.ablation",
-        "--photos",
-        tmp_path / "photos",
-        "--output",
-        tmp_path / "out",
-    ]
-    command += ["--arms", tmp_path / "plan.yaml", "--teraflop", "0.001"]  # a step or so
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    folders = str(tmp_path / "photos"), str(tmp_path / "out"), str(tmp_path / "plan.yaml")
+    main(*folders, teraflop=0.001)  # a step or so
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert [row["arm"] for row in found["rows"]] == list(plan["arms"])
     with open(tmp_path / "out" / "ablation.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(plan["arms"])
     assert images.read(tmp_path / "out" / "ablation.png").shape[0] == 3
     before = (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    main(*folders, teraflop=0.001)
     assert (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns == before
-    again = subprocess.run([*command, "--teraflop", "0.002"], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 2 and "is of another plan" in again.stderr
+    with pytest.raises(ValueError, match="is of another plan"):
+        main(*folders, teraflop=0.002)

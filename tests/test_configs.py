@@ -55,7 +55,7 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_stages_of_the_large_model_go_together_and_step(tmp_path):
-    """Each stage takes a step on a CPU, on a small crop, from what the stage before left."""
+    """Each stage takes a step, in narrow networks and on a small crop, from what the stage before left."""
     names, before = ("predictor", "refine", "finish"), None
     for side in ("blur", "sharp"):
         images.write(tmp_path / "pairs" / side / "a.png", torch.rand(3, 64, 64))
@@ -65,7 +65,9 @@ def test_the_stages_of_the_large_model_go_together_and_step(tmp_path):
         flags = [f"--trainer.default_root_dir={root}", data, data.replace("train", "val"), "--trainer.max_steps=1"]
         flags += ["--trainer.val_check_interval=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
         flags += [f"--data.{value}" for value in small]
+        flags += ["--model.predictor.widths=[8, 12]", "--model.predictor.blocks=[1, 1]"]
         if before is not None:
+            flags += ["--model.denoiser.widths=[8, 12]", "--model.denoiser.blocks=[1, 1]"]
             flags += [f"--model.init_from={before}", "--model.validation.steps=1"]
         config = CONFIGS[0].parent / "pretrained_base" / f"{name}.yaml"
         assert train.main(["fit", "--config", str(config), *flags]) == 0

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -31,6 +30,7 @@ from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
+from tests import processes
 from tests.evaluation.toy import Processes
 
 ROOT = Path(__file__).parents[1]
@@ -76,13 +76,15 @@ def flags(given: dict) -> list[str]:
 
 
 def run(given: dict, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, ROOT / "evaluate.py", *flags(given)],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        timeout=300,
-    )
+    return processes.run("evaluate.py", flags(given), environment)
+
+
+def start_without_torch(given: dict, folder: Path) -> subprocess.CompletedProcess:
+    """In a process that ends where it imports torch."""
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def rows(output: Path) -> list[dict]:
@@ -408,15 +410,13 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
     ],
 )
 def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said):
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    wrong = run(arguments(place, tmp_path / "out") | changed, PYTHONPATH=str(tmp_path))
+    wrong = start_without_torch(arguments(place, tmp_path / "out") | changed, tmp_path)
     assert wrong.returncode == 2 and said in wrong.stderr and "torch was imported" not in wrong.stderr
     assert "Traceback" not in wrong.stderr and not (tmp_path / "out").exists()
 
 
 def test_help_comes_before_torch(tmp_path):
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    asked = run({"help": ""}, PYTHONPATH=str(tmp_path))
+    asked = start_without_torch({"help": ""}, tmp_path)
     assert asked.returncode == 0 and "--lpips_backbone" in asked.stdout
 
 
@@ -499,26 +499,37 @@ def test_the_report_names_what_was_screened_out(place, tmp_path):
     }
 
 
+def test_two_processes_share_a_grid_of_two_settings(place, tmp_path):
+    (tmp_path / "grid.yaml").write_text("product: {steps: [1, 3]}")
+    given = {name: arguments(place, tmp_path / name, grid=tmp_path / "grid.yaml") for name in ("one", "two")}
+    score(given["one"])
+    done = processes.torchrun("evaluate.py", flags(given["two"]))
+    assert [process.returncode for process in done] == [0, 0], done
+    assert ["wrote " in process.stdout for process in done] == [True, False]
+    one, two = (each(tmp_path / name) for name in given)
+    assert [line["setting"] for line in two] == [line["setting"] for line in one] and len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert (a["psnr"], a["lpips"]) == (pytest.approx(b["psnr"], abs=1e-5), pytest.approx(b["lpips"], abs=1e-5))
+    assert len(list((tmp_path / "two" / "journal").glob("scores_*.jsonl"))) == 2
+
+
 # Stopping, and one process per folder
 
 
 def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):
     (tmp_path / "grid.yaml").write_text("product: {schedule: log_snr, steps: [20000, 2]}")
     given = arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml", limit=1)
-    command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = processes.Command("evaluate.py", flags(given))
     journal = tmp_path / "out" / "journal" / "scores_0.jsonl"
-    deadline = time.monotonic() + 300
-    while not (journal.is_file() and journal.read_bytes().count(b"\n") == 13):  # all rows but the two settings
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    # All rows but the two settings.
+    processes.until(lambda: journal.is_file() and journal.read_bytes().count(b"\n") == 13, process)
     second = run(given)
     assert second.returncode == 2 and second.stderr.count("\n") == 1
     assert second.stderr.startswith(f"evaluate.py: error: another run (pid {process.pid}) uses {tmp_path / 'out'}")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert said.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
+    first = process.wait()
+    assert first.returncode == 130 and "Traceback" not in first.stderr
+    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
     score(given)
     assert [line["setting"] for line in rows(tmp_path / "out")][-2:] == ["ddim 3", "ddim 2"]

@@ -1,7 +1,6 @@
 """Whole runs of evaluate.py that are killed, or spread over processes: minutes, so marked slow."""
 
 import csv
-import multiprocessing
 import os
 import random
 import signal
@@ -12,18 +11,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tests.processes import CONTEXT
 from tests.test_evaluate import ROOT, arguments, flags, place, score  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.slow
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 5, 9, 40], blend: [0.5, 1.0]}\n"
-LOADED = ("evaluate", "models.checkpoints", "evaluation.report", "evaluation.results", "lightning.fabric", "lpips")
 
 
 def start(given: dict):
     """An evaluation in a process forked from a server that has its imports done."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.one_thread", *LOADED])
-    process = context.Process(target=score, args=(given,))
+    process = CONTEXT.Process(target=score, args=(given,))
     process.start()
     return process
 

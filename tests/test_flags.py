@@ -205,15 +205,15 @@ def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
 
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
-    """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.92 for tiles alone."""
+    """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.914 for tiles alone."""
     monkeypatch.setattr("models.tiling.used_memory", lambda device: 2_900_000_000)
-    images.write(tmp_path / "large.png", torch.rand(3, 600, 600))
+    images.write(tmp_path / "large.png", torch.rand(3, 420, 420))
 
     def of_large(args):
         return sample.main([str(tmp_path / "large.png"), *args, "--checkpoint", "checkpoint", "--steps", "1"])
 
-    whole, limited, least = (called(of_large, *flags) for flags in ([], ["--memory", "2.92"], ["--memory", "2.901"]))
-    assert whole.seen["denoiser"][-1][-1] == 600 > limited.seen["denoiser"][-1][-1] and limited.code == 0
+    whole, limited, least = (called(of_large, *flags) for flags in ([], ["--memory", "2.914"], ["--memory", "2.901"]))
+    assert whole.seen["denoiser"][-1][-1] == 420 > limited.seen["denoiser"][-1][-1] and limited.code == 0
     assert least.code == 1 and "does not fit into --memory: give" in least.said
 
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
 from tests.conftest import ASSETS
 from tests.models.test_pipeline import tiny_pipeline
+from tests.processes import Command, torchrun, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -276,18 +276,17 @@ def test_memory_that_is_too_little_for_an_image_is_one_sentence(checkpoint, tmp_
 def test_ctrl_c_stops_between_whole_files(checkpoint, tmp_path):
     for i in range(15):
         images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
-    command = [sys.executable, str(ROOT / "sample.py"), str(tmp_path / "in"), "--checkpoint", str(checkpoint)]
-    command += ["--output", str(tmp_path / "out"), "--steps", "20", "--batch_size", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and len(list((tmp_path / "out").glob("*.png"))) < 3:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130 and "Traceback" not in errors
-    done = int(re.search(r"sample.py: stopped, (\d+) done; run again to go on", errors)[1])
+    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
+    command += ["--steps", "20", "--batch_size", "1"]
+    process = Command("sample.py", command)
+    until(lambda: len(list((tmp_path / "out").glob("*.png"))) >= 3, process)
+    process.send_signal(signal.SIGINT)
+    ended = process.wait()
+    assert ended.returncode == 130 and "Traceback" not in ended.stderr
+    done = int(re.search(r"sample.py: stopped, (\d+) done; run again to go on", ended.stderr)[1])
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())) in (done, done + 1)
     assert done >= 2 and not list((tmp_path / "out").glob(".*part*"))
-    assert sample.main(command[2:]) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15
+    assert sample.main(command) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15
 
 
 def test_real_captured_pictures_go_through(checkpoint, tmp_path):
@@ -337,18 +336,18 @@ def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpo
 def test_killed_in_the_middle_and_started_again(checkpoint, tmp_path):
     for i in range(15):
         images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
-    command = [sys.executable, str(ROOT / "sample.py"), str(tmp_path / "in"), "--checkpoint", str(checkpoint)]
-    command += ["--output", str(tmp_path / "out"), "--steps", "20"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and len(list((tmp_path / "out").glob("*.png"))) < 3:
-            time.sleep(0.01)
-        process.kill()
+    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
+    command += ["--steps", "20"]
+    process = Command("sample.py", command)
+    until(lambda: len(list((tmp_path / "out").glob("*.png"))) >= 3, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait().returncode == -signal.SIGKILL
     files = list((tmp_path / "out").glob("*.png"))
     assert 3 <= len(files) < 15
     for file in files:
         images.read(file)  # whole, or ImageError
     first = files[0].stat().st_mtime_ns
-    assert sample.main(command[2:]) == 0
+    assert sample.main(command) == 0
     assert len(list((tmp_path / "out").glob("*.png"))) == 15 and files[0].stat().st_mtime_ns == first
 
 
@@ -467,14 +466,16 @@ def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path):
     assert 3 < fields < 7.5
 
 
-def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path, monkeypatch):
+def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path):
     run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "one")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, count in (("0", 2), ("1", 3)):
-        monkeypatch.setenv("RANK", rank)
-        run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "two")
-        assert len(restored(tmp_path / "two")) == count
+    command = [photos, "--checkpoint", checkpoint, "--output", tmp_path / "two", "--steps", "2"]
+    done = torchrun("sample.py", command)
+    assert [(process.returncode, "Traceback" in process.stderr) for process in done] == [(0, False)] * 2
+    shares = [int(re.search(r"wrote (\d+) of", process.stdout + process.stderr)[1]) for process in done]
+    assert sorted(shares) == [1, 2]
     assert restored(tmp_path / "two") == restored(tmp_path / "one")
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("one", "two")]
+    assert manifests[0].keys() == manifests[1].keys() and len(manifests[0]) == 3
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """An evaluation that is killed at random moments and started again ends like one that was not."""
 
 import csv
-import multiprocessing
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ from evaluation.results import write_results
 from evaluation.scoring import CONTROLS
 from models.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Processes, Toy, results
+from tests.processes import CONTEXT
 
 SIZES = [(16, 12), (24, 20), (16, 12), (16, 12), (24, 20), (16, 12)]
 SETTINGS = [SamplingSettings(steps=steps, num_samples=samples) for steps in (2, 5, 7) for samples in (1, 2)]
@@ -34,9 +34,7 @@ def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None
 
 def start(*arguments):
     """A process forked from a server that has imported all this and done nothing yet."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.one_thread", __name__])
-    process = context.Process(target=work, args=arguments)
+    process = CONTEXT.Process(target=work, args=arguments)
     process.start()
     return process
 
@@ -78,7 +76,7 @@ def test_several_processes_at_once_end_the_same(tmp_path, count):
     (tmp_path / "shared").mkdir()
     work(tmp_path / "whole", 0)
     Journal(tmp_path / "shared" / "journal", {"recipe": {name: m.recipe for name, m in METRICS.items()}})
-    barrier = multiprocessing.get_context("forkserver").Barrier(count)
+    barrier = CONTEXT.Barrier(count)
     processes = [start(tmp_path / "shared", 0.005, (rank, count), barrier.wait) for rank in range(count)]
     for process in processes:
         process.join(300)

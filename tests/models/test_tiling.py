@@ -51,12 +51,11 @@ def test_the_slim_receptive_field_is_enough(block, widths, blocks, unshuffle):
     assert max(seen_above, seen_below) <= network.receptive_field < min(seen_above, seen_below) + 2 * network.stride
 
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++"])
-@pytest.mark.parametrize("size", [(301, 277), (129, 400)])
+@pytest.mark.parametrize(("sampler", "size"), [("ddim", (301, 277)), ("ddpm", (129, 400)), ("dpmsolver++", (129, 260))])
 def test_tiled_equals_whole(sampler, size):
     pipeline = tiny_pipeline()
     blurry = torch.rand(1, 3, *size)
-    settings = SamplingSettings(sampler, steps=4)
+    settings = SamplingSettings(sampler, steps=3)
     whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
     tiled = pipeline(blurry, settings, output_type="pt", tile=128, predictor_tile=128)
     assert whole.images.std() > 0.1
@@ -80,6 +79,7 @@ def test_a_smaller_halo_would_show():
 
 
 def test_u2net_in_blended_tiles_shows_no_seam():
+    torch.manual_seed(0)
     predictor = U2NetPredictor("lite").eval()
     for k in range(1, 7):
         torch.nn.init.normal_(predictor.get_submodule(f"side{k}").weight, std=0.12)

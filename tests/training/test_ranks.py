@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,12 @@ import torch
 from lightning.pytorch import Callback
 
 import train
+from tests.processes import torchrun
 from tests.test_train import FLOW, weights
-from tests.training.test_resume import COMMAND, CONTEXT, child, every_two_batches, logged, run  # noqa: F401 (a fixture)
+from tests.training.test_resume import COMMAND, config, logged, run  # noqa: F401 (a fixture)
 from training.resume import read_checkpoint
 
+pytestmark = pytest.mark.xdist_group("processes")
 # Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.
 EXACT = ["--model.predictor.init_args.dropout", "0", "--model.lr", "1e-3", "--model.warmup_steps", "0"]
 
@@ -36,24 +37,9 @@ class Fate(Callback):
 
 
 def ranks(*arguments, **environment):
-    """Exit codes of two processes that train together, started as torchrun starts them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    shared |= {name: os.environ[name] for name in ("TORCH_HOME", "https_proxy")} | environment
-    command = [*COMMAND, *map(str, arguments), "--trainer.strategy", "ddp", "--trainer.devices", "2"]
-    processes = []
-    for rank in "01":
-        own = shared | {"RANK": rank, "LOCAL_RANK": rank}
-        processes.append(CONTEXT.Process(target=child, args=(os.getcwd(), command, own, None)))
-        processes[-1].start()
-    for process in processes:
-        process.join(120)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    return codes
+    """Exit codes of two processes that train together."""
+    command = [*COMMAND, *arguments, "--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    return [done.returncode for done in torchrun("train.py", command, environment)]
 
 
 def distance(one, other):

@@ -1,7 +1,6 @@
 """Runs that are killed, and resumed by the same command: real processes, real signals, real files."""
 
 import csv
-import multiprocessing
 import os
 import pickle
 import random
@@ -9,19 +8,19 @@ import resource
 import shutil
 import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import train
-from tests.conftest import Hostile
+from tests import processes
+from tests.conftest import Hostile, draw_photographs
 from tests.test_train import CONFIG, weights
 from training.resume import read_checkpoint
 
+pytestmark = pytest.mark.xdist_group("processes")
 COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
 
 
@@ -41,52 +40,32 @@ class Signal(Callback):
             os.killpg(0, getattr(signal, self.signal))
 
 
+def every_two_steps():
+    """Validation, of two images, and a checkpoint after two steps."""
+    often = CONFIG.replace("val_check_interval: 3", "val_check_interval: 2\n  limit_val_batches: 2")
+    Path("run.yaml").write_text(often + "gates: {images: 1}\n")
+
+
 @pytest.fixture(autouse=True)
-def every_two_batches(run_folder):
-    """Validation and a checkpoint after two steps."""
-    (run_folder / "run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
+def config(run_folder):
+    every_two_steps()
 
 
-def child(folder, arguments, environment, fatal):
-    """A run in a process of its own; `fatal` = (name in os, n, seconds): killed so long after its n-th call."""
-    multiprocessing.set_start_method("fork", force=True)  # as in a run of its own
-    # Forked, torch makes its pool of threads anew at the next call, and not safely where several threads call first.
-    torch.set_num_threads(1)
-    os.setsid()  # a process group of its own, with its loader's workers
-    os.chdir(folder)
-    os.environ.update(environment)
-    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # as Lightning finds it when it is imported
-    if fatal is not None:
-        name, left, seconds = fatal
-        original = getattr(os, name)
-
-        def counted(*args):
-            nonlocal left
-            left -= 1
-            if left == 0 and seconds:
-                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            elif left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args)
-
-        setattr(os, name, counted)
-    os._exit(train.main(arguments))
-
-
-# Every run is forked from a process that has imported all and computed nothing.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.one_thread", "tests.training.test_resume"])
-os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # that process does not get this one's sys.path
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        draw_photographs(folder)
+        every_two_steps()
+        assert run("run") == 0
+    return folder / "run"
 
 
 def run(*arguments, fatal=None, **environment):
     """Exit code of the command in a process; negative: the signal that ended it."""
-    keep = {name: os.environ[name] for name in ("TORCH_HOME", "https_proxy")}
-    arguments = (os.getcwd(), [*COMMAND, *map(str, arguments)], keep | environment, fatal)
-    process = CONTEXT.Process(target=child, args=arguments)
-    process.start()
-    process.join(300)
-    return process.exitcode
+    return processes.run("train.py", [*COMMAND, *arguments], environment, fatal).returncode
 
 
 def logged(root):
@@ -121,15 +100,14 @@ def test_a_run_without_validation_has_its_checkpoints(without):
         assert read_checkpoint(Path("run/checkpoints") / f"{name}.ckpt")["global_step"] == step
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(workers):
-    flags = ["--data.num_workers", workers]
-    assert run("whole", *flags) == 0
-    # While an archive is not yet on the disk (0 workers) or has no name yet (2), then between two renames.
-    assert run("parts", *flags, fatal=("fsync", 5 if workers == "0" else 6, 0)) == -signal.SIGKILL
-    assert run("parts", *flags, fatal=("replace", 3, 0)) == -signal.SIGKILL
-    assert run("parts", *flags) == 0
-    same("whole", "parts")
+def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(whole):
+    two = ["--data.num_workers", "2"]
+    # While an archive is not yet on the disk, while it has no name yet, then between two renames.
+    assert run("parts", fatal=("fsync", 5, 0)) == -signal.SIGKILL
+    assert run("parts", *two, fatal=("fsync", 6, 0)) == -signal.SIGKILL
+    assert run("parts", fatal=("replace", 3, 0)) == -signal.SIGKILL
+    assert run("parts", *two) == 0
+    same(whole, "parts")
 
 
 @pytest.mark.slow
@@ -149,20 +127,19 @@ def test_killed_at_ten_random_moments(workers):
 @pytest.mark.parametrize(
     ("name", "moment", "workers"),
     [
-        ("SIGTERM", "step 3", "2"),
         ("SIGTERM", "validation 4", "0"),
         ("SIGINT", "step 3", "2"),
-        ("SIGINT", "validation 4", "2"),
+        pytest.param("SIGTERM", "step 3", "2", marks=pytest.mark.slow),
+        pytest.param("SIGINT", "validation 4", "2", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_all_processes_saves_and_the_same_command_resumes(name, moment, workers):
+def test_a_signal_to_all_processes_saves_and_the_same_command_resumes(whole, name, moment, workers):
     flags = ["--data.num_workers", workers, "--trainer.callbacks+", "tests.training.test_resume.Signal"]
-    assert run("whole") == 0
     assert run("parts", *flags, SIGNAL_AT=f"{name} {moment}") == 128 + getattr(signal, name)
     step = int(moment.split()[1])
     assert read_checkpoint(Path("parts/checkpoints/last.ckpt"))["global_step"] == (4 if step == 3 else step)
     assert run("parts") == 0
-    same("whole", "parts")
+    same(whole, "parts")
 
 
 @pytest.fixture

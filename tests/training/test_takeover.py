@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import Callback
 
 import train
-from data import images
 from tests.base.test_files import holder
+from tests.conftest import draw_photographs
 from tests.test_train import CONFIG
 from training.resume import changed_settings, read_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
-EARLY = ["--trainer.max_steps", "4", "--scores.panels", "0", "--gates.images", "0"]
+EARLY = ["--trainer.max_steps", "4", "--gates.images", "0", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 
 
@@ -25,9 +25,7 @@ def started(tmp_path_factory):
     folder = tmp_path_factory.mktemp("started")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        generator = torch.Generator().manual_seed(0)
-        for name in "abc":
-            images.write(Path("photos") / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+        draw_photographs(folder)
         Path("run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
         assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
     return folder / "run"

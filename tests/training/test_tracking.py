@@ -46,7 +46,6 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
     Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
-    wandb.teardown()  # its service may be an earlier test's and work in that test's folder
     assert train.main([*FIT, "--scores.panels", "1"]) == 0
     wandb.teardown()  # as at the end of a process: all is on the disk
     (log,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
