@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from data.images import ImageFile
     from models.pipeline import DeblurOutput, DeblurPipeline
 
-CPU_MEMORY = 3.5  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
-CPU_PIXELS = 24_000_000  # that are restored in CPU_MEMORY; each more takes seven floats of three channels
 DETAIL = 480  # side in pixels of what a comparison shows at full size
 STOPPED = "stopped, {} done; run again to go on"
 
@@ -86,7 +84,7 @@ class _Run:
         # Not above: these take seconds, and what is wrong with a command line is found without them.
         from models.checkpoints import checkpoint_hash, load_pipeline
         from models.devices import choose_device, resolve_precision
-        from models.memory import used_memory
+        from models.memory import require_memory
 
         self.options, self.outputs = options, outputs
         self.rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -98,11 +96,7 @@ class _Run:
         self.settings, preset = _settings(self.pipeline, options, numbers)
         if options.compile:
             self.pipeline.compile()
-        if options.memory and 1e9 * options.memory <= (used := used_memory(place)):
-            raise ValueError(
-                f"--memory {options.memory:g} is less than the program itself takes, {used / 1e9:.2f} GB:"
-                f" give --memory {used / 1e9 + 0.5:.1f} or more"
-            )
+        require_memory(options.memory, place)
         name = source if options.checkpoint else PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
         self.title = f"{name}{preset and f', {preset}'}: {self.settings}; {place}, {precision}; "
         self.found = {"checkpoint": name, "preset": preset or None, "device": str(place)}
@@ -169,17 +163,15 @@ class _Run:
         Images that turn out to differ in size, and those that do not fit into memory together, are run apart; a
         sentence stands for the output of one that does not fit by itself.
         """
-        from models.memory import is_out_of_memory
-        from models.tiling import TooLittleMemory
+        from models.tiling import TooLittleMemory, refusal
 
         out, start = None, time.perf_counter()
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
             try:
                 out = self._run(loaded)
-            except TooLittleMemory as error:
-                out = f"does not fit into --memory: give {error.needed / 1e9 + 0.05:.1f} or more"
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+            except (TooLittleMemory, MemoryError, RuntimeError) as error:
+                out = refusal(error, *loaded[0][2].pixels.shape[-2:])
+                if out is None:
                     raise
         if not hasattr(out, "images") and len(loaded) > 1:
             for half in (loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]):
@@ -187,15 +179,13 @@ class _Run:
             return
         seconds = (time.perf_counter() - start) / max(1, len(loaded))
         for i, one in enumerate(loaded):
-            if out is None:
-                height, width = one[2].pixels.shape[-2:]
-                out = f"does not fit into memory ({width} x {height} pixels): lower --memory"
             yield one, out if isinstance(out, str) else _part(out, i, len(loaded)), seconds
 
     def _run(self, loaded: list[tuple[Path, Path, ImageFile]]) -> DeblurOutput:
         import torch
 
         from base.progress import counted
+        from models.memory import allowed_memory
 
         pixels = torch.stack([image.pixels for _, _, image in loaded])
         return self.pipeline(
@@ -207,15 +197,8 @@ class _Run:
             progress=counted(self.bar, len(loaded)),
             tile=self.options.tile,
             predictor_tile=self.options.predictor_tile,
-            memory=self._memory(pixels.shape[-2] * pixels.shape[-1]),
+            memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
         )
-
-    def _memory(self, size: int) -> int | None:
-        """Bytes that the process may hold while it restores images of so many pixels; None: what is free decides."""
-        if self.options.memory is None and self.pipeline.device.type != "cpu":
-            return None
-        more = 7 * 12 * max(0, size - CPU_PIXELS)
-        return int(1e9 * self.options.memory) if self.options.memory else int(1e9 * CPU_MEMORY) + more
 
     def _write(self, path: Path, target: Path, image: ImageFile, out: DeblurOutput, seconds: float) -> None:
         """Write one restoration, all that goes with it, and its entry in the manifest."""
@@ -225,8 +208,8 @@ class _Run:
 
         start, options = time.perf_counter(), self.options
         self._say_title(path, out.tiles)
-        if image.frames > 1:
-            self._say(path, f"has {image.frames} frames, the first is restored")
+        for remark in image.remarks:
+            self._say(path, remark)
         if options.format is None and not self._is_file() and target.suffix != path.suffix:
             self._say(path, f"is written as {target.name}")
         wrong = faults(out.images[0], out.predictions[0], image.pixels) if self.settings.blend > 0 else []

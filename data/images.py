@@ -59,6 +59,11 @@ class ImageFile:
     frames: int = 1
 
     @property
+    def remarks(self) -> list[str]:
+        """What is said, after the file's name, of what is not restored."""
+        return [f"has {self.frames} frames, the first is restored"] if self.frames > 1 else []
+
+    @property
     def values(self) -> Tensor:
         """(3, H, W) float32 in [0, 1]."""
         return self.pixels.float().div_(torch.iinfo(self.pixels.dtype).max)

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLE = 128  # side of the part of an image that is measured
 COPIES = 3 / 2  # what convolutions copy inside is shown by no tensor
+CPU_MEMORY = 3.5  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
+CPU_PIXELS = 24_000_000  # that are restored in CPU_MEMORY; each more takes seven floats of three channels
 
 
 class Footprint:
@@ -65,6 +67,26 @@ def used_memory(device: torch.device) -> int:
     if not statm.is_file():
         return 1024**3  # about what Python with torch takes, and a photograph
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def allowed_memory(gigabytes: float | None, size: int, device: torch.device) -> int | None:
+    """Bytes that the process may hold while it restores images of so many pixels together; None: what is free decides.
+
+    Args:
+        gigabytes: what --memory says; None for its default.
+    """
+    if gigabytes:
+        return int(1e9 * gigabytes)
+    return None if device.type != "cpu" else int(1e9 * CPU_MEMORY) + 7 * 12 * max(0, size - CPU_PIXELS)
+
+
+def require_memory(gigabytes: float | None, device: torch.device) -> None:
+    """ValueError where what --memory says, if it says anything, is less than the program itself takes."""
+    if gigabytes and 1e9 * gigabytes <= (used := used_memory(device)):
+        raise ValueError(
+            f"--memory {gigabytes:g} is less than the program itself takes, {used / 1e9:.2f} GB:"
+            f" give --memory {used / 1e9 + 0.5:.1f} or more"
+        )
 
 
 def give_back() -> None:

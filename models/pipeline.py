@@ -24,6 +24,7 @@ from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
 from models.unet import UNet
 
+Keep = Callable[[Literal["x_init", "s", "r_0"], Tensor], None]
 _NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
 
 
@@ -191,6 +192,7 @@ class DeblurPipeline(ConfigMixin):
         predictor_tile: int | None = None,
         memory: int | None = None,
         preset: str | None = None,
+        keep: Keep | None = None,
     ) -> DeblurOutput:
         """Restore one image or a batch of images of one size.
 
@@ -204,6 +206,8 @@ class DeblurPipeline(ConfigMixin):
             predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
+            keep: is handed, by name, what `blended` makes the images of, to be copied at once: x_init, then s, then
+                r_0 of each sample in turn; with blend 0 x_init alone.
 
         Raises:
             ValueError: images of different sizes, of a shape, type or range that is not known, an unknown output_type
@@ -223,7 +227,7 @@ class DeblurPipeline(ConfigMixin):
         del batch
         prediction = self._predict(blurry, predictor_tile, memory)
         settings = [settings or self.default_settings]
-        [output] = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory)
+        [output] = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory, keep)
         output.tiles = {name: tiling.side(blurry) for name, tiling in self._tilings.items()}
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
@@ -282,6 +286,7 @@ class DeblurPipeline(ConfigMixin):
         progress: Callable[[Iterable], Iterable],
         tile: int | None = None,
         memory: int | None = None,
+        keep: Keep | None = None,
     ) -> list[DeblurOutput]:
         """`refine_shared` of images in [-1, 1]. One of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
         names = [""] * len(blurry) if names is None else names
@@ -293,11 +298,15 @@ class DeblurPipeline(ConfigMixin):
         one.check(self.flow)
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        if keep is not None:
+            keep("x_init", x_init)
         if one.blend > 0:
             s = self.scale(prediction, blurry)
+            if keep is not None:
+                keep("s", s)
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
             denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
-        collected = [_Samples(setting) for setting in settings]
+        collected = [Samples(setting) for setting in settings]
         for k in range(K):
             wanted = [samples for samples in collected if k < samples.setting.num_samples]
             if one.blend == 0:
@@ -310,11 +319,12 @@ class DeblurPipeline(ConfigMixin):
                 r_0 = sample_residual(denoiser, blurry, x_init, scheduler, one.eta, *shared)
             else:
                 r_0 = sample_flow(denoiser, blurry, x_init, self.flow, one.steps, *shared)
+            if keep is not None:
+                keep("r_0", r_0)
             for samples in wanted:
                 last = samples is wanted[-1]  # which needs no copy of r_0
-                part = r_0.mul_(samples.setting.blend) if last else r_0 * samples.setting.blend
-                samples.add(_to_world(add_residual(x_init, part, s)))
-            del r_0, part
+                samples.add(blended(x_init, r_0, s, samples.setting.blend, in_place=last))
+            del r_0
         predictions = _to_world(x_init)
         return [
             DeblurOutput(
@@ -324,24 +334,40 @@ class DeblurPipeline(ConfigMixin):
         ]
 
 
-class _Samples:
-    """The images of one setting out of samples that come one by one, each (N, 3, H, W)."""
+def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_place: bool = False) -> Tensor:
+    """The restored images (N, 3, H, W) in [0, 1], clipped: x_init + s blend r_0. With blend 0 they are the prediction.
+
+    Args:
+        x_init: the prediction in [-1, 1].
+        r_0: a sample of the scaled residual.
+        s: its scale (N, 1, H, W).
+        blend: a number from 0 to 1, or a map of them (H, W).
+        in_place: r_0 may be overwritten, for a tensor less.
+    """
+    return _to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
+
+
+class Samples:
+    """The images of one setting out of samples that come one by one, each (N, 3, H, W) in [0, 1]."""
 
     def __init__(self, setting: SamplingSettings):
         self.setting, self.kept, self.moments = setting, [], _Moments()
 
     def add(self, x: Tensor) -> None:
+        """Take the next sample."""
         if self.setting.num_samples > 1:
             self.moments.add(x)
         if self.setting.num_samples == 1 or not self.setting.average:
             self.kept.append(x)
 
     def images(self) -> Tensor:
+        """(N * num_samples, 3, H, W), all samples of the first image first; (N, 3, H, W) if averaged."""
         if len(self.kept) > 1:
             return torch.stack(self.kept, dim=1).flatten(0, 1)
         return self.kept[0] if self.kept else self.moments.mean
 
     def std(self) -> Tensor | None:
+        """Standard deviation over the samples (N, 3, H, W); None for one sample."""
         return self.moments.std() if self.setting.num_samples > 1 else None
 
 

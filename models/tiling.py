@@ -29,6 +29,15 @@ class TooLittleMemory(ValueError):
         self.needed = needed
 
 
+def refusal(error: BaseException, height: int, width: int) -> str | None:
+    """What is said, after its name, of an image whose restoration ended so; None where memory is not the reason."""
+    if isinstance(error, TooLittleMemory):
+        return f"does not fit into --memory: give {error.needed / 1e9 + 0.05:.1f} or more"
+    if is_out_of_memory(error):
+        return f"does not fit into memory ({width} x {height} pixels): lower --memory"
+    return None
+
+
 class Tiling:
     """Calls a function of images tile by tile, with a core size found once.
 

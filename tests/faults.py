@@ -628,11 +628,7 @@ FAULTS = [
     *_of(
         "sample.py",
         "test_flags.py test_sample.py",
-        (
-            "--memory is ignored",
-            "return int(1e9 * self.options.memory) if self.options.memory else int(",
-            "return int(",
-        ),
+        ("--memory is ignored", "allowed_memory(self.options.memory,", "allowed_memory(None,"),
         ("--seed is ignored", "            self.options.seed,\n", "            0,\n"),
         ("--tile is ignored", "            tile=self.options.tile,", "            tile=None,"),
         ("--predictor_tile is ignored", "predictor_tile=self.options.predictor_tile,", "predictor_tile=None,"),
