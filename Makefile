@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-.PHONY: demo test test-slow mutate lint gpu-check
+.PHONY: demo web test test-slow mutate lint gpu-check
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
@@ -19,6 +19,10 @@ demo: $(VENV)/installed
 	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and images (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
+
+# A page at http://127.0.0.1:7860; Ctrl-C ends it.
+web: $(VENV)/installed
+	$(PY) app.py
 
 # The extras come with it, so that what they serve is tested, too.
 test: $(VENV)/extras

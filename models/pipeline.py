@@ -311,7 +311,7 @@ class DeblurPipeline(ConfigMixin):
             wanted = [samples for samples in collected if k < samples.setting.num_samples]
             if one.blend == 0:
                 for samples in wanted:
-                    samples.add(_to_world(x_init))
+                    samples.add(to_world(x_init))
                 continue
             shared = [noise_generator(seed, name, k) for name in names], s, progress, tiling
             if self.flow is None:
@@ -325,7 +325,7 @@ class DeblurPipeline(ConfigMixin):
                 last = samples is wanted[-1]  # which needs no copy of r_0
                 samples.add(blended(x_init, r_0, s, samples.setting.blend, in_place=last))
             del r_0
-        predictions = _to_world(x_init)
+        predictions = to_world(x_init)
         return [
             DeblurOutput(
                 images=samples.images(), predictions=predictions, std=samples.std(), expected_error=expected_error
@@ -344,7 +344,7 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_pl
         blend: a number from 0 to 1, or a map of them (H, W).
         in_place: r_0 may be overwritten, for a tensor less.
     """
-    return _to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
+    return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
 class Samples:
@@ -394,6 +394,6 @@ def _to_network(x: Tensor) -> Tensor:
     return (x.float() * 2).sub_(1)
 
 
-def _to_world(x: Tensor) -> Tensor:
+def to_world(x: Tensor) -> Tensor:
     """[-1, 1] -> [0, 1], clipped."""
     return (x + 1).div_(2).clamp_(0, 1)

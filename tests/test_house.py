@@ -7,10 +7,11 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("base", "models", "data", "evaluation", "training", "tools")
+PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web")
 ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | {"base": {"base"}}
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
+ALLOWED["web"] = {"base", "web", "data", "models"}
 MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "guard", "flow"},
@@ -63,6 +64,12 @@ def test_only_training_imports_lightning_and_evaluation_its_processes():
     for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
         uses = any(name.split(".")[0] in ("lightning", "pytorch_lightning") for name in imports(path))
         assert not uses or path in may, f"{path.relative_to(ROOT)} imports lightning"
+
+
+def test_only_the_page_imports_gradio():
+    for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
+        uses = any(name.split(".")[0] == "gradio" for name in imports(path))
+        assert not uses or path.parent.name == "web", f"{path.relative_to(ROOT)} imports gradio"
 
 
 def test_models_import_nothing_of_the_compiler_s_inside():

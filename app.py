@@ -1,0 +1,140 @@
+"""A local page to restore photographs and to compare before and after in a browser.
+
+python app.py
+python app.py --checkpoint runs/demo/checkpoint --port 8000
+python app.py --host 0.0.0.0 --auth name:password
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentError
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal, get_type_hints
+
+from base.command_line import STRICT, descriptions, flag_help, split, word_for
+from base.messages import UsageError, one_sentence
+from base.stop import run_command
+from models.index import stored_index
+from models.options import Options
+
+if TYPE_CHECKING:
+    from web.page import Page
+
+SHARED = ("checkpoint", "device", "precision", "memory")  # flags of sample.py
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass
+class Served:
+    """How the page is served, and how it restores.
+
+    Args:
+        host: address to serve at; 127.0.0.1 is this machine alone, 0.0.0.0 its network. GRADIO_SERVER_NAME in the
+            environment goes before the default.
+        port: of the page.
+        checkpoint, device, precision, memory: as of sample.py.
+        auth: NAME:PASSWORD that visitors have to give.
+        max_size: megabytes (1e6 bytes) of an uploaded file.
+        max_pixels: megapixels of a photograph.
+    """
+
+    host: str = os.environ.get("GRADIO_SERVER_NAME", LOCAL[0])
+    port: int = 7860
+    checkpoint: str | None = None
+    device: str | None = None
+    precision: Literal["auto", "fp32", "bf16"] | None = None
+    memory: float | None = None
+    auth: str | None = None
+    max_size: float = 200
+    max_pixels: float = 50
+
+    def __post_init__(self):
+        for name in ("max_size", "max_pixels", "memory"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"--{name} must be above 0, got {value:g}")
+        if self.auth is not None and not all(self.auth.partition(":")):
+            raise ValueError("--auth is NAME:PASSWORD")
+
+
+KINDS = get_type_hints(Served)
+
+
+def start(served: Served, folder: Path) -> Page:
+    """Serve the page in threads of this process.
+
+    Args:
+        served: how.
+        folder: an empty one, for what visitors leave.
+
+    Raises:
+        ValueError, OSError: the page cannot be served; one sentence.
+    """
+    if served.checkpoint is not None:
+        stored_index(served.checkpoint)
+    files, kept = folder / "served", folder / "kept"
+    files.mkdir()
+    kept.mkdir()
+    os.environ |= {"GRADIO_TEMP_DIR": str(files), "GRADIO_ANALYTICS_ENABLED": "False"}
+    # Not above: these take seconds, and gradio reads the environment when it is imported.
+    from web.page import Page
+    from web.restoration import Restorer
+    from web.visits import Visits
+
+    restorer = Restorer({name: getattr(served, name) for name in SHARED}, int(1e6 * served.max_pixels))
+    page = Page(restorer, Visits(kept, files))
+    page.launch(served.host, served.port, served.auth, int(1e6 * served.max_size))
+    return page
+
+
+def serve(served: Served) -> None:
+    """Serve the page until Ctrl-C; what visitors left is removed then."""
+    if served.host not in LOCAL and served.auth is None:
+        print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
+    with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
+        page = start(served, Path(folder))
+        try:
+            print(f"{page.restorer}: {page.url} (Ctrl-C ends it)", flush=True)
+            page.wait()
+        finally:
+            page.close()
+
+
+def _help() -> str:
+    lines = [__doc__.strip(), "", "usage: python app.py [--FLAG VALUE ...]", ""]
+    own, texts = descriptions(Served.__doc__), descriptions(Options.__doc__)
+    for field in fields(Served):
+        text = (texts if field.name in SHARED else own)[field.name]
+        lines += flag_help(field.name, word_for(KINDS[field.name]), field.default, text)
+    return "\n".join(lines)
+
+
+def _main(args: list[str]) -> None:
+    from jsonargparse import ArgumentParser
+
+    if {"-h", "--help"} & set(args):
+        print(_help())
+        return
+    others, flags = split(args, KINDS, "app.py")
+    if others:
+        raise UsageError(f"{others[0]} is no flag: photographs are uploaded in the page (--help lists the flags)")
+    parser = ArgumentParser(**STRICT)
+    parser.add_class_arguments(Served)
+    try:
+        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
+    except ArgumentError as error:
+        raise UsageError(f"--{one_sentence(str(error))}") from None
+    serve(Served(**{field.name: given[field.name] for field in fields(Served)}))
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    return run_command("app.py", lambda: _main(sys.argv[1:] if args is None else args), "stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,424 @@
+"""The page of app.py in a real browser, as visitors use it."""
+
+import re
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+import app
+import sample
+from models.presets import save_presets
+from models.settings import SamplingSettings
+from tests.conftest import ROOT
+from tests.models.test_pipeline import tiny_pipeline
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SETTINGS = SamplingSettings("ddim", steps=2, eta=1.0, blend=0.35)
+SLIDER = "#slider img"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page, served by this process."""
+    folder = tmp_path_factory.mktemp("app")
+    tiny_pipeline().save_pretrained(folder / "checkpoint")
+    save_presets(folder / "checkpoint", {"balanced": SETTINGS, "perceptual": replace(SETTINGS, blend=0.8)})
+    (folder / "visitors").mkdir()
+    served = app.Served(port=free_port(), checkpoint=str(folder / "checkpoint"), device="cpu", precision="fp32")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
+            patch.setenv(name, "")  # put back what was there
+        page = app.start(served, folder / "visitors")
+        yield page
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser.new_context(viewport={"width": 1200, "height": 900})  # its tabs share what they have fetched
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium, page):
+    """A tab that several tests go on with; it must log no error and ask no other host."""
+    yield from visiting(chromium, page)
+
+
+@pytest.fixture
+def second(chromium, page):
+    yield from visiting(chromium, page)
+
+
+def visiting(chromium, page):
+    tab, errors, hosts = chromium.new_page(), [], set()
+    tab.set_default_timeout(60_000)
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    tab.goto(page.url)
+    yield tab
+    tab.close()
+    assert errors == [] and hosts - {""} == {urlsplit(page.url).netloc}
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    """A PNG of 16 bits."""
+    path = tmp_path_factory.mktemp("photo") / "my photo (1).png"
+    path.write_bytes(imagecodecs.png_encode(np.random.default_rng(0).integers(0, 1 << 16, (44, 60, 3), np.uint16)))
+    return path
+
+
+@pytest.fixture
+def denoiser_calls(page):
+    """The calls of the denoiser from now on, one entry each."""
+    calls = []
+    handle = page.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: calls.append(1))
+    yield calls
+    handle.remove()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def upload(tab, path):
+    tab.set_input_files("#photo input[type=file]", path)
+    tab.get_by_text(f"{path.name}: ").wait_for()
+
+
+def run(tab, **fields):
+    """Run with these numbers; returns the number of the run."""
+    for name, value in fields.items():
+        tab.fill(f"#{name} input", str(value))
+    number = "() => Number((document.querySelector('#status').innerText.match(/Run ([0-9]+): /) || [0, 0])[1])"
+    before = tab.evaluate(number)
+    tab.click("#run")
+    return tab.wait_for_function(
+        f"before => {{ const now = ({number})(); return now > before && now; }}", arg=before
+    ).json_value()
+
+
+def choose(tab, side, start):
+    tab.click(f"#{side} input")
+    tab.get_by_role("option", name=start).first.click()
+
+
+def strengthen(tab, value):
+    """Set the strength, and wait until the right image is another."""
+    before = tab.locator(SLIDER).nth(1).get_attribute("src")
+    tab.fill("#strength input[type=number]", str(value))
+    tab.wait_for_function("before => document.querySelectorAll('#slider img')[1].src !== before", arg=before)
+
+
+def saved(tab, folder):
+    with tab.expect_download() as download:
+        tab.click("#save")
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def alert(tab):
+    """The sentence of the message that stands in the page; it is closed."""
+    sentence = tab.get_by_test_id("toast-text").inner_text()
+    tab.get_by_test_id("toast-close").click()
+    tab.get_by_test_id("toast-body").wait_for(state="detached")
+    return sentence
+
+
+@pytest.mark.browser
+def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
+    upload(visitor, photo)
+    run(visitor)
+    visitor.wait_for_function(
+        "() => [...document.querySelectorAll('#slider img')].map(i => `${i.naturalWidth} ${i.naturalHeight}`).join()"
+        " === '60 44,60 44'"
+    )
+    left, right = (visitor.locator(SLIDER).nth(side) for side in (0, 1))
+    assert left.get_attribute("src") != right.get_attribute("src")
+    before, box = right.get_attribute("style"), left.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    visitor.mouse.move(*middle)
+    visitor.mouse.down()
+    visitor.mouse.move(middle[0] + 10, middle[1], steps=3)
+    visitor.mouse.up()
+    clips = [re.search(r"clip-path: ([^;]+)", style)[1] for style in (before, right.get_attribute("style"))]
+    assert clips[0] == "inset(0px 0px 0px 50%)" != clips[1]
+    visitor.mouse.move(box["x"] + 3, box["y"] + 3)  # off the handle
+    visitor.mouse.wheel(0, -200)
+    visitor.wait_for_function("() => !document.querySelector('#slider img').style.transform.includes('scale(1)')")
+    visitor.locator("#slider").get_by_role("button", name="Fullscreen").click()
+    visitor.get_by_role("button", name="Exit fullscreen mode").wait_for()
+    assert visitor.locator("#slider").bounding_box()["width"] == 1200
+    visitor.get_by_role("button", name="Exit fullscreen mode").click()
+
+
+@pytest.mark.browser
+def test_the_download_is_what_the_pipeline_returns_and_the_command_makes_the_same_bytes(
+    visitor, page, photo, tmp_path, monkeypatch
+):
+    upload(visitor, photo)
+    run(visitor, steps=3, seed=5)
+    path = saved(visitor, tmp_path)
+    settings, array = replace(SETTINGS, steps=3), imagecodecs.png_decode(photo.read_bytes())
+    [expected] = page.restorer.pipeline(array, settings, seed=5, names=[photo.stem]).images
+    assert path.name == photo.name and np.array_equal(imagecodecs.png_decode(path.read_bytes()), expected)
+    command = shlex.split(visitor.locator("#command textarea").input_value())
+    monkeypatch.chdir(photo.parent)
+    command[command.index("--output") + 1] = str(tmp_path / "restored")
+    assert command[2] == photo.name and sample.main(command[2:]) == 0
+    assert (tmp_path / "restored" / photo.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.browser
+def test_the_strength_moves_without_a_network_and_0_is_the_prediction(visitor, page, photo, tmp_path, denoiser_calls):
+    upload(visitor, photo)
+    run(visitor, steps=2)
+    assert len(denoiser_calls) == 2
+    strengthen(visitor, 0.9)
+    stronger = imagecodecs.png_decode(saved(visitor, tmp_path).read_bytes())
+    strengthen(visitor, 0)
+    weakest = imagecodecs.png_decode(saved(visitor, tmp_path).read_bytes())
+    assert len(denoiser_calls) == 2
+    array = imagecodecs.png_decode(photo.read_bytes())
+    [expected] = page.restorer.pipeline(array, replace(SETTINGS, blend=0.0)).images
+    assert np.array_equal(weakest, expected) and not np.array_equal(stronger, expected)
+
+
+@pytest.mark.browser
+def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, photo):
+    upload(visitor, photo)
+    choose(visitor, "preset", "balanced")
+    visitor.wait_for_function("() => document.querySelector('#strength input[type=number]').value === '0.35'")
+    first = run(visitor)
+    choose(visitor, "preset", "perceptual")
+    visitor.wait_for_function("() => document.querySelector('#strength input[type=number]').value === '0.8'")
+    second = run(visitor, count=2)
+    assert visitor.locator("#right input").input_value() == f"{second}: mean of 2 samples, perceptual 0.80"
+    source = visitor.locator(SLIDER).nth(0).get_attribute("src")
+    choose(visitor, "left", f"{first}: restored, balanced 0.35")
+    visitor.wait_for_function("before => document.querySelector('#slider img').src !== before", arg=source)
+    visitor.get_by_role("tab", name="Uncertainty").click()
+    visitor.wait_for_function("() => document.querySelector('#heat img')?.naturalWidth === 60")
+    visitor.get_by_role("tab", name="Numbers").click()
+    visitor.fill("#count input", "1")
+
+
+@pytest.mark.browser
+def test_a_jpeg_keeps_its_exif_and_its_profile(visitor, tmp_path):
+    exif, profile = Image.Exif(), ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    exif[0x010F], exif[0x0112] = "Camera", 6
+    turned = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 64, 3), np.uint8))
+    turned.save(tmp_path / "photo.jpg", exif=exif, icc_profile=profile)
+    upload(visitor, tmp_path / "photo.jpg")
+    run(visitor)
+    (tmp_path / "saved").mkdir()
+    with Image.open(saved(visitor, tmp_path / "saved")) as written:
+        assert written.format == "JPEG" and written.size == (40, 64) and written.info["icc_profile"] == profile
+        assert dict(written.getexif()) == {0x010F: "Camera"}
+
+
+@pytest.mark.browser
+def test_cancel_ends_a_run_within_a_step_and_the_page_goes_on(visitor, photo, denoiser_calls):
+    upload(visitor, photo)
+    visitor.fill("#steps input", "1000")
+    visitor.click("#run")
+    visitor.locator("#status").get_by_text("steps done").first.wait_for()
+    visitor.click("#cancel")
+    visitor.locator("#status").get_by_text("Cancelled").wait_for()
+    done = len(denoiser_calls)
+    run(visitor, steps=2)
+    assert 0 < done < 1000 and len(denoiser_calls) <= done + 1 + 2
+
+
+@pytest.mark.browser
+def test_damaged_uploads_get_the_sentence_of_sample_py(visitor, page, photo, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = damaged(photo)
+    assert sample.main([*map(str, paths), "--checkpoint", page.restorer.name, "--output", "out"]) == 1
+    sentences = {line for line in capsys.readouterr().err.splitlines() if line.startswith("sample.py: error: ")}
+    assert len(paths) == len(sentences) == 20
+    for path in paths:
+        visitor.set_input_files("#photo input[type=file]", path)
+        said = alert(visitor)
+        assert said.startswith(f"{path} ") and f"sample.py: error: {said}" in sentences
+    upload(visitor, photo)
+    run(visitor)
+
+
+@pytest.mark.browser
+def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(visitor, second, page, photo):
+    for tab in (visitor, second):
+        upload(tab, photo)
+        tab.fill("#steps input", "60")
+    visitor.click("#run")
+    run(second)
+    visitor.locator("#status").get_by_text("Run ").wait_for()
+    own, other = (tab.locator(SLIDER).nth(1).get_attribute("src") for tab in (visitor, second))
+    file = urlsplit(own).path.partition("file=")[2]
+    assert own != other
+    for path in (
+        *(kept for kept in page.visits.folder.rglob("*") if kept.is_file()),
+        *(folder for folder in page.visits.served.rglob("*") if folder.is_dir()),
+        ROOT / "README.md",
+        file.replace("image.png", "other.png"),
+    ):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{page.url}gradio_api/file={quote(str(path))}")
+
+
+@pytest.mark.browser
+def test_outside_of_what_is_painted_is_the_prediction_to_the_bit(second, page, tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, (120, 160, 3), np.uint8)
+    Image.fromarray(array).save(tmp_path / "wide.png")
+    upload(second, tmp_path / "wide.png")
+    run(second)
+    second.get_by_role("tab", name="Mask").click()
+    second.locator("#mask").get_by_text(re.compile("^[0-9]+%$")).wait_for()  # the scale, once the photograph is there
+    box = second.locator("#mask canvas").first.bounding_box()
+    source = second.locator(SLIDER).nth(1).get_attribute("src")
+    second.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    second.mouse.down()
+    second.mouse.move(box["x"] + box["width"] / 2 + 2, box["y"] + box["height"] / 2)
+    second.mouse.up()
+    second.wait_for_function("before => document.querySelectorAll('#slider img')[1].src !== before", arg=source)
+    (tmp_path / "saved").mkdir()
+    masked = imagecodecs.png_decode(saved(second, tmp_path / "saved").read_bytes())
+    out = page.restorer.pipeline(array, SETTINGS, names=["wide"])
+    whole, prediction = ((masked == image[0]).all(-1) for image in (out.images, out.predictions))
+    assert prediction[:, :30].all() and whole[50:70, 70:90].all() and not whole[:, :30].all()
+
+
+def test_the_api_of_the_docs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 64, 3), np.uint8)).save("photo.jpg")
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "web.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code.replace("http://127.0.0.1:7860", page.url), names)
+    assert names["command"].startswith("python sample.py photo.jpg --output restored ")
+    assert "--preset perceptual --seed 1" in names["command"]
+    with Image.open(names["restored"]) as restored:
+        assert restored.format == "JPEG" and restored.size == (64, 40)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["photo.jpg"], "photo.jpg is no flag: photographs are uploaded in the page"),
+        (["--prot", "80"], "--prot is unknown: did you mean --port?"),
+        (["--port", "many"], "--port is a whole number, not many"),
+        (["--auth", "name"], "--auth is NAME:PASSWORD"),
+        (["--max_pixels", "0"], "--max_pixels must be above 0, got 0"),
+        (["--checkpoint", "nowhere"], "checkpoint nowhere is neither a folder"),
+        (["--device", "cuda:99"], "device cuda:99 cannot be used here"),
+        (["--memory", "0.01"], "--memory 0.01 is less than the program itself takes"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(capsys, flags, words):
+    assert app.main(flags) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("app.py: error: ") and words in sentence
+
+
+def test_a_port_that_is_taken_is_one_sentence(page, capsys):
+    taken = urlsplit(page.url).port
+    assert app.main(["--checkpoint", page.restorer.name, "--port", str(taken)]) == 2
+    assert f"port {taken} of 127.0.0.1 cannot be used: give another --port" in capsys.readouterr().err
+
+
+def test_help_names_every_flag(capsys):
+    assert app.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  --{name} " in said for name in app.KINDS) and "a photograph" in said
+
+
+def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):
+    assert app.Served().host == "127.0.0.1"
+    assert app.main(["--host", "0.0.0.0", "--checkpoint", "nowhere"]) == 2
+    assert "warning: everybody who reaches 0.0.0.0 can use the page: give --auth" in capsys.readouterr().err
+    assert app.main(["--host", "0.0.0.0", "--auth", "a:b", "--checkpoint", "nowhere"]) == 2
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_an_upload_of_too_many_pixels_is_refused(page, tmp_path, monkeypatch):
+    Image.new("RGB", (30, 20)).save(tmp_path / "photo.png")
+    monkeypatch.setattr(page.restorer, "most_pixels", 500)
+    with pytest.raises(ValueError, match=r"photo\.png has 30 x 20 pixels, more than the 0\.0005 megapixels"):
+        page.restorer.open(tmp_path / "photo.png", "photo.png")
+
+
+@pytest.mark.slow
+def test_24_megapixels_stay_below_4_gb(tmp_path):
+    from gradio_client import Client, handle_file
+
+    noise = np.random.default_rng(0).integers(0, 256, (400, 600, 3), np.uint8)
+    Image.fromarray(noise).resize((6000, 4000)).save(tmp_path / "large.jpg")
+    command = [sys.executable, "app.py", "--port", str(free_port()), "--device", "cpu"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline())[0]
+            client = Client(url, verbose=False)
+            client.predict(handle_file(tmp_path / "large.jpg"), "large.jpg", api_name="/open")
+            client.predict(api_name="/restore")
+            client.predict(0.4, api_name="/strength")
+            with Image.open(client.predict(api_name="/save")) as restored:
+                assert restored.size == (6000, 4000)
+            status = Path(f"/proc/{server.pid}/status").read_text()
+        finally:
+            server.send_signal(signal.SIGINT)
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    print(f"{peak / 1e9:.2f} GB")
+    assert peak < 4e9
+
+
+def damaged(photo):
+    """Twenty files in the folder that one is in, none of which is a whole image."""
+    whole = photo.read_bytes()
+    array = np.random.default_rng(2).integers(0, 256, (30, 40, 3), np.uint8)
+    files = {
+        "text.png": b"not an image",
+        "empty.jpg": b"",
+        "page.webp": b"<html></html>",
+        "half.png": whole[: len(whole) // 2],
+    }
+    files["wide.png"] = header(100_000, 100_000)
+    for suffix in ("jpg", "webp", "tif", "bmp"):
+        Image.fromarray(array).save(f"whole.{suffix}")
+        with open(f"whole.{suffix}", "rb") as file:
+            content = file.read()
+        files |= {f"{part}.{suffix}": content[: int(part) * len(content) // 8] for part in "135"}
+    files |= {"head.png": whole[:40], "flipped.png": whole[:200] + bytes(200) + whole[400:], "zero.tiff": bytes(1000)}
+    for name, content in files.items():
+        with open(name, "wb") as file:
+            file.write(content)
+    return [Path(name) for name in files]
+
+
+def header(width, height):
+    """A PNG that says how large it is, and holds nothing."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))

@@ -1,0 +1,231 @@
+"""What happens when a visitor of the page does something."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from html import escape
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import gradio as gr
+from torch import Tensor
+
+from data import images
+from data.maps import heat_map
+from web.restoration import Cancelled, Restorer
+from web.results import Photo, Result, mask_of, shown
+from web.visits import Visit, Visits
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "docs" / "examples").glob("*.jpg"))
+MOST_PAINTED = 1 << 20  # pixels of the image that a mask is painted on
+# What can be chosen to look at, and its key; that of a run's image is number/kind.
+BEFORE, NEWEST = ("blurry", "0/blurry"), ("newest result", "newest")
+NOT_PAINTED = "everywhere but where painted"
+NO_COMMAND = "sample.py has no masks: download the file here"
+
+
+def _sentences(action: Callable) -> Callable:
+    """Shows what is wrong with an input in the page, as one sentence."""
+
+    @wraps(action)
+    def said(*given):
+        try:
+            return action(*given)
+        except (ValueError, OSError) as error:
+            raise gr.Error(str(error), duration=None, title="Not done", print_exception=False) from None
+
+    return said
+
+
+class Actions:
+    """The page's events. Each returns the new values of its outputs in the order that `web.page` lists them.
+
+    Args:
+        restorer: restores.
+        visits: where each visitor's photographs and results are.
+    """
+
+    def __init__(self, restorer: Restorer, visits: Visits):
+        self.restorer, self.visits = restorer, visits
+
+    @_sentences
+    def open(self, file: str | None, name: str | None, request: gr.Request) -> list[Any]:
+        """Open a photograph that was uploaded, under the name that it had there."""
+        if file is None:
+            raise ValueError("no photograph was uploaded")
+        return self._open(Path(file), Path(name or file).name, request)
+
+    @_sentences
+    def example(self, number: int, request: gr.Request) -> list[Any]:
+        """Open a photograph of the repository."""
+        return self._open(EXAMPLES[number], EXAMPLES[number].name, request)
+
+    def numbers(self, preset: str) -> list[Any]:
+        """Sampler, steps, number of samples and strength of a preset."""
+        settings = self.restorer.preset(preset)
+        return [settings.sampler, settings.steps, settings.num_samples, settings.blend]
+
+    @_sentences
+    def restore(
+        self,
+        preset: str | None,
+        sampler: str,
+        steps: int,
+        count: int,
+        seed: int,
+        strength: float,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 (how gradio finds it)
+    ) -> list[Any]:
+        """Restore the photograph that is open."""
+        visit = self._visit(request)
+        if visit.photo is None:
+            raise ValueError("there is no photograph yet: upload one")
+        if seed is None:
+            raise ValueError("seed must be a whole number, got nothing")
+        numbers = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": float(strength)}
+        if sampler != "ddim":
+            numbers["eta"] = 0.0  # of ddim alone
+        visit.stop.clear()
+        try:
+            result = self.restorer.restore(
+                visit, preset, numbers, seed, lambda done, total, words: progress((done, total), desc=words)
+            )
+        except Cancelled as cancelled:
+            return [f"<p>Cancelled: {cancelled}.</p>", *[gr.skip()] * 6]
+        with visit.lock:
+            visit.add(result)
+            words = [f"Run {result.number}: {result.settings}.", result.facts.get("warning", "")]
+            return [f"<p>{escape(' '.join(words))}</p>", *self._view(visit, BEFORE[1], NEWEST[1])]
+
+    def cancel(self, request: gr.Request) -> str:
+        """End the run of this visitor, after the step that it is in."""
+        self._visit(request).stop.set()
+        return "<p>Cancelled.</p>"
+
+    def strength(self, strength: float, left: str, right: str, request: gr.Request) -> list[Any]:
+        """Blend the newest result anew."""
+        visit = self._visit(request)
+        with visit.lock:
+            if (result := visit.newest()) is not None:
+                result.settings = replace(result.settings, blend=float(strength))
+            return self._view(visit, left, right)
+
+    def mask(self, painted: dict | None, where: str, left: str, right: str, request: gr.Request) -> list[Any]:
+        """Blend the newest result anew, by what was painted."""
+        visit = self._visit(request)
+        with visit.lock:
+            if (result := visit.newest()) is not None:
+                result.mask = mask_of((painted or {}).get("layers", []), where == NOT_PAINTED)
+            return self._view(visit, left, right)
+
+    def look(self, left: str, right: str, request: gr.Request) -> list[Any]:
+        """Show other images."""
+        visit = self._visit(request)
+        with visit.lock:
+            return self._view(visit, left, right)
+
+    @_sentences
+    def save(self, right: str, request: gr.Request) -> str:
+        """Write an image as sample.py would; returns the file."""
+        visit = self._visit(request)
+        with visit.lock:
+            photo, result, kind = self._chosen(visit, right)
+            name = photo.path.with_suffix(".png").name if result is None else result.file_name(kind)
+            path = visit.serve(None, name)
+            images.write(path, self._image(photo, result, kind), photo.image)
+            return str(path)
+
+    def leave(self, request: gr.Request) -> None:
+        """The visitor has closed the page."""
+        self.visits.close(request.session_hash)
+
+    def _visit(self, request: gr.Request) -> Visit:
+        return self.visits.of(request.session_hash or uuid4().hex)
+
+    def _open(self, file: Path, name: str, request: gr.Request) -> list[Any]:
+        visit = self._visit(request)
+        with visit.lock:
+            own = visit.folder / uuid4().hex / name
+            own.parent.mkdir()
+            shutil.copy(file, own)
+            visit.photo = photo = self.restorer.open(own, name)
+            height, width = photo.size
+            bits = 16 if photo.image.pixels.element_size() == 2 else 8
+            words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])
+            small = self._show(visit, "mask", photo, shown(photo.image.values, MOST_PAINTED))
+            canvas = {"background": small, "layers": [], "composite": None}
+            return [None, f"<p>{escape(words)}.</p>", canvas, *self._view(visit, BEFORE[1], NEWEST[1])]
+
+    def _view(self, visit: Visit, left: str, right: str) -> list[Any]:
+        """What is shown of a visit: choices left and right, the slider, facts, command, uncertainty."""
+        if visit.photo is None:
+            return [gr.skip()] * 6
+        alike = [result for result in visit.results if result.photo.size == visit.photo.size]
+        choices = [BEFORE]
+        for result in reversed(alike):
+            how = f", {result.options.get('preset', result.settings.sampler)} {result.settings.blend:.2f}"
+            choices += [
+                (f"{result.number}: {kind}{how * (kind != 'prediction')}", f"{result.number}/{kind}")
+                for kind in reversed(result.kinds)
+            ]
+        known, newest = [key for _, key in choices], visit.newest()
+        now = BEFORE[1] if newest is None else f"{newest.number}/{newest.kinds[-1]}"
+        left, right = (now if key == NEWEST[1] else key if key in known else BEFORE[1] for key in (left, right))
+        pair = tuple(self._shown(visit, value) for value in (left, right))
+        _, result, kind = self._chosen(visit, right)
+        facts, command, heat = "<p>No result on the right.</p>", "", None
+        if result is not None:
+            facts = _table({"image": result.photo.path.name, "sampled by": str(result.settings)} | result.facts)
+            command = result.command(kind) or NO_COMMAND
+            if (std := result.std()) is not None:
+                colours, white = heat_map(shown(std))
+                heat = gr.Image(
+                    self._show(visit, "heat", result.photo, colours),
+                    label=f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels",
+                )
+        return [
+            gr.Dropdown([*choices, NEWEST], value=left),
+            gr.Dropdown([*choices, NEWEST], value=right),
+            pair,
+            facts,
+            command,
+            heat,
+        ]
+
+    def _chosen(self, visit: Visit, chosen: str) -> tuple[Photo, Result | None, str]:
+        """The photograph, result and kind of a choice."""
+        if visit.photo is None:
+            raise ValueError("there is no photograph yet: upload one")
+        if chosen == NEWEST[1] and (newest := visit.newest()) is not None:
+            return newest.photo, newest, newest.kinds[-1]
+        number, _, kind = chosen.partition("/")
+        for result in visit.results:
+            if str(result.number) == number and kind in result.kinds:
+                return result.photo, result, kind
+        if chosen != BEFORE[1]:
+            raise ValueError(f"there is no result {chosen} in this visit: run first")
+        return visit.photo, None, kind
+
+    def _image(self, photo: Photo, result: Result | None, kind: str) -> Tensor:
+        return photo.image.values if result is None else result.image(kind)
+
+    def _shown(self, visit: Visit, chosen: str) -> str:
+        """The file of a choice as the browser gets it."""
+        photo, result, kind = self._chosen(visit, chosen)
+        key = (photo, kind) if result is None else (result, kind, result.settings.blend, result.mask)
+        before = visit.served_before(key)
+        return str(before) if before else self._show(visit, key, photo, shown(self._image(photo, result, kind)))
+
+    def _show(self, visit: Visit, key: object, photo: Photo, image: Tensor) -> str:
+        path = visit.serve(key, "image.png")
+        like = replace(photo.image, exif=None, alpha=None)
+        images.write(path, image, like, depth=8, compress_level=1)
+        return str(path)
+
+
+def _table(facts: dict[str, str]) -> str:
+    """Facts by name, as HTML."""
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items()) + "</dl>"

@@ -1,0 +1,227 @@
+"""The page: what a visitor sees and presses."""
+
+from pathlib import Path
+from typing import get_args
+
+import gradio as gr
+
+from models.settings import Sampler
+from web.actions import BEFORE, EXAMPLES, NEWEST, Actions
+from web.restoration import Restorer
+from web.visits import Visits
+
+LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
+FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # no network runs
+PASTE = """<script>
+addEventListener("paste", (event) => {
+  const files = event.clipboardData.files;
+  const input = document.querySelector("#photo input[type=file]");
+  if (!files.length || !input) return;
+  input.files = files;
+  input.dispatchEvent(new Event("change", { bubbles: true }));
+});
+</script>"""
+
+
+class Page:
+    """The page with its events, and the same as named endpoints.
+
+    Args:
+        restorer: restores.
+        visits: where each visitor's photographs and results are.
+
+    Attributes:
+        url: where it is served.
+    """
+
+    def __init__(self, restorer: Restorer, visits: Visits):
+        self.restorer, self.visits, self.url = restorer, visits, ""
+        self._blocks = _blocks(restorer, visits)
+
+    def launch(self, host: str, port: int, auth: str | None, most_bytes: int) -> None:
+        """Serve it in a thread.
+
+        Args:
+            host, port: where.
+            auth: NAME:PASSWORD; None for everybody.
+            most_bytes: of an upload.
+
+        Raises:
+            OSError: the port is taken; one sentence.
+        """
+        look = gr.themes.Default(
+            primary_hue="blue",
+            neutral_hue="slate",
+            font=["system-ui", "sans-serif"],  # the visitor's own: none is fetched
+            font_mono=["ui-monospace", "monospace"],
+        )
+        try:
+            _, self.url, _ = self._blocks.queue().launch(
+                server_name=host,
+                server_port=port,
+                auth=tuple(auth.split(":", 1)) if auth else None,
+                max_file_size=most_bytes,
+                theme=look,
+                css_paths=LOOK,
+                head=PASTE,
+                footer_links=[],
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
+                ssr_mode=False,
+                mcp_server=False,
+                run_history=False,
+                enable_monitoring=False,
+            )
+        except OSError:
+            raise OSError(f"port {port} of {host} cannot be used: give another --port") from None
+
+    def wait(self) -> None:
+        """Until the process is interrupted."""
+        self._blocks.block_thread()
+
+    def close(self) -> None:
+        """Serve it no longer."""
+        self._blocks.close(verbose=False)
+
+
+def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
+    actions = Actions(restorer, visits)
+    first = restorer.preset(None)
+    presets = list(restorer.pipeline.config.presets)
+    samplers = [name for name in get_args(Sampler) if (name == "flow") == (restorer.pipeline.flow is not None)]
+    draws = restorer.pipeline.denoiser is not None
+    with gr.Blocks(
+        title="Predict and refine: image deblurring", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
+    ) as page:
+        gr.HTML(
+            "<h1>Predict and refine</h1><p>A blurry photograph in, a sharper one out. Drop or paste one, or take an"
+            " example, and press Run. Drag the line between the images; the wheel zooms.</p>",
+            elem_id="title",
+        )
+        with gr.Row(elem_id="columns"):
+            with gr.Column(scale=1, min_width=300):
+                photo = gr.File(label="Photograph", elem_id="photo", height=130)
+                name = gr.Textbox(visible=False)
+                examples = gr.Dataset(
+                    components=[gr.Image(visible=False)],
+                    samples=[[str(path)] for path in EXAMPLES],
+                    type="index",
+                    label="Or one of these",
+                    elem_id="examples",
+                )
+                preset = gr.Dropdown(
+                    presets,
+                    value="balanced" if "balanced" in presets else None,
+                    label="Preset",
+                    elem_id="preset",
+                    visible=bool(presets),
+                )
+                with gr.Row():
+                    sampler = gr.Dropdown(
+                        samplers, value=first.sampler, label="Sampler", min_width=120, elem_id="sampler"
+                    )
+                    steps = gr.Number(first.steps, label="Steps", precision=0, minimum=1, min_width=80, elem_id="steps")
+                with gr.Row():
+                    count = gr.Number(
+                        first.num_samples, label="Samples", precision=0, minimum=1, min_width=80, elem_id="count"
+                    )
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
+                with gr.Row():
+                    run = gr.Button("Run", variant="primary", min_width=80, elem_id="run")
+                    cancel = gr.Button("Cancel", min_width=80, elem_id="cancel")
+                status = gr.HTML("<p>No photograph yet.</p>", elem_id="status")
+            with gr.Column(scale=3, min_width=320):
+                with gr.Row():
+                    left = gr.Dropdown([BEFORE], value=BEFORE[1], label="Left", elem_id="left")
+                    right = gr.Dropdown([NEWEST], value=NEWEST[1], label="Right", elem_id="right")
+                slider = gr.ImageSlider(
+                    format="png",
+                    show_label=False,
+                    buttons=["fullscreen"],
+                    max_height=680,
+                    interactive=False,
+                    elem_id="slider",
+                )
+                strength = gr.Slider(
+                    0,
+                    1,
+                    first.blend,
+                    step=0.01,
+                    label="Strength: from the prediction to the full sample",
+                    elem_id="strength",
+                    visible=draws,
+                )
+                with gr.Row():
+                    save = gr.Button("Download the right image", elem_id="save")
+                    file = gr.DownloadButton(visible="hidden", elem_id="file")
+                with gr.Tabs():
+                    with gr.Tab("Numbers"):
+                        facts = gr.HTML(elem_id="facts")
+                        command = gr.Textbox(
+                            label="The same file by sample.py", buttons=["copy"], interactive=False, elem_id="command"
+                        )
+                    with gr.Tab("Uncertainty"):
+                        heat = gr.Image(
+                            label="Standard deviation of the samples", buttons=["fullscreen"], elem_id="heat"
+                        )
+                    with gr.Tab("Mask"):
+                        where = gr.Radio(
+                            ["only where painted", "everywhere but where painted"],
+                            value="only where painted",
+                            label="The strength applies",
+                            elem_id="where",
+                        )
+                        mask = gr.ImageEditor(
+                            label="Paint on the photograph",
+                            sources=(),
+                            transforms=(),
+                            layers=False,
+                            brush=gr.Brush(default_size=40, colors=["#2f80ed"], color_mode="fixed"),
+                            buttons=["fullscreen"],
+                            elem_id="mask",
+                        )
+        result = [left, right, slider, facts, command, heat]
+        opened = [photo, status, mask, *result]
+        numbers = [sampler, steps, count, strength]
+        opening = photo.upload(
+            actions.open,
+            [photo, name],
+            opened,
+            js="(file, name) => [file, file ? file.orig_name : name]",
+            api_name="open",
+            show_progress_on=status,
+        )
+        # Also after one that was refused there is room for the next.
+        opening.failure(lambda: None, None, photo, api_visibility="private", show_progress="hidden")
+        examples.click(actions.example, examples, opened, api_visibility="private", show_progress_on=status)
+        preset.input(actions.numbers, preset, numbers, api_visibility="private", **FAST)
+        running = run.click(
+            actions.restore,
+            [preset, sampler, steps, count, seed, strength],
+            [status, *result],
+            api_name="restore",
+            show_progress_on=status,
+            concurrency_id="device",
+            concurrency_limit=1,
+        )
+        cancel.click(actions.cancel, None, status, cancels=running, api_name="cancel", queue=False)
+        strength.input(
+            actions.strength, [strength, left, right], result, api_name="strength", trigger_mode="always_last", **FAST
+        )
+        for event in (mask.input, where.input):
+            event(
+                actions.mask,
+                [mask, where, left, right],
+                result,
+                api_visibility="private",
+                trigger_mode="always_last",
+                **FAST,
+            )
+        for choice in (left, right):
+            choice.input(actions.look, [left, right], result, api_visibility="private", **FAST)
+        save.click(actions.save, right, file, api_name="save", **FAST).success(
+            None, js="() => document.querySelector('#file a, a#file, #file').click()"
+        )
+        page.unload(actions.leave)
+    return page

@@ -1,0 +1,191 @@
+"""The page's restorations: a photograph in, a result that is kept out; by the pipeline of sample.py."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Lock
+
+from huggingface_hub import metadata_load
+
+from data.images import ImageError, header_size, read_file
+from models.checkpoints import checkpoint_hash, load_pipeline
+from models.devices import choose_device, resolve_precision
+from models.guard import faults
+from models.hub import find_folder
+from models.index import PRETRAINED, pretrained
+from models.memory import allowed_memory, give_back, require_memory
+from models.settings import SamplingSettings
+from models.tiling import refusal
+from web.results import Photo, Result
+from web.visits import Visit
+
+
+class Cancelled(Exception):
+    """The visitor stopped a restoration; the message says how far it was."""
+
+
+class Restorer:
+    """One pipeline, which restores one photograph at a time.
+
+    Args:
+        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision, memory.
+        most_pixels: that a photograph may have.
+
+    Raises:
+        ValueError: no such checkpoint or device, or too little memory; one sentence.
+    """
+
+    def __init__(self, flags: dict[str, str | float | None], most_pixels: int):
+        self.flags = {name: value for name, value in flags.items() if value is not None}
+        self.most_pixels, self._free = most_pixels, Lock()
+        source = self.flags.get("checkpoint") or pretrained()
+        place = choose_device(self.flags.get("device", "auto"))
+        self.precision = resolve_precision(self.flags.get("precision", "auto"), place)
+        self.pipeline = load_pipeline(source, place, self.precision)
+        require_memory(self.flags.get("memory"), place)
+        self.name = self.flags.get("checkpoint") or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+        self.sha256, self.licence = checkpoint_hash(source), _licence(source)
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.pipeline.device}, {self.precision}"
+
+    def preset(self, name: str | None) -> SamplingSettings:
+        """The settings of a preset of the checkpoint; without a name those that sample.py takes."""
+        return self.pipeline.preset(name) if name else self.pipeline.default_settings
+
+    def open(self, path: Path, name: str) -> Photo:
+        """Read a photograph that was uploaded.
+
+        Args:
+            path: its file.
+            name: what it is called in sentences.
+
+        Raises:
+            ImageError: it cannot be read, by the sentence of sample.py, or is larger than the page takes.
+        """
+        width, height = header_size(path) or (0, 0)
+        if width * height > self.most_pixels:
+            raise ImageError(
+                f"{name} has {width} x {height} pixels, more than the {self.most_pixels / 1e6:g} megapixels that this"
+                " page takes: restore it with sample.py"
+            )
+        try:
+            return Photo(path, read_file(path))
+        except ImageError as error:
+            raise ImageError(str(error).replace(str(path), name)) from None
+
+    def restore(
+        self,
+        visit: Visit,
+        preset: str | None,
+        numbers: dict[str, str | int | float],
+        seed: int,
+        tell: Callable[[int, int, str], None],
+    ) -> Result:
+        """Restore the photograph of a visit, and keep the result there.
+
+        Args:
+            visit: its photograph is restored; its `stop` ends that within a step.
+            preset: of the checkpoint; None for what sample.py takes without one.
+            numbers: that go before those of the preset, as on the command line of sample.py.
+            seed: of the noise.
+            tell: is told steps done, steps in all, and a few words.
+
+        Raises:
+            ValueError: numbers that do not go together, or an image that does not fit into memory; one sentence.
+            Cancelled: the visit's `stop` was set.
+        """
+        photo, stop, base = visit.photo, visit.stop, self.preset(preset)
+        settings = replace(base, **numbers)
+        draws = self.pipeline.denoiser is not None
+        # The samples do not depend on the strength, and with none none would be drawn. Their mean is a single image.
+        drawn = replace(settings, blend=(settings.blend or 1.0) if draws else 0.0, average=True)
+        pixels, size = photo.image.pixels[None], photo.size[0] * photo.size[1]
+        clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell)
+        with self._free:
+            kept = visit.new_kept()
+            try:
+                clock.start()
+                out = self.pipeline(
+                    pixels,
+                    drawn,
+                    seed,
+                    names=[photo.path.stem],
+                    output_type="pt",
+                    progress=clock.watch,
+                    memory=allowed_memory(self.flags.get("memory"), size, self.pipeline.device),
+                    keep=kept,
+                )
+            except BaseException as error:
+                shutil.rmtree(kept.folder, ignore_errors=True)
+                if stop.is_set():  # a visit that ended took its folder with it
+                    raise Cancelled(clock.words()) from None
+                sentence = refusal(error, *photo.size)
+                if sentence is not None:
+                    raise ValueError(f"{photo.path.name} {sentence}") from None
+                raise
+            predicting, refining = clock.seconds()
+        flags = self.flags | ({"preset": preset} if preset else {}) | ({"seed": seed} if seed else {})
+        result = Result(visit.runs, photo, kept, settings, base, flags, tiles=out.tiles)
+        del out
+        warnings = photo.image.remarks
+        if draws and settings.blend > 0:
+            warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
+        sides = ", ".join(f"{name} in tiles of {side}" for name, side in result.tiles.items() if side) or "whole image"
+        result.facts = {"warning": "; ".join(warnings)} if warnings else {}
+        result.facts |= {
+            "preset": preset or "of the checkpoint",
+            "seed": str(seed),
+            "seconds": f"{predicting:.2f} predictor, {refining:.2f} steps",
+            "tiles": sides,
+            "device": f"{self.pipeline.device}, {self.precision}",
+            "checkpoint": f"{self.name}, licence {self.licence}",
+            "sha256": self.sha256,
+        }
+        give_back()
+        return result
+
+
+class _Clock:
+    """Tells how far a restoration is, takes its time, and ends it where it is asked to."""
+
+    def __init__(self, total: int, stop: Event, tell: Callable[[int, int, str], None]):
+        self.total, self.stop, self.tell = total, stop, tell
+        self.done, self.begun = 0, None
+
+    def start(self) -> None:
+        """The predictor begins."""
+        self.started = time.perf_counter()
+        if self.stop.is_set():
+            raise Cancelled
+        self.tell(0, self.total, "predicting")
+
+    def watch(self, steps: Iterable) -> Iterator:
+        """Wraps the steps of a sample."""
+        self.begun = self.begun or time.perf_counter()
+        for step in steps:
+            if self.stop.is_set():
+                raise Cancelled
+            yield step
+            self.done += 1
+            left = (time.perf_counter() - self.begun) / self.done * (self.total - self.done)
+            self.tell(self.done, self.total, f"{self.words()}, {left:.0f} s left")
+
+    def words(self) -> str:
+        """How far it is."""
+        return f"{self.done} of {self.total} step{'s' * (self.total != 1)} done"
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the predictor, and of the steps."""
+        now = time.perf_counter()
+        begun = self.begun or now
+        return begun - self.started, now - begun
+
+
+def _licence(source: str) -> str:
+    """What the card in a checkpoint's folder says of its licence."""
+    card = Path() if source.endswith(".ckpt") else find_folder(source) / "README.md"
+    found = metadata_load(card) if card.is_file() else None
+    return (found or {}).get("license", "not stated")

@@ -1,0 +1,162 @@
+"""A restoration as its visitor holds it: kept on disk, and blended anew without a network."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.images import ImageFile
+from data.outputs import outputs_of
+from models.pipeline import Samples, blended, to_world
+from models.settings import SamplingSettings
+
+MOST_SHOWN = 12_000_000  # pixels that a browser is sent; of larger photographs a smaller image
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photograph that was opened: its file under its own name, and its pixels."""
+
+    path: Path
+    image: ImageFile
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, upright."""
+        return tuple(self.image.pixels.shape[-2:])
+
+
+class Kept:
+    """What `models.pipeline.blended` takes, as files of float32 (1, C, H, W): 672 MB of 24 megapixels.
+
+    Args:
+        folder: for the files, which is made.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.samples = folder, 0
+        folder.mkdir()
+
+    def __call__(self, name: str, values: Tensor) -> None:
+        """Take a tensor as `DeblurPipeline` hands it to `keep`."""
+        if name == "r_0":
+            name, self.samples = f"r_{self.samples}", self.samples + 1
+        np.save(self.folder / f"{name}.npy", values.cpu().numpy())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor by its name; r_0 of the first sample is r_0, of the second r_1. It is mapped into memory."""
+        return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+
+@dataclass(eq=False)
+class Result:
+    """What a run left; its strength and its mask can be changed.
+
+    Args:
+        number: of the run, in this visit.
+        photo: what was restored.
+        kept: prediction and samples.
+        settings: how was sampled; `blend` is the strength.
+        preset: what the preset alone would do.
+        options: flags of sample.py beside how to sample.
+        facts: what was found out on the way, by name.
+        mask: how much of the strength each place gets, (h, w) in [0, 1] of the photograph's shape in any size; None for
+            all of it.
+        tiles: as in `models.pipeline.DeblurOutput`.
+    """
+
+    number: int
+    photo: Photo
+    kept: Kept
+    settings: SamplingSettings
+    preset: SamplingSettings
+    options: dict[str, str]
+    facts: dict[str, str] = field(default_factory=dict)
+    mask: Tensor | None = None
+    tiles: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The images that it has; the last one is what was asked for."""
+        count = self.kept.samples
+        if count < 2:
+            return ["prediction", *["restored"] * count]
+        return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
+
+    def image(self, kind: str) -> Tensor:
+        """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]; with a mask, blended by a map."""
+        if kind == "prediction":
+            return to_world(self.kept.read("x_init"))[0]
+        if kind.startswith("mean"):
+            return self._samples().images()[0]
+        return self._sample(self._number(kind))[0]
+
+    def std(self) -> Tensor | None:
+        """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
+        return self._samples().std()[0] if self.kept.samples > 1 else None
+
+    def file_name(self, kind: str) -> str:
+        """What sample.py would call it."""
+        [(_, target)] = outputs_of([str(self.photo.path)], str(self.kept.folder)).work
+        one_of_several = self.kept.samples > 1 and kind.startswith("sample")
+        return f"{target.stem}_{self._number(kind)}{target.suffix}" if one_of_several else target.name
+
+    def command(self, kind: str) -> str | None:
+        """The command line that makes the same file; None with a mask, which sample.py has not."""
+        if kind == "prediction":
+            wanted = replace(self.preset, blend=0.0)
+        elif self.mask is not None:
+            return None
+        else:
+            wanted = replace(self.settings, average=kind.startswith("mean"))
+        numbers = {name: value for name, value in asdict(wanted).items() if value != getattr(self.preset, name)}
+        sides = {"tile": self.tiles.get("denoiser"), "predictor_tile": self.tiles.get("predictor")}
+        flags = self.options | numbers | {name: side for name, side in sides.items() if side}
+        name = self.photo.path.name
+        words = ["python", "sample.py", f"./{name}" if name.startswith("-") else name, "--output", "restored"]
+        for flag, value in flags.items():
+            words += [f"--{flag}", str(value).lower() if isinstance(value, bool) else str(value)]
+        return shlex.join(words)
+
+    def _number(self, kind: str) -> int:
+        return int(kind.split()[1]) - 1 if kind.startswith("sample") else 0
+
+    def _sample(self, k: int) -> Tensor:
+        blend = self.settings.blend
+        if self.mask is not None:
+            blend = blend * F.interpolate(self.mask[None, None], self.photo.size, mode="bilinear")[0, 0]
+        return blended(self.kept.read("x_init"), self.kept.read(f"r_{k}"), self.kept.read("s"), blend)
+
+    def _samples(self) -> Samples:
+        samples = Samples(replace(self.settings, num_samples=self.kept.samples, average=True))
+        for k in range(self.kept.samples):
+            samples.add(self._sample(k))
+        return samples
+
+
+def shown(image: Tensor, most: int = MOST_SHOWN) -> Tensor:
+    """An image (C, H, W) as it is, or of more than so many pixels smaller, by the mean over areas."""
+    height, width = image.shape[-2:]
+    if height * width <= most:
+        return image
+    scale = (most / (height * width)) ** 0.5
+    return F.interpolate(image[None], (max(1, int(height * scale)), max(1, int(width * scale))), mode="area")[0]
+
+
+def mask_of(layers: Sequence[np.ndarray], outside: bool) -> Tensor | None:
+    """What is painted in layers (h, w, 4) of uint8, or all else, as a mask (h, w) in [0, 1]; None where nothing is."""
+    painted = [torch.from_numpy(layer[..., 3].copy()).float().div_(255) for layer in layers]
+    if not any(layer.any() for layer in painted):
+        return None
+    mask = torch.stack(painted).amax(0)
+    return 1 - mask if outside else mask
