@@ -60,6 +60,7 @@ class Evaluation:
             (docs/evaluation.md).
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
+        provider: of an ONNX folder, what onnxruntime runs it on (docs/deployment.md); default: cpu.
         batch_size: images that the networks see at a time; default: what suits the device and the images' size.
         metrics: names, separated by commas, out of docs/metrics.md; psnr and ssim are always there.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
@@ -87,6 +88,7 @@ class Evaluation:
     screen: bool = False
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"
     lpips_backbone: str | None = None
@@ -200,14 +202,17 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
     one_of_several = processes.world_size > 1 and choose_device(evaluation.device).type == "cuda"
-    device = choose_device(f"cuda:{processes.local_rank}" if one_of_several else evaluation.device)
-    precision = resolve_precision(evaluation.precision, device)
+    on = f"cuda:{processes.local_rank}" if one_of_several else evaluation.device
+    device = choose_device(on)
     files = (evaluation.lpips_backbone, evaluation.vgg_backbone, evaluation.inception_backbone, evaluation.kernels)
     metrics = make_metrics(evaluation.metric_names, *files)
     for reason in (metric.reason for metric in metrics.values() if metric.reason is not None):
         if processes.is_global_zero:
             print(reason)
-    pipeline = load_pipeline(checkpoint, device, precision) if checkpoint else None
+    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider) if checkpoint else None
+    device = pipeline.device if pipeline else device
+    precision = pipeline.precision if pipeline else resolve_precision(evaluation.precision, device)
+    place = pipeline.place if pipeline else str(device)
     settings = evaluation.settings or _presets(pipeline, checkpoint)
     for setting in settings:
         setting.check(pipeline.flow)
@@ -216,7 +221,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
         "checkpoint": checkpoint_sha256,
         "seed": evaluation.seed,
         "precision": precision,
-        "device": device.type,
+        "device": place.partition(":")[0],
         "batch_size": evaluation.batch_size or "auto",
         "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "image": pairs.hashes,
@@ -224,7 +229,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     }
     facts = _facts(evaluation, pairs) | {
         "checkpoint": {"name": checkpoint, "sha256": checkpoint_sha256} if checkpoint else None,
-        "device": str(device),
+        "device": place,
         "precision": precision,
     }
     return Plan(

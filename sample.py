@@ -83,23 +83,23 @@ class _Run:
     def __init__(self, source: str, options: Options, numbers: dict[str, Any], outputs: Outputs):
         # Not above: these take seconds, and what is wrong with a command line is found without them.
         from models.checkpoints import checkpoint_hash, load_pipeline
-        from models.devices import choose_device, resolve_precision
+        from models.devices import choose_device
         from models.memory import require_memory
 
         self.options, self.outputs = options, outputs
         self.rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        place = choose_device(options.device)
-        if place.type == "cuda" and place.index is None and processes > 1:
-            place = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        precision = resolve_precision(options.precision, place)
-        self.pipeline = load_pipeline(source, place, precision)
+        device = options.device
+        if processes > 1 and str(choose_device(device)) == "cuda":
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        self.pipeline = load_pipeline(source, device, options.precision, options.provider)
+        place, precision = self.pipeline.device, self.pipeline.precision
         self.settings, preset = _settings(self.pipeline, options, numbers)
         if options.compile:
             self.pipeline.compile()
         require_memory(options.memory, place)
         name = source if options.checkpoint else PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
-        self.title = f"{name}{preset and f', {preset}'}: {self.settings}; {place}, {precision}; "
-        self.found = {"checkpoint": name, "preset": preset or None, "device": str(place)}
+        self.title = f"{name}{preset and f', {preset}'}: {self.settings}; {self.pipeline.place}, {precision}; "
+        self.found = {"checkpoint": name, "preset": preset or None, "device": self.pipeline.place}
         facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
         facts["precision"] = precision
         for kept in ["seed", "guard", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:

@@ -9,10 +9,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from models.devices import resolve_precision
+from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
-from models.index import INDEX, CheckpointError, flow_of, read_json
+from models.index import INDEX, CheckpointError, flow_of, is_deployed, read_json
+from models.onnx_network import OnnxNetwork, Provider
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimDenoiser, SlimPredictor
@@ -41,20 +42,45 @@ Precision = Literal["auto", "fp32", "bf16"]
 Weights = Literal["ema", "raw"]
 
 
-def load_pipeline(source: str, device: str | torch.device = "cpu", precision: Precision = "auto") -> DeblurPipeline:
+def load_pipeline(
+    source: str,
+    device: str | torch.device = "cpu",
+    precision: Precision = "auto",
+    provider: Provider | None = None,
+) -> DeblurPipeline:
     """A pipeline ready to restore: in eval mode, on the device, in the precision, channels last.
 
     Args:
         source: exported folder, Lightning .ckpt file, or hub id "user/name" or "user/name@revision".
-        device: as torch names it.
+        device: as torch names it; auto: the first of cuda, mps and cpu that is there.
         precision: of the networks' layers; schedule, residual and normalisation statistics stay float32. auto: bf16
             where the device computes in it.
+        provider: of an ONNX folder, what runs it: cpu (the default), cuda or tensorrt. Device and precision are its
+            own, and the tensors outside of its networks stay on the CPU.
 
     Raises:
-        CheckpointError: nothing there, part of it missing, or weights of another architecture.
+        CheckpointError: nothing there, part of it missing, weights of another architecture, or an ONNX file that is
+            damaged, foreign or cannot be run here.
     """
-    pipeline = from_ckpt(Path(source)) if source.endswith(".ckpt") else from_folder(find_folder(source))
-    dtype = torch.bfloat16 if resolve_precision(precision, device) == "bf16" else torch.float32
+    if source.endswith(".ckpt"):
+        pipeline = from_ckpt(Path(source))
+    else:
+        pipeline = from_folder(find_folder(source), provider or "cpu")
+    if isinstance(pipeline.predictor, OnnxNetwork):
+        pipeline.precision = pipeline.predictor.facts.precision
+        if str(device) not in ("auto", "cpu"):
+            raise CheckpointError(
+                f"{source} is an ONNX folder, whose tensors stay on the CPU: omit the device {device}; --provider says"
+                " what runs the networks"
+            )
+        if precision not in ("auto", pipeline.precision):
+            raise CheckpointError(f"{source} is an ONNX folder in {pipeline.precision}: omit the precision {precision}")
+        return pipeline
+    if provider is not None:
+        raise CheckpointError(f"{source} is no ONNX folder, which the provider {provider} would run: omit --provider")
+    device = choose_device(str(device))
+    pipeline.precision = resolve_precision(precision, device)
+    dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
     for network in networks(pipeline).values():
         network.requires_grad_(False).eval()
         nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own loads the compiler
@@ -67,7 +93,7 @@ def load_pipeline(source: str, device: str | torch.device = "cpu", precision: Pr
     return pipeline
 
 
-def from_folder(folder: Path) -> DeblurPipeline:
+def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
     """The pipeline in an exported folder, as it lies on disk; CheckpointError as in `load_pipeline`."""
     index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if index.get("_class_name") != "DeblurPipeline":
@@ -75,6 +101,9 @@ def from_folder(folder: Path) -> DeblurPipeline:
     found: dict[str, nn.Module] = {}
     for part in PARTS:
         if index.get(part, [None, None])[1] is None:
+            continue
+        if is_deployed(index):
+            found[part] = OnnxNetwork(folder / part, part, provider)
             continue
         config = read_json(folder / part / "config.json", "the checkpoint is incomplete, copy it again")
         state = read_folder(folder / part)
@@ -121,7 +150,7 @@ def checkpoint_hash(source: str) -> str:
         files = [Path(source)]
     else:
         folder = find_folder(source)
-        files = sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors"))
+        files = sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors", ".onnx"))
     digest = hashlib.sha256()
     for file in files:
         if file.name == INDEX:

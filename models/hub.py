@@ -5,6 +5,8 @@ from pathlib import Path
 
 from models.index import CheckpointError, is_hub_id
 
+PATTERNS = ["*.json", "*.safetensors", "*.onnx", "*.md"]
+
 
 def find_folder(source: str) -> Path:
     """A checkpoint's folder: the one of that name here, or a hub id "user/name" or "user/name@revision", downloaded.
@@ -23,7 +25,9 @@ def find_folder(source: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.md"])
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.onnx", "*.md"]
+            )
         )
     except Exception as error:  # whatever the network or the hub says
         raise CheckpointError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from models.flow import Flow
 
 INDEX = "model_index.json"
+ONNX = "OnnxNetwork"  # what stands there in place of a class of PyTorch
 PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
 
 
@@ -42,6 +43,12 @@ def stored_index(source: str) -> dict | None:
     if not is_hub_id(source):
         raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
     return None
+
+
+def is_deployed(index: dict) -> bool:
+    """Whether a checkpoint's networks are ONNX files, which onnxruntime runs."""
+    predictor = index.get("predictor")
+    return isinstance(predictor, list) and predictor[-1:] == [ONNX]
 
 
 def flow_of(index: dict, what: str) -> Flow | None:

@@ -20,14 +20,14 @@ CPU_PIXELS = 24_000_000  # that are restored in CPU_MEMORY; each more takes seve
 
 
 class Footprint:
-    """Bytes that a function takes for each pixel of an image: measured once, on a small part of the first.
+    """Bytes that a function takes for each pixel of an image: measured once, on a small part of the first, or given.
 
     torch tells the peak of a GPU but not of a CPU: its profiler could, but takes seconds and writes to the terminal.
     So the tensors are counted.
     """
 
-    def __init__(self):
-        self.bytes_per_pixel: float | None = None
+    def __init__(self, bytes_per_pixel: float | None = None):
+        self.bytes_per_pixel = bytes_per_pixel
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> float:
         """Of function(*images), images (N, C, H, W)."""

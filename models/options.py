@@ -23,6 +23,7 @@ class Options:
         seed: the same seed gives the same noise for an image of the same name.
         device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
         precision: of the networks; auto is bf16 where the device computes in it.
+        provider: of an ONNX folder, what onnxruntime runs it on (docs/deployment.md); default: cpu.
         compile: compile the networks; worth its warm-up for many images of one size (docs/sampling.md).
         batch_size: images of one size that are restored at once; default: as many as make up two megapixels, 16 at
             most. The results do not depend on it.
@@ -47,6 +48,7 @@ class Options:
     seed: int = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     compile: bool = False
     batch_size: int | None = None
     memory: float | None = None

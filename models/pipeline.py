@@ -18,6 +18,7 @@ from models.devices import require_compiler
 from models.diffusion import ScaleKind, add_residual, residual_size
 from models.flow import Flow
 from models.memory import Footprint
+from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.sampling import make_scheduler, noise_generator, sample_flow, sample_residual
 from models.settings import SamplingSettings, current_names, preset_settings
@@ -82,6 +83,7 @@ class DeblurPipeline(ConfigMixin):
         own = {"scale_kind": scale_kind, "flow": None if flow is None else asdict(flow)}
         self.register_to_config(residual_scale=float(residual_scale), presets=presets, **own)
         self.flow = flow
+        self.precision: str | None = None  # of the networks, where load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # of the last call
         self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
@@ -89,7 +91,14 @@ class DeblurPipeline(ConfigMixin):
     @property
     def device(self) -> torch.device:
         """Where the predictor's weights are, and so where it computes."""
-        return next(chain(self.predictor.parameters(), self.predictor.buffers())).device
+        weights = chain(self.predictor.parameters(), self.predictor.buffers())
+        return next((weight.device for weight in weights), torch.device("cpu"))  # an OnnxNetwork has none
+
+    @property
+    def place(self) -> str:
+        """Where its networks run: a device's name, or of an ONNX folder onnxruntime's provider."""
+        network = self.predictor
+        return f"onnxruntime {network.provider}" if isinstance(network, OnnxNetwork) else str(self.device)
 
     def save_pretrained(self, folder: str | Path, max_shard_size: str = "10GB") -> None:
         """Write a pipeline folder; a network that is larger than a shard goes into several files.
@@ -240,8 +249,10 @@ class DeblurPipeline(ConfigMixin):
         On a GPU the denoiser's steps become CUDA graphs. The predictor runs once per image, so it is left without.
 
         Raises:
-            ValueError: on a CPU, where there is no C++ compiler.
+            ValueError: on a CPU, where there is no C++ compiler, and of an ONNX folder.
         """
+        if isinstance(self.predictor, OnnxNetwork):
+            raise ValueError("there is nothing to compile in an ONNX folder: onnxruntime runs it as it is")
         require_compiler(self.device)
         self.compiled = True
         self.predictor.compile(dynamic=False)
@@ -263,6 +274,12 @@ class DeblurPipeline(ConfigMixin):
     ) -> tuple[Callable[..., Tensor], Tiling]:
         """A network as it should be called for images of this size, and its tiling."""
         network = getattr(self, name)
+        if isinstance(network, OnnxNetwork):
+            facts = network.facts
+            footprint, fixed = Footprint(facts.bytes_per_pixel), facts.side and (facts.side, facts.halo)
+            tiling = Tiling(facts.receptive_field, facts.stride, tile, memory, fields, footprint, fixed)
+            self._tilings[name] = tiling
+            return network, tiling
         side = None if tile is None else tile + 2 * (network.receptive_field or 0)
         # Compilation would make a program of every band.
         has_bands = isinstance(getattr(network, "unet", None), UNet) and not self.compiled

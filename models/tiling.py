@@ -6,6 +6,7 @@ the network's stride, and tiles end where the image ends (the network then treat
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,9 +56,11 @@ class Tiling:
         fields: tensors of the images' own size that come after the tiles' size is chosen, while tiles are made; the
             result is one.
         footprint: of the function, where it may have been measured before; None: measured at the first call.
+        fixed: side and halo of tiles that are all of one size, halo included, for a function that takes no other;
+            what is smaller it pads itself. Neither tile nor memory has a say then.
 
     Raises:
-        ValueError: a tile of less than SMALLEST.
+        ValueError: a tile of less than SMALLEST, or one beside `fixed`.
         TooLittleMemory: when it is called: SMALLEST takes more than `memory`.
     """
 
@@ -69,19 +72,26 @@ class Tiling:
         memory: int | None = None,
         fields: int = 1,
         footprint: Footprint | None = None,
+        fixed: tuple[int, int] | None = None,
     ):
+        if fixed is not None and tile is not None:
+            raise ValueError(f"this network takes tiles of {fixed[0]} pixels and no others: omit the tile of {tile}")
         if tile is not None and tile < SMALLEST:
             raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {tile}")
         self.receptive_field, self.stride, self.tile, self.memory = receptive_field, stride, tile, memory
         self.fields, self.footprint = fields, footprint or Footprint()
         self.together = None  # images at a time; None for all
+        self.fixed = fixed
 
     def side(self, image: Tensor) -> int | None:
         """Side of the tiles that an image (N, C, H, W) was called in; None where it was called whole."""
-        return None if self.tile is None or self.tile >= max(image.shape[-2:]) else self.tile
+        tile = self.tile if self.fixed is None else self.fixed[0]
+        return None if tile is None or tile >= max(image.shape[-2:]) else tile
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
         """function(*images), for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
+        if self.fixed is not None:
+            return self._run_some(function, images, 1)
         if self.tile is None:
             self._fit(function, images)
         count = len(images[0])
@@ -105,12 +115,11 @@ class Tiling:
 
     def _run(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
         height, width = images[0].shape[-2:]
-        if self.tile >= max(height, width):
+        if self.side(images[0]) is None:
             return function(*images)
-        core, halo = self._core(self.tile), self._halo(self.tile)
         blends, result = self.receptive_field is None, None
-        columns = list(spans(width, core, halo))
-        for rows in spans(height, core, halo):
+        halo, columns = self._spans(width)
+        for rows in self._spans(height)[1]:
             for cols in columns:
                 (top, y0, y1, bottom), (left, x0, x1, right) = rows, cols
                 part = function(*(image[..., top:bottom, left:right] for image in images))
@@ -124,6 +133,16 @@ class Tiling:
                 else:
                     result[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
         return result
+
+    def _spans(self, length: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+        """The halo, and the tiles along one axis."""
+        if self.fixed is not None:
+            side, halo = self.fixed
+            # Where nothing has to be exact no tile needs to reach beyond the image.
+            stride = 1 if self.receptive_field is None else self.stride
+            return halo, list(fixed_spans(length, side, halo, stride))
+        core, halo = self._core(self.tile), self._halo(self.tile)
+        return halo, list(spans(length, core, halo))
 
     def _core(self, tile: int) -> int:
         return max(tile // self.stride, 1) * self.stride
@@ -176,6 +195,16 @@ def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, in
     for start in range(0, length, core):
         stop = min(start + core, length)
         yield max(0, start - halo), start, stop, min(length, stop + halo)
+
+
+def fixed_spans(length: int, side: int, halo: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
+    """As `spans`, for tiles that all have one side: they start at multiples of the stride, and the last one ends with
+    the image, but for what it lacks of such a multiple. An image that is smaller is one tile."""
+    last = max(0, -(-length // stride) * stride - side)
+    starts = [*range(0, last, side - 2 * halo), last]
+    borders = [0, *(start + halo for start in starts[1:]), length]
+    for start, (begin, end) in zip(starts, pairwise(borders), strict=True):
+        yield start, begin, end, min(length, start + side)
 
 
 def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:

@@ -7,15 +7,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web")
+PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web", "deployment")
 ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | {"base": {"base"}}
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
+ALLOWED["deployment"] = {"base", "deployment", "data", "models"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models"}
 MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "guard", "flow"},
-    {"unet", "untrained", "spandrel_predictor", "tiling"},
+    {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "objective"},
     {"pipeline", "hub"},
     {"checkpoints"},

@@ -1,0 +1,280 @@
+"""Write a checkpoint as ONNX files, which run without PyTorch's networks: as a command.
+
+python -m deployment.export pretrained/lite --output deployed/lite
+python -m deployment.export pretrained/lite --output deployed/lite --dynamic true
+python -m deployment.export pretrained/lite --output deployed/lite_int8 --precision int8 --calibration PAIRS
+
+The folder is a checkpoint for sample.py, evaluate.py and `load_pipeline`: each network as model.onnx, beside the same
+configs, schedule, residual scale, presets and card.
+"""
+
+import importlib.util
+import json
+import math
+import shutil
+import sys
+import warnings
+from copy import deepcopy
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+
+from base.files import replacing
+from base.stop import run_command
+from models.checkpoints import load_pipeline, networks
+from models.hub import find_folder
+from models.index import ONNX, CheckpointError
+from models.memory import Footprint
+from models.onnx_network import (
+    FACTS,
+    GRAPH,
+    OUTPUT,
+    GraphFacts,
+    GraphPrecision,
+    OnnxNetwork,
+    inputs_of,
+    require_packages,
+)
+from models.pipeline import DeblurPipeline
+from models.spandrel_predictor import SpandrelPredictor
+
+OPSET = 20
+MAX_ERROR = 1e-4  # of fp32, in the network's own units: an image is in [-1, 1]
+MIN_PSNR = 60.0  # of fp16, in dB, over the range of what PyTorch gives
+LEAST = 3  # strides: side of the smallest image that a graph of any size is tried on
+
+
+def export(
+    source: str,
+    output: str,
+    precision: GraphPrecision = "fp32",
+    tile: int = 512,
+    dynamic: bool = False,
+    calibration: str | None = None,
+    max_drop: float = 0.05,
+) -> None:
+    """Write a checkpoint as a folder of ONNX files, read back and compared before it is there.
+
+    Args:
+        source: exported folder, hub id, or .ckpt file of train.py.
+        output: folder to write to; must be new or empty.
+        precision: fp32; fp16, half the size and for GPUs; or int8, which needs --calibration.
+        tile: side in pixels of what the graphs take; larger images go in tiles. A multiple of the networks' strides.
+        dynamic: graphs that take any size (multiples of the stride), in place of tiles.
+        calibration: for int8, pairs of training images in any layout of docs/data.md, such as tools.make_pairs makes.
+        max_drop: for int8, the most PSNR in dB that each network may cost on these pairs: layers stay in float until
+            it is kept.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be exported, or the graphs do not give what PyTorch gives; one sentence,
+            and no folder is left behind.
+    """
+    require_exporter()
+    if (precision == "int8") != (calibration is not None):
+        raise CheckpointError("--precision int8 and --calibration PAIRS, of training images, go together")
+    folder = Path(output)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is not an empty folder: give a new one")
+    pipeline = load_pipeline(source, "cpu", "fp32")
+    if isinstance(pipeline.predictor, OnnxNetwork):
+        raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
+    side = None if dynamic else tile
+    with replacing(folder) as part:
+        _write_rest(pipeline, source, part)
+        for name, network in networks(pipeline).items():
+            write_network(network, name, part / name, "fp32" if precision == "int8" else precision, side)
+        if precision == "int8":
+            from deployment.quantise import quantise
+
+            quantise(pipeline, part, calibration, max_drop)
+        for name, network in networks(pipeline).items():
+            print(f"{name}: {parity(network, name, part / name)}")
+        load_pipeline(str(part))
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
+    print(f"wrote {folder}: {precision}, {'any size' if dynamic else f'tiles of {tile}'}, {size:.1f} MiB")
+
+
+def require_exporter() -> None:
+    """CheckpointError where a package is missing that an export takes."""
+    require_packages()
+    if importlib.util.find_spec("onnxscript") is None:
+        raise CheckpointError("an export needs the package onnxscript: pip install -r requirements-extra.txt")
+
+
+def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
+    """All of a checkpoint's folder but its networks."""
+    folder.mkdir(parents=True)
+    for name, network in networks(pipeline).items():
+        network.save_config(folder / name)
+        pipeline.register_to_config(**{name: ["models.onnx_network", ONNX]})
+    if pipeline.denoiser is None:
+        pipeline.register_to_config(denoiser=[None, None])
+    pipeline.scheduler.save_pretrained(folder / "scheduler")
+    pipeline.register_to_config(scheduler=["diffusers", type(pipeline.scheduler).__name__])
+    pipeline.save_config(folder)
+    card = None if source.endswith(".ckpt") else find_folder(source) / "README.md"
+    if card is not None and card.is_file():
+        shutil.copyfile(card, folder / card.name)
+
+
+def write_network(network: nn.Module, name: str, folder: Path, precision: GraphPrecision, side: int | None) -> None:
+    """A network as model.onnx and graph.json in a folder.
+
+    Raises:
+        CheckpointError: torch cannot export it, or the tiles do not suit it.
+    """
+    what = type(network).__name__
+    names = inputs_of(name, getattr(network, "sees_scale", False))
+    example = examples(names, side or LEAST * network.stride)
+    try:
+        facts = GraphFacts(
+            precision,
+            OPSET,
+            side,
+            network.stride,
+            network.receptive_field,
+            round(_bytes_per_pixel(network, example), 1),
+            getattr(network, "prediction_type", None),
+            getattr(network, "sees_scale", False),
+        )
+    except ValueError as error:
+        least = 2 * (network.receptive_field or 0) + network.stride
+        raise CheckpointError(
+            f"tiles of {side} pixels do not suit the {name}: give --tile, a multiple of {network.stride} of at least"
+            f" {least}, or --dynamic true"
+        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    model = _traced(network, what, names, example, facts)
+    (folder / GRAPH).write_bytes(model.SerializeToString())
+    (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
+
+
+def _bytes_per_pixel(network: nn.Module, example: tuple[Tensor, ...]) -> float:
+    """What PyTorch takes for a network's activations; onnxruntime does not say it, and takes no more."""
+    levels = [x for x in example if x.ndim == 1]
+
+    def run(*images: Tensor) -> Tensor:
+        return network(*images[:2], *levels, *images[2:])
+
+    with torch.no_grad():
+        return Footprint()(run, [x for x in example if x.ndim == 4])
+
+
+def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts):
+    """The ONNX model of a network."""
+    core = _SpandrelCore(network) if isinstance(network, SpandrelPredictor) else network
+    nn.Module.to(core, memory_format=torch.contiguous_format)
+    if facts.precision == "fp16":
+        core = _in_half(core)
+    shapes = None
+    if facts.side is None:
+        height, width = torch.export.Dim("height", min=2, max=1 << 12), torch.export.Dim("width", min=2, max=1 << 12)
+        axes = {2: facts.stride * height, 3: facts.stride * width}
+        shapes = tuple(axes if x.ndim == 4 else None for x in example)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                core,
+                example,
+                input_names=list(names),
+                output_names=[OUTPUT],
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                dynamic_shapes=shapes,
+                verbose=False,
+            )
+    except Exception as error:  # of torch.export, of its translation, of what the network does
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CheckpointError(f"torch cannot export {what} to ONNX: {reason.strip()}") from error
+    return program.model_proto
+
+
+class _SpandrelCore(nn.Module):
+    """What SpandrelPredictor does, without spandrel's padding and inference mode, which are no part of a graph."""
+
+    def __init__(self, predictor: SpandrelPredictor):
+        super().__init__()
+        self.network = predictor.network
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        dtype = next(self.network.parameters()).dtype
+        return self.network(((blurry + 1) / 2).to(dtype)).clamp(0, 1).float() * 2 - 1
+
+
+def _in_half(core: nn.Module) -> nn.Module:
+    """A copy with its weights in float16; what is made of no weights stays as it is."""
+    core = deepcopy(core)
+    stored = core.state_dict().keys()
+    for name, tensor in chain(core.named_parameters(), core.named_buffers()):
+        if name in stored and tensor.is_floating_point():
+            tensor.data = tensor.data.half()
+    return core
+
+
+def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: int = 0) -> tuple[Tensor, ...]:
+    """Inputs of a network by their names, (1, C, side, other): soft random images, a noisy residual and its level.
+
+    The other side is the same unless given.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def image() -> Tensor:
+        coarse = torch.rand(1, 3, 12, 12, generator=generator) * 2 - 1
+        return nn.functional.interpolate(coarse, (side, other or side), mode="bicubic").clamp(-1, 1)
+
+    blurry = image()
+    x_init = (blurry + 0.05 * image()).clamp(-1, 1)
+    r_t = torch.randn(blurry.shape, generator=generator)
+    alpha_bar, s = torch.full((1,), 0.3), 0.02 + 0.05 * (image()[:, :1] + 1)
+    known = {"blurry": blurry, "r_t": r_t, "alpha_bar": alpha_bar, "x_init": x_init, "s": s}
+    return tuple(known[name] for name in names)
+
+
+def parity(network: nn.Module, name: str, folder: Path) -> str:
+    """How close a written network is to PyTorch's, in words: on a tile, and on odd sizes.
+
+    Raises:
+        CheckpointError: it is not close enough for its precision.
+    """
+    written = OnnxNetwork(folder, name)
+    facts = written.facts
+    sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
+    sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
+    worst, least = 0.0, math.inf
+    for seed, (height, width) in enumerate(sizes):
+        inputs = examples(written.inputs, height, width, seed)
+        with torch.no_grad():
+            ours, theirs = written(*inputs), written.around(network, *inputs)
+        worst = max(worst, (ours - theirs).abs().max().item())
+        least = min(least, psnr(ours, theirs))
+    said = f"differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
+    if not (
+        math.isfinite(worst) and {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR}.get(facts.precision, True)
+    ):
+        raise CheckpointError(f"the {name} in ONNX {said}, which is too much: it is not written")
+    return said
+
+
+def psnr(ours: Tensor, theirs: Tensor) -> float:
+    """In dB, over the range of `theirs`."""
+    error = (ours.double() - theirs.double()).square().mean().item()
+    span = (theirs.max() - theirs.min()).item()
+    return math.inf if error == 0 else 10 * math.log10(span**2 / error)
+
+
+def cli(args: list[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__, prog="deployment.export", allow_abbrev=False)
+    parser.add_argument("source", help="exported folder, hub id, or .ckpt file of train.py")
+    parser.add_function_arguments(export, skip={"source"})
+    export(**parser.parse_args(args).as_dict())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("deployment.export", cli, "stopped; nothing is written"))

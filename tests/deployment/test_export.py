@@ -1,0 +1,202 @@
+import json
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sample
+from data import images
+from deployment.export import export, parity, psnr, require_exporter
+from models import onnx_network
+from models.checkpoints import checkpoint_hash, load_pipeline
+from models.index import CheckpointError
+from models.onnx_network import OnnxNetwork
+from models.settings import SamplingSettings
+from models.slim_unet import SlimDenoiser
+from models.tiling import fixed_spans
+from tests.conftest import ROOT
+from tests.models.test_pipeline import tiny_pipeline
+
+onnx = pytest.importorskip("onnx")
+SETTINGS = SamplingSettings("ddpm", steps=3)
+TILE = 96
+
+
+def slim_pipeline():
+    """A predictor with a size head, whose map the denoiser is told, and a denoiser that knows the scale."""
+    from models.slim_unet import SlimPredictor
+
+    torch.manual_seed(0)
+    pipeline = tiny_pipeline(SlimPredictor((4, 8), (1, 1), size_head=True))
+    pipeline.denoiser = SlimDenoiser((4, 8), (1, 1), embedding_channels=8).eval()
+    for network in (pipeline.predictor, pipeline.denoiser):
+        torch.nn.init.normal_(network.unet.head.weight, std=0.05)
+    pipeline.register_to_config(scale_kind="learned", residual_scale=1.5, presets={"balanced": {"steps": 2}})
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
+    folder = tmp_path_factory.mktemp("deployed")
+    alone = tiny_pipeline()
+    alone.denoiser = None
+    alone.save_pretrained(folder / "alone")
+    slim_pipeline().save_pretrained(folder / "slim")
+    (folder / "slim" / "README.md").write_text("the card")
+    logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
+    export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
+    export(str(folder / "slim"), str(folder / "any"), dynamic=True)
+    export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
+    logging.disable(logging.NOTSET)
+    return folder
+
+
+def image(height, width):
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(2))
+
+
+def restored(folder, blurry):
+    return load_pipeline(str(folder), precision="fp32")(blurry, SETTINGS, seed=1, output_type="pt")
+
+
+@pytest.mark.parametrize(("kind", "size"), [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53))])
+def test_a_folder_restores_as_its_checkpoint(place, kind, size):
+    # Tiles of a network whose reach is known are exact, so the whole image is the measure of both.
+    blurry = image(*size)
+    ours, theirs = restored(place / kind, blurry), restored(place / "slim", blurry)
+    assert (ours.images - theirs.images).abs().max() < 1e-4 < (ours.images - blurry).abs().mean()
+    assert (ours.expected_error - theirs.expected_error).abs().max() < 1e-4
+    assert ours.tiles == dict.fromkeys(("predictor", "denoiser"), TILE if kind == "tiles" else None)
+
+
+def test_half_precision_and_batches(place):
+    blurry = torch.cat([image(120, 130), image(120, 130).flip(-1)])
+    half, theirs = load_pipeline(str(place / "half")), load_pipeline(str(place / "alone"), precision="fp32")
+    assert 60 < psnr(half.predict(blurry), theirs.predict(blurry)) < 120
+    assert torch.equal(half.predict(blurry)[:1], half.predict(blurry[:1]))
+    graph = onnx.load(place / "half" / "predictor" / "model.onnx").graph
+    assert {t.data_type for t in graph.initializer if len(t.dims) == 4} == {onnx.TensorProto.FLOAT16}
+
+
+def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
+    small = image(40, 60)
+    ours = load_pipeline(str(place / "tiles")).predictor(small)
+    wide = torch.nn.functional.pad(small, (0, TILE - 60, 0, TILE - 40), mode="replicate")
+    theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)[..., :40, :60]
+    assert ours.shape == (1, 4, 40, 60) and (ours - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
+def test_fixed_tiles_cover_an_axis_with_their_halo(length):
+    side, halo, stride = 96, 16, 8
+    tiles = list(fixed_spans(length, side, halo, stride))
+    assert [begin for _, begin, _, _ in tiles] == [0, *(end for _, _, end, _ in tiles[:-1])] and tiles[-1][2] == length
+    for start, begin, end, stop in tiles:
+        assert start % stride == 0 and start <= begin < end <= stop <= length and stop - start <= side
+        assert begin - start >= halo or start == begin == 0
+        assert stop - end >= halo or end == stop == length
+        assert stop - start == side or stop == length
+    assert length < side or length - tiles[-1][0] > side - stride
+
+
+def test_the_folder_says_what_it_is(place):
+    index = json.loads((place / "tiles" / "model_index.json").read_text())
+    before = json.loads((place / "slim" / "model_index.json").read_text())
+    assert index["predictor"][1] == index["denoiser"][1] == "OnnxNetwork"
+    for kept in ("presets", "residual_scale", "scale_kind", "flow", "scheduler"):
+        assert index[kept] == before[kept]
+    assert (place / "tiles" / "README.md").read_text() == "the card"
+    for part in ("predictor", "denoiser"):
+        ours, theirs = ((place / folder / part / "config.json").read_text() for folder in ("tiles", "slim"))
+        assert ours == theirs
+    assert not list((place / "tiles").rglob("*.safetensors"))
+    assert len({checkpoint_hash(str(place / name)) for name in ("tiles", "any", "slim")}) == 3
+
+
+def test_sample_takes_a_folder(place, tmp_path, capsys):
+    images.write(tmp_path / "photo.png", image(100, 110)[0])
+    words = [str(tmp_path / "photo.png"), "--checkpoint", str(place / "tiles"), "--output", str(tmp_path / "out")]
+    assert sample.main([*words, "--provider", "cpu", "--compare"]) == 0
+    assert "onnxruntime cpu, fp32; predictor in tiles of 96" in capsys.readouterr().out
+    [entry] = json.loads((tmp_path / "out" / "manifest.json").read_text()).values()
+    assert (entry["precision"], entry["device"]) == ("fp32", "onnxruntime cpu")
+    assert entry["tiles"] == {"predictor": 96, "denoiser": 96}
+    assert sample.main([*words, "--compare"]) == 0 and "1 done before" in capsys.readouterr().out
+    for flags, said in (
+        (["--tile", "64"], "takes tiles of 96 pixels and no others"),
+        (["--compile"], "nothing to compile"),
+        (["--precision", "bf16"], "an ONNX folder in fp32: omit the precision bf16"),
+        (["--device", "mps"], "an ONNX folder, whose tensors stay on the CPU"),
+        (["--checkpoint", str(place / "slim"), "--provider", "cpu"], "is no ONNX folder"),
+        (["--provider", "tensorrt"], "cannot run on tensorrt: pip install onnxruntime-gpu"),
+    ):
+        assert sample.main([*words, *flags, "--overwrite"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
+    for said, source, options in (
+        ("is an ONNX folder already", "tiles", {}),
+        ("give --tile, a multiple of 4 of at least", "slim", {"tile": 98}),
+        ("give --tile, a multiple of 4 of at least", "slim", {"tile": 16}),
+        ("go together", "slim", {"precision": "int8"}),
+        ("go together", "slim", {"calibration": "photos"}),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            export(str(place / source), str(tmp_path / "out"), **options)
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        export(str(place / "slim"), str(place / "tiles"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_is_not_what_pytorch_gives_is_refused(place):
+    other = slim_pipeline().predictor
+    with torch.no_grad():
+        other.unet.head.bias += 3e-4
+    with pytest.raises(CheckpointError, match=r"the predictor in ONNX differs from PyTorch by 3\.0e-04 at most"):
+        parity(other, "predictor", place / "tiles" / "predictor")
+
+
+def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
+    monkeypatch.setattr(onnx_network.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"need the packages onnx and onnxruntime: pip install -r requirements-e"):
+        load_pipeline(str(place / "tiles"))
+    with pytest.raises(CheckpointError, match="requirements-extra"):
+        require_exporter()
+
+
+def test_the_example_needs_numpy_pillow_and_onnxruntime_alone(place, tmp_path):
+    images.write(tmp_path / "photo.png", image(100, 110)[0])
+    code = (
+        "import runpy, sys; sys.argv = ['predict.py', *sys.argv[2:]]; runpy.run_path('deployment/predict.py',"
+        " run_name='__main__'); print({'torch', 'onnx', 'models'} & set(sys.modules))"
+    )
+    done = {}
+    for kind in ("any", "tiles"):
+        words = [sys.executable, "-c", code, "", place / kind, tmp_path / "photo.png", tmp_path / f"{kind}.png"]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+        assert said.stdout.strip() == "set()"
+        done[kind] = np.asarray(Image.open(tmp_path / f"{kind}.png"), dtype=int)
+    ours = restored(place / "any", images.read(tmp_path / "photo.png")[None]).predictions[0]
+    expected = (255 * ours).round().permute(1, 2, 0).numpy()
+    assert np.abs(done["any"] - expected).max() <= 1
+    assert np.abs(done["tiles"] - expected)[:4, :4].max() <= 1  # where one tile is all there is
+    before = np.asarray(Image.open(tmp_path / "photo.png"), dtype=int)
+    assert 0 < np.abs(done["tiles"] - expected).mean() < 0.5 * np.abs(before - expected).mean()
+
+
+@pytest.mark.slow
+def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path):
+    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "lite"))
+    pipelines = [
+        load_pipeline(str(path), precision="fp32") for path in (ROOT / "pretrained" / "lite", tmp_path / "lite")
+    ]
+    theirs, ours = (pipeline.predictor for pipeline in pipelines)
+    assert isinstance(ours, OnnxNetwork)
+    tile = image(512, 512) * 2 - 1
+    assert (ours(tile) - theirs(tile)).abs().max() < 1e-4
