@@ -1,7 +1,7 @@
 import json
-import logging
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,44 +16,12 @@ from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import CheckpointError
 from models.onnx_network import OnnxNetwork
 from models.settings import SamplingSettings
-from models.slim_unet import SlimDenoiser
 from models.tiling import fixed_spans
 from tests.conftest import ROOT
-from tests.models.test_pipeline import tiny_pipeline
+from tests.deployment.conftest import TILE, slim_pipeline
 
 onnx = pytest.importorskip("onnx")
 SETTINGS = SamplingSettings("ddpm", steps=3)
-TILE = 96
-
-
-def slim_pipeline():
-    """A predictor with a size head, whose map the denoiser is told, and a denoiser that knows the scale."""
-    from models.slim_unet import SlimPredictor
-
-    torch.manual_seed(0)
-    pipeline = tiny_pipeline(SlimPredictor((4, 8), (1, 1), size_head=True))
-    pipeline.denoiser = SlimDenoiser((4, 8), (1, 1), embedding_channels=8).eval()
-    for network in (pipeline.predictor, pipeline.denoiser):
-        torch.nn.init.normal_(network.unet.head.weight, std=0.05)
-    pipeline.register_to_config(scale_kind="learned", residual_scale=1.5, presets={"balanced": {"steps": 2}})
-    return pipeline
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
-    folder = tmp_path_factory.mktemp("deployed")
-    alone = tiny_pipeline()
-    alone.denoiser = None
-    alone.save_pretrained(folder / "alone")
-    slim_pipeline().save_pretrained(folder / "slim")
-    (folder / "slim" / "README.md").write_text("the card")
-    logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
-    export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
-    export(str(folder / "slim"), str(folder / "any"), dynamic=True)
-    export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
-    logging.disable(logging.NOTSET)
-    return folder
 
 
 def image(height, width):
@@ -61,17 +29,19 @@ def image(height, width):
 
 
 def restored(folder, blurry):
-    return load_pipeline(str(folder), precision="fp32")(blurry, SETTINGS, seed=1, output_type="pt")
+    pipeline = load_pipeline(str(folder), precision="fp32")
+    settings = replace(SETTINGS, blend=float(pipeline.denoiser is not None))
+    return pipeline(blurry, settings, seed=1, output_type="pt")
 
 
 @pytest.mark.parametrize(("kind", "size"), [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53))])
 def test_a_folder_restores_as_its_checkpoint(place, kind, size):
     # Tiles of a network whose reach is known are exact, so the whole image is the measure of both.
     blurry = image(*size)
-    ours, theirs = restored(place / kind, blurry), restored(place / "slim", blurry)
+    ours, theirs = restored(place / kind, blurry), restored(place / {"tiles": "slim", "any": "alone"}[kind], blurry)
     assert (ours.images - theirs.images).abs().max() < 1e-4 < (ours.images - blurry).abs().mean()
     assert (ours.expected_error - theirs.expected_error).abs().max() < 1e-4
-    assert ours.tiles == dict.fromkeys(("predictor", "denoiser"), TILE if kind == "tiles" else None)
+    assert ours.tiles == ({"predictor": TILE, "denoiser": TILE} if kind == "tiles" else {"predictor": None})
 
 
 def test_half_precision_and_batches(place):

@@ -60,7 +60,9 @@ def test_truncated_and_foreign_files(path):
     assert "damaged" in said(path, b"\x89PNG\r\n\x1a\n" + bytes(100))
     assert "damaged or no predictor" in said(path, model(conv("picture"), inputs=("picture",)))
     assert "takes no tiles of 16 pixels" in said(path, model(conv(), side=32))
-    assert "is not valid" in said(path, model(conv(), opset=4000))
+    beyond = helper.make_node("Gather", ["list", "index"], ["none"])
+    tensors = [WEIGHT, constant("list", [1, 2]), constant("index", [9])]
+    assert "is not valid" in said(path, model(beyond, conv(), tensors=tensors))
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "weights.bin"])

@@ -1,0 +1,372 @@
+"""ONNX files beside PyTorch: what exports, how close it is, how fast, and what INT8 costs.
+
+python -m benchmarks.deployment --calibration PAIRS --photos PHOTOS --data synthetic=PAIRS gopro=PAIRS
+python -m benchmarks.deployment --cases support --networks 'unet,nafnet'
+python -m benchmarks.deployment --cases speed --calibration PAIRS --threads 2
+
+The cases are support (each network, on one tile), photos (whole restorations in the same tiles), quality (INT8 against
+float32, on pairs), speed (1280x720, taken in turns) and start (from nothing to a restored image). What is measured is
+merged into the JSON file, and the tables in deployment.md beside it are made of that.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatch
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, median
+from tempfile import TemporaryDirectory
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from base.files import replacing
+from base.stop import run_command
+from benchmarks.record import machine, write_json
+from deployment.export import examples, export, parity, write_network
+from models.checkpoints import load_pipeline, networks
+from models.index import CheckpointError
+from models.onnx_network import GRAPH, OnnxNetwork, inputs_of
+from models.pipeline import DeblurPipeline
+
+CASES = ("support", "photos", "quality", "speed", "start")
+WIDTH, HEIGHT = 1280, 720
+PHOTOS = 8
+ROOT = Path(__file__).parents[1]
+
+
+def lite(name: str) -> Callable[[], nn.Module]:
+    """A network of the published checkpoint."""
+    return lambda: networks(load_pipeline(str(ROOT / "pretrained" / "lite"), precision="fp32"))[name]
+
+
+def untrained(name: str, *arguments, **options) -> Callable[[], nn.Module]:
+    """A network as it is before training, but for its last layers, which would be zero."""
+    from models.checkpoints import NETWORKS
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        network = NETWORKS[name](*arguments, **options).eval().requires_grad_(False)
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d) and not layer.weight.any():
+                nn.init.normal_(layer.weight, std=0.01)
+        return network
+
+    return make
+
+
+def nafnet() -> nn.Module:
+    """NAFNet of width 32 with random weights, through spandrel."""
+    from spandrel.architectures.NAFNet import NAFNet
+
+    from models.spandrel_predictor import SpandrelPredictor
+
+    torch.manual_seed(0)
+    network = NAFNet(width=32, middle_blk_num=1, enc_blk_nums=[1, 1, 1, 28], dec_blk_nums=[1, 1, 1, 1])
+    return SpandrelPredictor(weights=network.state_dict())
+
+
+NETWORKS = {  # part, side of a tile, and how to make it
+    "lite predictor": ("predictor", 512, lite("predictor")),
+    "lite denoiser": ("denoiser", 512, lite("denoiser")),
+    "U2-Net full": ("predictor", 512, untrained("U2NetPredictor", "full")),
+    "U2-Net lite": ("predictor", 512, untrained("U2NetPredictor", "lite")),
+    "the paper's predictor": ("predictor", 640, untrained("UNetPredictor")),
+    "the paper's denoiser": ("denoiser", 640, untrained("Denoiser")),
+    "slim U-Net of NAF blocks": ("predictor", 1024, untrained("SlimPredictor", block="naf")),
+    "NAFNet (spandrel)": ("predictor", 512, nafnet),
+}
+
+
+def measure_support(folder: Path, pattern: str) -> dict:
+    """Each network in float32 and float16 on the CPU: exported, parity, seconds a tile; or what is in the way."""
+    found = {}
+    for name, (part, side, make) in NETWORKS.items():
+        if not any(fnmatch(name.lower(), f"*{word.strip().lower()}*") for word in pattern.split(",")):
+            continue
+        for precision in ("fp32", "fp16"):
+            network, place = make(), folder / name.replace("'", "") / precision
+            network.save_config(place)
+            cell = found[f"{name}/{precision}/cpu"] = {"side": side, "exported": False}
+            try:
+                write_network(network, part, place, precision, side)
+                cell |= {"exported": True, "parity": parity(network, part, place)}
+                given = examples(inputs_of(part, getattr(network, "sees_scale", False)), side)
+                cell["seconds"] = in_turns({"onnx": OnnxNetwork(place, part), "torch": network}, given, 2)
+            except CheckpointError as error:
+                cell["blocked"] = str(error)
+            tqdm.write(f"{name}, {precision}: {cell}")
+    return found
+
+
+def in_turns(runs: dict[str, Callable[..., Tensor]], given: tuple[Tensor, ...], repeats: int) -> dict[str, float]:
+    """Seconds of each, the least of so many calls that take turns, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.no_grad():
+        for k in range(repeats + 1):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run(*given)
+                if k:
+                    seconds[name].append(time.perf_counter() - start)
+    return {name: round(min(each), 4) for name, each in seconds.items()}
+
+
+class InTiles:
+    """PyTorch's network behind the padding and in the tiles of an exported one, to compare like with like."""
+
+    def __init__(self, network: nn.Module, exported: OnnxNetwork):
+        self.network, self.exported = network, exported
+
+    def __enter__(self) -> None:
+        self.exported._run, self._own = self.network, self.exported._run
+
+    def __exit__(self, *_) -> None:
+        self.exported._run = self._own
+
+
+def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit: int) -> dict:
+    """Whole restorations of photographs: ONNX against PyTorch, behind the same padding and in the same tiles."""
+    from data import images, search
+
+    paths = search.find(source)
+    paths = [paths[k * len(paths) // limit] for k in range(min(limit, len(paths)))]
+    torch_pipeline = load_pipeline(checkpoint, precision="fp32")
+    found = {}
+    for kind, folder in folders.items():
+        deployed, worst = load_pipeline(str(folder)), {}
+        for path in tqdm(paths, f"photos, {kind}"):
+            blurry = images.read(path)[None]
+            ours = deployed(blurry, names=[path.stem], output_type="pt").images
+            theirs = as_torch(deployed, torch_pipeline, blurry, path.stem)
+            worst[path.name] = round(255 * (ours - theirs).abs().max().item(), 4)
+        found[kind] = {"largest_difference_in_levels": max(worst.values()), "photos": worst}
+    return found
+
+
+def as_torch(deployed: DeblurPipeline, pipeline: DeblurPipeline, blurry: Tensor, name: str) -> Tensor:
+    """What a deployed pipeline would restore with PyTorch's networks in place of its graphs."""
+    parts = [InTiles(network, getattr(deployed, part)) for part, network in networks(pipeline).items()]
+    for part in parts:
+        part.__enter__()
+    try:
+        return deployed(blurry, names=[name], output_type="pt").images
+    finally:
+        for part in parts:
+            part.__exit__()
+
+
+def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int | None) -> dict:
+    """PSNR and LPIPS of the prediction and of the whole restoration, INT8 against float32, means over the pairs."""
+    from data.layouts import find_pairs
+    from data.pairs import read_pair
+    from evaluation.metrics import make_metrics
+
+    metrics = make_metrics(["psnr", "lpips"], None, None, None, None)
+    pipelines = {kind: load_pipeline(str(folder)) for kind, folder in folders.items()}
+    found = {}
+    for name, root in data.items():
+        pairs = find_pairs(root)[:limit]
+        scores: dict[str, list[float]] = {}
+        for pair in tqdm(pairs, f"quality, {name}"):
+            blurry, sharp = (image[None] for image in read_pair(pair))
+            outputs = {
+                kind: pipeline(blurry, names=[pair.name], output_type="pt") for kind, pipeline in pipelines.items()
+            }
+            for kind, output in outputs.items():
+                for what, image in (("prediction", output.predictions), ("restoration", output.images)):
+                    for metric in ("psnr", "lpips"):
+                        scores.setdefault(f"{kind} {what} {metric}", []).append(metrics[metric](image, sharp).item())
+        means = {key: mean(values) for key, values in scores.items()}
+        rows = {"images": len(pairs)} | {key: round(value, 4) for key, value in means.items()}
+        for what in ("prediction", "restoration"):
+            rows[f"psnr lost, {what}"] = round(means[f"fp32 {what} psnr"] - means[f"int8 {what} psnr"], 4)
+            rows[f"lpips gained, {what}"] = round(means[f"int8 {what} lpips"] - means[f"fp32 {what} lpips"], 4)
+        found[name] = rows
+        tqdm.write(f"{name}: {rows}")
+    return found
+
+
+def measure_speed(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
+    """Seconds at 1280x720 of the predictor and of a whole restoration, taken in turns; and what INT8 spends them on."""
+    blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+    pipelines = {f"torch {precision}": load_pipeline(checkpoint, precision=precision) for precision in ("fp32", "bf16")}
+    pipelines |= {f"onnx {kind}": load_pipeline(str(folder)) for kind, folder in folders.items()}
+    largest = {name: {"tile": WIDTH, "predictor_tile": WIDTH} for name in pipelines}
+    whole = {
+        name: lambda x, p=pipeline, tiles=largest[name]: p(x, output_type="pt", **tiles).images
+        for name, pipeline in pipelines.items()
+    }
+    alone = {name: lambda x, p=pipeline: p.predict(x, WIDTH) for name, pipeline in pipelines.items()}
+    found = {"predictor": in_turns(alone, (blurry,), repeats), "restoration": in_turns(whole, (blurry,), repeats)}
+    for seconds in (found["predictor"], found["restoration"]):
+        seconds["int8 against torch bf16, times as fast"] = round(seconds["torch bf16"] / seconds["onnx int8"], 2)
+    sizes = {kind: sum(f.stat().st_size for f in folder.rglob(GRAPH)) for kind, folder in folders.items()}
+    found["bytes"] = sizes | {"int8 share": round(sizes["int8"] / sizes["fp32"], 3)}
+    found["costliest operators of int8, share of the time"] = {
+        name: profile(folders["int8"] / name, examples(network.inputs, HEIGHT, WIDTH), name)
+        for name, network in networks(pipelines["onnx int8"]).items()
+    }
+    return found
+
+
+def profile(folder: Path, given: tuple[Tensor, ...], name: str) -> dict[str, float]:
+    """The share of the time of the operators that take most of it, by onnxruntime's own profile of three runs."""
+    import onnxruntime
+
+    network = OnnxNetwork(folder, name)
+    with TemporaryDirectory() as place:
+        options = onnxruntime.SessionOptions()
+        options.enable_profiling, options.profile_file_prefix = True, f"{place}/profile"
+        options.intra_op_num_threads = torch.get_num_threads()
+        network.session = onnxruntime.InferenceSession((folder / GRAPH).read_bytes(), options)
+        for _ in range(3):
+            network(*given)
+        events = json.loads(Path(network.session.end_profiling()).read_text())
+    spent: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("kernel_time"):
+            spent[event["args"]["op_name"]] += event["dur"]
+    return {operator: round(time / spent.total(), 3) for operator, time in spent.most_common(8)}
+
+
+def measure_start(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
+    """Seconds from nothing to a restored photograph of 1280x720, by sample.py in a process of its own; medians."""
+    from PIL import Image
+
+    sources = {"torch auto": checkpoint} | {f"onnx {kind}": str(folder) for kind, folder in folders.items()}
+    with TemporaryDirectory() as place:
+        photo = Path(place) / "photo.jpg"
+        Image.open(ROOT / "docs" / "examples" / "rsblur_1.jpg").resize((WIDTH, HEIGHT)).save(photo)
+        seconds: dict[str, list[float]] = {name: [] for name in sources}
+        for k in range(repeats + 1):
+            for name, source in sources.items():
+                words = [sys.executable, "sample.py", photo, "--checkpoint", source, "--output", f"{place}/out"]
+                begin = time.perf_counter()
+                subprocess.run([*words, "--overwrite"], cwd=ROOT, check=True, capture_output=True)
+                if k:  # the first fills the caches
+                    seconds[name].append(time.perf_counter() - begin)
+    return {name: round(median(each), 2) for name, each in seconds.items()}
+
+
+def markdown(found: dict) -> str:
+    """The tables of what was measured."""
+    lines = []
+    if "support" in found:
+        lines += [
+            "| network | precision | provider | exported | parity with PyTorch | tile | onnx, s | torch fp32, s |"
+        ]
+        lines += ["|---" * 8 + "|"]
+        for key, cell in found["support"].items():
+            words = [*key.split("/"), "✓" if "parity" in cell else "", cell.get("parity") or cell.get("blocked", "")]
+            seconds = cell.get("seconds", {})
+            words += [str(cell["side"]), str(seconds.get("onnx", "")), str(seconds.get("torch", ""))]
+            lines.append(f"| {' | '.join(words)} |")
+        lines.append("")
+    for case in CASES[1:]:
+        for name, values in found.get(case, {}).items():
+            if isinstance(values, dict):
+                lines += [f"{case}, {name}:", ""]
+                shown = {key: value for key, value in values.items() if key != "photos"}
+                lines += [f"- {key}: {value}" for key, value in shown.items()] + [""]
+            elif name not in found["runs"].get(case, {}):
+                lines.append(f"- {case}, {name}: {values}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(
+    checkpoint: str = "pretrained/lite",
+    cases: str = ",".join(CASES),
+    calibration: str | None = None,
+    photos: str | None = None,
+    data: list[str] | None = None,
+    networks: str = "*",
+    limit: int | None = None,
+    threads: int | None = None,
+    repeats: int = 5,
+    work: str = "runs/deployment",
+    output: str = "benchmarks/results",
+) -> None:
+    """Measure the chosen cases, and write the JSON file and the tables.
+
+    Args:
+        checkpoint: what photos, quality, speed and start are measured on.
+        cases: with commas between them.
+        calibration: pairs of training images for INT8; not looked at where --work holds the folders already.
+        photos: photographs, for the case photos.
+        data: datasets of pairs for the case quality, as NAME=FOLDER.
+        networks: for the case support, parts of the names of the networks, with commas between them.
+        limit: of pairs of each dataset.
+        threads: of PyTorch and of onnxruntime; none: as many as PyTorch takes by itself.
+        repeats: of what is timed.
+        work: folder for what is exported on the way; what lies there is used again.
+        output: folder for deployment.json and deployment.md.
+    """
+    chosen = cases.split(",")
+    if not set(chosen) <= set(CASES):
+        raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    file = Path(output) / "deployment.json"
+    found = json.loads(file.read_text()) if file.is_file() else {"runs": {}}
+    folders = {kind: Path(work) / kind for kind in ("fp32", "int8")} | {"tiles": Path(work) / "tiles"}
+    wanted = {
+        "photos": ("fp32", "tiles"),
+        "quality": ("fp32", "int8"),
+        "speed": ("fp32", "int8"),
+        "start": ("fp32", "int8"),
+    }
+    for kind in sorted({kind for case in chosen for kind in wanted.get(case, ())}):
+        if not folders[kind].is_dir():
+            own = {"precision": "int8", "calibration": calibration} if kind == "int8" else {}
+            export(checkpoint, str(folders[kind]), dynamic=kind != "tiles", **own)
+    for case in chosen:
+        own = {kind: folders[kind] for kind in wanted.get(case, ())}
+        if case == "support":
+            with TemporaryDirectory() as place:
+                result = found.get("support", {}) | measure_support(Path(place), networks)
+        elif case == "photos":
+            result = measure_photos(checkpoint, own, needed(photos, "photos"), PHOTOS)
+        elif case == "quality":
+            sets = dict(one.split("=", 1) for one in needed(data, "data"))
+            result = found.get("quality", {}) | measure_quality(own, sets, limit)
+        elif case == "speed":
+            result = measure_speed(checkpoint, own, repeats)
+        else:
+            result = measure_start(checkpoint, own, min(repeats, 3))
+        found[case] = result
+        found["runs"][case] = machine(threads=threads) | {
+            "onnxruntime": version("onnxruntime"),
+            "onnx": version("onnx"),
+        }
+        write_json(file, found)
+        with replacing(file.with_suffix(".md")) as part:
+            part.write_text(markdown(found))
+        print(json.dumps(result, indent=1, ensure_ascii=False))
+    print(f"wrote {file} and {file.with_suffix('.md')}")
+
+
+def needed(value, flag: str):
+    """The value of a flag that a case cannot do without."""
+    if not value:
+        raise ValueError(f"this case needs --{flag}")
+    return value
+
+
+def cli(args: list[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__, prog="benchmarks.deployment", allow_abbrev=False)
+    parser.add_argument("--data", nargs="+", help="datasets of pairs for the case quality, as NAME=FOLDER")
+    parser.add_function_arguments(main, skip={"data"})
+    main(**parser.parse_args(args).as_dict())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("benchmarks.deployment", cli, "stopped; what was measured is written"))

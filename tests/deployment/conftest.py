@@ -1,0 +1,42 @@
+"""Small checkpoints, and the ONNX folders that became of them."""
+
+import logging
+
+import pytest
+import torch
+
+from models.slim_unet import SlimDenoiser, SlimPredictor
+from tests.models.test_pipeline import tiny_pipeline
+
+TILE = 96
+
+
+def slim_pipeline():
+    """A predictor with a size head, whose map the denoiser is told, and a denoiser that knows the scale."""
+    torch.manual_seed(0)
+    pipeline = tiny_pipeline(SlimPredictor((4, 8), (1, 1), size_head=True))
+    pipeline.denoiser = SlimDenoiser((4, 8), (1, 1), embedding_channels=8).eval()
+    for network in (pipeline.predictor, pipeline.denoiser):
+        torch.nn.init.normal_(network.unet.head.weight, std=0.05)
+    pipeline.register_to_config(scale_kind="learned", residual_scale=1.5, presets={"balanced": {"steps": 2}})
+    return pipeline
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
+    pytest.importorskip("onnxscript")
+    from deployment.export import export
+
+    folder = tmp_path_factory.mktemp("deployed")
+    alone = slim_pipeline()
+    alone.denoiser = None
+    alone.save_pretrained(folder / "alone")
+    slim_pipeline().save_pretrained(folder / "slim")
+    (folder / "slim" / "README.md").write_text("the card")
+    logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
+    export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
+    export(str(folder / "alone"), str(folder / "any"), dynamic=True)
+    export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
+    logging.disable(logging.NOTSET)
+    return folder
