@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import evaluate
 import sample
 from data import images
 from deployment.export import export, parity, psnr, require_exporter
@@ -107,6 +108,17 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
     ):
         assert sample.main([*words, *flags, "--overwrite"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_evaluate_takes_a_folder(place, tmp_path):
+    for side, name in (("blur", "a"), ("sharp", "a")):
+        images.write(tmp_path / "pairs" / side / f"{name}.png", image(100, 110)[0])
+    words = ["--checkpoint", str(place / "tiles"), "--data", str(tmp_path / "pairs"), "--metrics", "psnr"]
+    evaluate.cli([*words, "--output", str(tmp_path / "out"), "--provider", "cpu"])
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert json.dumps(found).count('"onnxruntime cpu"') == 1 and "predictor" in json.dumps(found)
+    with pytest.raises(ValueError, match="an ONNX folder in fp32: omit the precision bf16"):
+        evaluate.cli([*words, "--output", str(tmp_path / "other"), "--precision", "bf16"])
 
 
 def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
