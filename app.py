@@ -24,7 +24,7 @@ from models.options import Options
 if TYPE_CHECKING:
     from web.page import Page
 
-SHARED = ("checkpoint", "device", "precision", "memory")  # flags of sample.py
+SHARED = ("checkpoint", "device", "precision", "provider", "memory")  # flags of sample.py
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,7 +36,7 @@ class Served:
         host: address to serve at; 127.0.0.1 is this machine alone, 0.0.0.0 its network. GRADIO_SERVER_NAME in the
             environment goes before the default.
         port: of the page.
-        checkpoint, device, precision, memory: as of sample.py.
+        checkpoint, device, precision, provider, memory: as of sample.py.
         auth: NAME:PASSWORD that visitors have to give.
         max_size: megabytes (1e6 bytes) of an uploaded file.
         max_pixels: megapixels of a photograph.
@@ -47,6 +47,7 @@ class Served:
     checkpoint: str | None = None
     device: str | None = None
     precision: Literal["auto", "fp32", "bf16"] | None = None
+    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     memory: float | None = None
     auth: str | None = None
     max_size: float = 200

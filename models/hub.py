@@ -24,11 +24,7 @@ def find_folder(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.onnx", "*.md"]
-            )
-        )
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=PATTERNS))
     except Exception as error:  # whatever the network or the hub says
         raise CheckpointError(
             f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelSummary
 from torch import nn
 
 import evaluate
@@ -149,6 +150,7 @@ SAMPLE = {
     "seed": (DRAWN, ["1"], differ),
     "device": (DRAWN, ["cuda:99"], lambda a, b: b.code == 2 and "device cuda:99 cannot be used here" in b.said),
     "precision": (DRAWN, ["bf16"], lambda a, b: differ(a, b) and "bf16" in b.said and "fp32" in a.said),
+    "provider": (DRAWN, ["cuda"], lambda a, b: b.code == 2 and "no ONNX folder, which the provider cuda" in b.said),
     "compile": (DRAWN, [], lambda a, b: b.code == 2 and "no-such-compiler was not found" in b.said),
     "batch_size": (
         DRAWN,
@@ -241,6 +243,7 @@ RUNS = {
     "three": ["--variant", "blur_gamma", "--split", "train"],
     "four": ["--precision", "bf16", "--outputs", "outputs", "--checkpoint", "checkpoint", "--grid", "grid.yaml"],
     "device": ["--device", "cuda:99"],
+    "provider": ["--provider", "cuda", "--checkpoint", "checkpoint"],
     "lpips": ["--metrics", "lpips", "--lpips_backbone", "wrong.pth"],
     "vgg": ["--metrics", "lpips_vgg", "--vgg_backbone", "wrong.pth"],
     "inception": ["--metrics", "fid", "--inception_backbone", "wrong.pth"],
@@ -275,6 +278,7 @@ EVALUATE = {
     "split": ("three", lambda a, b: len(of_row(b, "sharp")) == 1),
     "variant": ("three", of_gamma),
     "precision": ("four", lambda a, b: of_row(a, "predictor") != of_row(b, "predictor")),
+    "provider": ("provider", lambda a, b: b.code == 2 and "no ONNX folder, which the provider cuda" in b.said),
     "outputs": ("four", lambda a, b: {*rows(b)} - {*rows(a)} == {"outputs outputs"}),
     "device": ("device", lambda a, b: b.code == 2 and "device cuda:99 cannot be used here" in b.said),
     "lpips_backbone": ("lpips", names_the_file),
@@ -311,6 +315,10 @@ def test_overwrite_starts_anew(called, known, tmp_path):
     refused = called(of_evaluate, *other)
     assert refused.code == 2 and "--overwrite true to start anew" in refused.said
     assert called(of_evaluate, *other, "--overwrite", "true").results["seed"] == 1
+
+
+def shows(run, kind):
+    return any(isinstance(one, kind) for one in run.trainer.callbacks)
 
 
 def callback(run, name):
@@ -385,7 +393,7 @@ TRAIN = {
         lambda run: run.trainer.val_check_interval == callback(run, "Last").interval == 4,
     ),
     "trainer.check_val_every_n_epoch": ("1", lambda run: run.trainer.check_val_every_n_epoch == 1),
-    "trainer.enable_model_summary": ("true", lambda run: callback(run, "ModelSummary")),
+    "trainer.enable_model_summary": ("true", lambda run: shows(run, ModelSummary)),
     "trainer.accumulate_grad_batches": ("2", lambda run: run.trainer.accumulate_grad_batches == 2),
     "trainer.log_every_n_steps": ("3", lambda run: run.trainer.log_every_n_steps == 3),
     "trainer.precision": ("bf16-mixed", lambda run: run.trainer.precision == "bf16-mixed"),

@@ -11,7 +11,6 @@ from huggingface_hub import metadata_load
 
 from data.images import ImageError, header_size, read_file
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.devices import choose_device, resolve_precision
 from models.guard import faults
 from models.hub import find_folder
 from models.index import PRETRAINED, pretrained
@@ -30,7 +29,8 @@ class Restorer:
     """One pipeline, which restores one photograph at a time.
 
     Args:
-        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision, memory.
+        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision,
+            provider, memory.
         most_pixels: that a photograph may have.
 
     Raises:
@@ -41,15 +41,14 @@ class Restorer:
         self.flags = {name: value for name, value in flags.items() if value is not None}
         self.most_pixels, self._free = most_pixels, Lock()
         source = self.flags.get("checkpoint") or pretrained()
-        place = choose_device(self.flags.get("device", "auto"))
-        self.precision = resolve_precision(self.flags.get("precision", "auto"), place)
-        self.pipeline = load_pipeline(source, place, self.precision)
-        require_memory(self.flags.get("memory"), place)
+        given = {name: self.flags.get(name) for name in ("device", "precision", "provider") if self.flags.get(name)}
+        self.pipeline = load_pipeline(source, **({"device": "auto"} | given))
+        require_memory(self.flags.get("memory"), self.pipeline.device)
         self.name = self.flags.get("checkpoint") or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
         self.sha256, self.licence = checkpoint_hash(source), _licence(source)
 
     def __str__(self) -> str:
-        return f"{self.name} on {self.pipeline.device}, {self.precision}"
+        return f"{self.name} on {self.pipeline.place}, {self.pipeline.precision}"
 
     def preset(self, name: str | None) -> SamplingSettings:
         """The settings of a preset of the checkpoint; without a name those that sample.py takes."""
@@ -140,7 +139,7 @@ class Restorer:
             "seed": str(seed),
             "seconds": f"{predicting:.2f} predictor, {refining:.2f} steps",
             "tiles": sides,
-            "device": f"{self.pipeline.device}, {self.precision}",
+            "device": f"{self.pipeline.place}, {self.pipeline.precision}",
             "checkpoint": f"{self.name}, licence {self.licence}",
             "sha256": self.sha256,
         }
