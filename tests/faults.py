@@ -290,7 +290,7 @@ FAULTS = [
     *_of(
         "models/checkpoints.py",
         "models/test_checkpoints.py models/test_export.py",
-        ("the hash leaves the weights out", 'f.suffix in (".json", ".safetensors")', 'f.suffix in (".json",)'),
+        ("the hash leaves the weights out", 'f.suffix in (".json", ".safetensors", ".onnx")', 'f.suffix in (".json",)'),
         ("raw weights are exported with the averaged scale", 'if state.get("residual_steps", 0) > 0:', "if False:"),
         ("the hash follows the presets", 'read_json(file, "") | {"presets": {}}', 'read_json(file, "")'),
         (
@@ -601,8 +601,8 @@ FAULTS = [
         ),
         (
             "--precision is ignored",
-            "load_pipeline(checkpoint, device, precision)",
-            'load_pipeline(checkpoint, device, "fp32")',
+            "load_pipeline(checkpoint, on, evaluation.precision,",
+            'load_pipeline(checkpoint, on, "fp32",',
         ),
         (
             "--kernels is ignored",
@@ -633,7 +633,7 @@ FAULTS = [
         ("--tile is ignored", "            tile=self.options.tile,", "            tile=None,"),
         ("--predictor_tile is ignored", "predictor_tile=self.options.predictor_tile,", "predictor_tile=None,"),
         ("--guard fallback only warns", 'options.guard == "fallback"', "False"),
-        ("--precision is ignored", "resolve_precision(options.precision, place)", '"fp32"'),
+        ("--precision is ignored", "source, device, options.precision,", 'source, device, "fp32",'),
         ("--batch_size is ignored", "batches(self.work, self.options.batch_size)", "batches(self.work, None)"),
         ("--compile is ignored", "if options.compile:", "if False:"),
         ("--overwrite is ignored", "if options.overwrite or not", "if not"),
@@ -644,6 +644,29 @@ FAULTS = [
             "out.predictions[0], restored[0])",
             "out.predictions[0], out.predictions[0])",
         ),
+    ),
+    *_of(
+        "web/results.py",
+        "web/test_results.py test_app.py",
+        ("what is painted is protected in any case", "return 1 - mask if outside else mask", "return 1 - mask"),
+        ("all samples are the first", 'self.kept.read(f"r_{k}")', 'self.kept.read("r_0")'),
+        ("the prediction's command draws a sample", "wanted = replace(self.preset, blend=0.0)", "wanted = self.preset"),
+        ("a mask is forgotten", "if self.mask is not None:\n            blend", "if False:\n            blend"),
+    ),
+    *_of(
+        "models/onnx_network.py",
+        "deployment/test_export.py deployment/test_hostile.py",
+        ("images are padded with black", 'mode="replicate")', 'mode="constant")'),
+        ("of several images the first is returned", "else torch.cat(results)", "else results[0]"),
+        ("tensors in other files are read", "if tensor.data_location or tensor.external_data:", "if False:"),
+        ("a tensor may claim any size", "if not _is_whole(tensor):", "if False:"),
+        ("any operator is run", "or node.op_type not in OPERATORS:", "or False:"),
+        ("a graph may grow without bounds", "if prod(known[result]) > LARGEST * side**2:", "if False:"),
+    ),
+    *_of(
+        "evaluation/perceptual.py",
+        "evaluation/test_perceptual.py",
+        ("making LPIPS draws random numbers", '"__module__", None) == "torch.nn.init"', '"__module__", None) == ""'),
     ),
     *_of(
         "train.py",

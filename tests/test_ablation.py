@@ -56,14 +56,14 @@ def test_from_photographs_to_plot(tmp_path, arms):
     plan["arms"] = {arm: plan["arms"][arm] for arm in arms or plan["arms"]}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     folders = str(tmp_path / "photos"), str(tmp_path / "out"), str(tmp_path / "plan.yaml")
-    main(*folders, teraflop=0.001)  # a step or so
+    main(*folders, teraflop=1e-6)  # a step
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert [row["arm"] for row in found["rows"]] == list(plan["arms"])
     with open(tmp_path / "out" / "ablation.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(plan["arms"])
     assert images.read(tmp_path / "out" / "ablation.png").shape[0] == 3
     before = (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns
-    main(*folders, teraflop=0.001)
+    main(*folders, teraflop=1e-6)
     assert (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="is of another plan"):
-        main(*folders, teraflop=0.002)
+        main(*folders, teraflop=2e-6)

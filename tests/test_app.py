@@ -30,6 +30,7 @@ from tests.models.test_pipeline import tiny_pipeline
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SETTINGS = SamplingSettings("ddim", steps=2, eta=1.0, blend=0.35)
 SLIDER = "#slider img"
+pytestmark = pytest.mark.xdist_group("page")  # which takes long to start, and one browser is enough
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tests.conftest import ROOT
 from tests.deployment.conftest import TILE, slim_pipeline
 
 onnx = pytest.importorskip("onnx")
+pytestmark = pytest.mark.xdist_group("onnx")  # exports take long, so they are made once
 SETTINGS = SamplingSettings("ddpm", steps=3)
 
 

@@ -13,6 +13,7 @@ from models.index import CheckpointError
 from models.sampling import make_scheduler
 
 onnx = pytest.importorskip("onnx")
+pytestmark = pytest.mark.xdist_group("onnx")
 from onnx import TensorProto, helper  # noqa: E402
 
 
