@@ -183,3 +183,9 @@ def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path
     assert isinstance(ours, OnnxNetwork)
     tile = image(512, 512) * 2 - 1
     assert (ours(tile) - theirs(tile)).abs().max() < 1e-4
+
+
+def test_several_images_give_what_each_gives_alone(place):
+    network = load_pipeline(str(place / "any")).predictor
+    pair = torch.cat([image(40, 56), image(40, 56).flip(3)])
+    assert torch.equal(network(pair), torch.cat([network(pair[:1]), network(pair[1:])]))
