@@ -67,17 +67,18 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
     calibration = calibrate(pipeline, folder, pairs)
     for name in networks(pipeline):
         quantiser = Quantiser(pipeline, folder / name, name, calibration)
-        kept, order = [], None
-        while (drop := quantiser.drop(kept)) > max_drop:
+        kept, order, model = [], None, quantiser.quantised()
+        while (drop := quantiser.drop(quantiser.network(model))) > max_drop:
             if len(kept) == len(quantiser.layers):
                 raise CheckpointError(
                     f"the {name} in INT8 loses {drop:.3f} dB with every convolution in float: give a larger --max_drop"
                 )
             order = order or quantiser.ranking()
             kept = order[: max(1, 2 * len(kept))]
+            model = quantiser.quantised(kept)
         print(f"{name}: {len(quantiser.layers) - len(kept)} convolutions in INT8, {len(kept)} and the ends in float,")
         print(f"  {drop:.3f} dB lost on {JUDGED} crops of the calibration")
-        quantiser.write(folder / name, kept)
+        quantiser.write(folder / name, model)
 
 
 def calibrate(pipeline: DeblurPipeline, folder: Path, pairs: str) -> Calibration:
@@ -158,29 +159,32 @@ class Quantiser:
         )
         return onnx.load(place / GRAPH)
 
-    def write(self, folder: Path, kept: Sequence[str] = ()) -> None:
-        """Write the INT8 graph and its graph.json into a folder."""
+    def write(self, folder: Path, model: "ModelProto") -> None:
+        """Write an INT8 graph and its graph.json into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / GRAPH).write_bytes(self.quantised(kept).SerializeToString())
+        (folder / GRAPH).write_bytes(model.SerializeToString())
         facts = json.loads((self.folder / FACTS).read_text()) | {"precision": "int8"}
         (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
 
-    def network(self, kept: Sequence[str] = (), only: Sequence[str] | None = None) -> OnnxNetwork:
-        """The INT8 network, ready to run."""
+    def network(self, model: "ModelProto") -> OnnxNetwork:
+        """An INT8 graph as a network, ready to run."""
         place = Path(self._workplace.name) / "network"
         place.mkdir(exist_ok=True)
-        (place / GRAPH).write_bytes(self.quantised(kept, only).SerializeToString())
+        (place / GRAPH).write_bytes(model.SerializeToString())
         (place / FACTS).write_bytes((self.folder / FACTS).read_bytes())
         (place / "config.json").write_bytes((self.folder / "config.json").read_bytes())
         return OnnxNetwork(place, self.name)
 
-    def drop(self, kept: Sequence[str] = ()) -> float:
-        """PSNR in dB that INT8 costs, against the ground truth, of the prediction or of the whole restoration."""
-        return self._float - self._psnr(self.network(kept))
+    def drop(self, network: OnnxNetwork) -> float:
+        """PSNR in dB that an INT8 network costs, against the ground truth: of the prediction, or of the restoration."""
+        return self._float - self._psnr(network)
 
     def ranking(self) -> list[str]:
         """The layers, the one first that alone in INT8 costs most."""
-        damage = {layer: self._error(self.network(only=[layer])) for layer in tqdm(self.layers, "sensitivity")}
+        damage = {
+            layer: self._error(self.network(self.quantised(only=[layer])))
+            for layer in tqdm(self.layers, "sensitivity")
+        }
         return sorted(damage, key=damage.get, reverse=True)
 
     def _error(self, network: OnnxNetwork) -> float:

@@ -56,12 +56,11 @@ def curve(
         print(f"{network}: the first to stay in float is {order[0]}\nlayers in float, dB lost, ms a tile of {tile}")
         counts = [0, *(2**k for k in range(len(order).bit_length())), len(order)]
         for count in sorted(set(counts)):
-            kept = order[:count]
             given = quantiser.calibration.inputs[network][0]
-            quantised = quantiser.network(kept)
+            quantised = quantiser.network(quantiser.quantised(order[:count]))
             point = {
                 "float": count,
-                "db_lost": round(quantiser.drop(kept), 4),
+                "db_lost": round(quantiser.drop(quantised), 4),
                 "ms": round(1e3 * _seconds(quantised, given), 1),
             }
             points.append(point)
