@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -118,19 +119,6 @@ def in_turns(runs: dict[str, Callable[..., Tensor]], given: tuple[Tensor, ...], 
     return {name: round(min(each), 4) for name, each in seconds.items()}
 
 
-class InTiles:
-    """PyTorch's network behind the padding and in the tiles of an exported one, to compare like with like."""
-
-    def __init__(self, network: nn.Module, exported: OnnxNetwork):
-        self.network, self.exported = network, exported
-
-    def __enter__(self) -> None:
-        self.exported._run, self._own = self.network, self.exported._run
-
-    def __exit__(self, *_) -> None:
-        self.exported._run = self._own
-
-
 def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit: int) -> dict:
     """Whole restorations of photographs: ONNX against PyTorch, behind the same padding and in the same tiles."""
     from data import images, search
@@ -151,15 +139,13 @@ def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit
 
 
 def as_torch(deployed: DeblurPipeline, pipeline: DeblurPipeline, blurry: Tensor, name: str) -> Tensor:
-    """What a deployed pipeline would restore with PyTorch's networks in place of its graphs."""
-    parts = [InTiles(network, getattr(deployed, part)) for part, network in networks(pipeline).items()]
-    for part in parts:
-        part.__enter__()
-    try:
+    """What a deployed pipeline would restore with PyTorch's networks in place of its graphs: like with like."""
+    with ExitStack() as swapped:
+        for part, network in networks(pipeline).items():
+            exported = getattr(deployed, part)
+            exported._run = network.forward  # a module would be registered as a part, and the graph run all the same
+            swapped.callback(delattr, exported, "_run")
         return deployed(blurry, names=[name], output_type="pt").images
-    finally:
-        for part in parts:
-            part.__exit__()
 
 
 def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int | None) -> dict:
@@ -168,7 +154,7 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
     from data.pairs import read_pair
     from evaluation.metrics import make_metrics
 
-    metrics = make_metrics(["psnr", "lpips"], None, None, None, None)
+    metrics = make_metrics(["psnr", "lpips"])
     pipelines = {kind: load_pipeline(str(folder)) for kind, folder in folders.items()}
     found = {}
     for name, root in data.items():
@@ -198,9 +184,8 @@ def measure_speed(checkpoint: str, folders: dict[str, Path], repeats: int) -> di
     blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
     pipelines = {f"torch {precision}": load_pipeline(checkpoint, precision=precision) for precision in ("fp32", "bf16")}
     pipelines |= {f"onnx {kind}": load_pipeline(str(folder)) for kind, folder in folders.items()}
-    largest = {name: {"tile": WIDTH, "predictor_tile": WIDTH} for name in pipelines}
     whole = {
-        name: lambda x, p=pipeline, tiles=largest[name]: p(x, output_type="pt", **tiles).images
+        name: lambda x, p=pipeline: p(x, output_type="pt", tile=WIDTH, predictor_tile=WIDTH).images
         for name, pipeline in pipelines.items()
     }
     alone = {name: lambda x, p=pipeline: p.predict(x, WIDTH) for name, pipeline in pipelines.items()}

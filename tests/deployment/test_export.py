@@ -10,6 +10,7 @@ from PIL import Image
 
 import evaluate
 import sample
+from benchmarks.deployment import as_torch
 from data import images
 from deployment.export import export, parity, psnr, require_exporter
 from models import onnx_network
@@ -189,3 +190,13 @@ def test_several_images_give_what_each_gives_alone(place):
     network = load_pipeline(str(place / "any")).predictor
     pair = torch.cat([image(40, 56), image(40, 56).flip(3)])
     assert torch.equal(network(pair), torch.cat([network(pair[:1]), network(pair[1:])]))
+
+
+def test_the_benchmark_runs_pytorch_s_networks_in_the_tiles_of_the_graphs(place):
+    deployed, pipeline = load_pipeline(str(place / "tiles")), load_pipeline(str(place / "slim"), precision="fp32")
+    blurry = (image(120, 150) + 1) / 2
+    before = deployed(blurry, names=["a"], output_type="pt").images
+    assert (as_torch(deployed, pipeline, blurry, "a") - before).abs().max() < 1e-4
+    pipeline.predictor.unet.head.bias[0] += 0.2
+    assert (as_torch(deployed, pipeline, blurry, "a") - before).abs().max() > 0.01
+    assert torch.equal(deployed(blurry, names=["a"], output_type="pt").images, before)
