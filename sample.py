@@ -23,7 +23,7 @@ from base.messages import UsageError, one_sentence
 from base.stop import Stopped, run_command
 from data.manifest import Manifest
 from data.outputs import Outputs, batches, outputs_of
-from models.index import PRETRAINED, flow_of, pretrained, stored_index
+from models.index import flow_of, name_of, pretrained, stored_index
 from models.options import Options
 from models.settings import SamplingSettings, preset_settings
 
@@ -97,7 +97,7 @@ class _Run:
         if options.compile:
             self.pipeline.compile()
         require_memory(options.memory, place)
-        name = source if options.checkpoint else PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+        name = name_of(options.checkpoint)
         self.title = f"{name}{preset and f', {preset}'}: {self.settings}; {self.pipeline.place}, {precision}; "
         self.found = {"checkpoint": name, "preset": preset or None, "device": self.pipeline.place}
         facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
@@ -302,7 +302,7 @@ def _help(flags: dict[str, str]) -> str:
     for field in fields(Options):
         default = field.default if isinstance(field.default, str | int) and field.default is not False else ""
         lines += flag_help(field.name, word_for(KINDS[field.name]), default, texts[field.name])
-    name = flags.get("checkpoint") or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+    name = name_of(flags.get("checkpoint"))
     lines += ["", f"how to sample; shown are the numbers of {name}, preset {flags.get('preset', 'balanced')}:"]
     texts = descriptions(SamplingSettings.__doc__)
     for number, value in asdict(settings).items():

@@ -23,6 +23,11 @@ def pretrained() -> str:
     return str(PRETRAINED)
 
 
+def name_of(checkpoint: str | None) -> str:
+    """What a checkpoint is called where it is spoken of: as it was given, or if none was the repository's own."""
+    return checkpoint or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+
+
 def is_hub_id(source: str) -> bool:
     """Whether a checkpoint is named user/name or user/name@revision, and nothing here has that name."""
     return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None

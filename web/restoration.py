@@ -13,7 +13,7 @@ from data.images import ImageError, header_size, read_file
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.guard import faults
 from models.hub import find_folder
-from models.index import PRETRAINED, pretrained
+from models.index import name_of, pretrained
 from models.memory import allowed_memory, give_back, require_memory
 from models.settings import SamplingSettings
 from models.tiling import refusal
@@ -29,8 +29,7 @@ class Restorer:
     """One pipeline, which restores one photograph at a time.
 
     Args:
-        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision,
-            provider, memory.
+        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision, provider, memory.
         most_pixels: that a photograph may have.
 
     Raises:
@@ -41,10 +40,10 @@ class Restorer:
         self.flags = {name: value for name, value in flags.items() if value is not None}
         self.most_pixels, self._free = most_pixels, Lock()
         source = self.flags.get("checkpoint") or pretrained()
-        given = {name: self.flags.get(name) for name in ("device", "precision", "provider") if self.flags.get(name)}
+        given = {name: self.flags[name] for name in ("device", "precision", "provider") if name in self.flags}
         self.pipeline = load_pipeline(source, **({"device": "auto"} | given))
         require_memory(self.flags.get("memory"), self.pipeline.device)
-        self.name = self.flags.get("checkpoint") or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+        self.name = name_of(self.flags.get("checkpoint"))
         self.sha256, self.licence = checkpoint_hash(source), _licence(source)
 
     def __str__(self) -> str:
