@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -50,8 +50,9 @@ class Command:
     """
 
     def __init__(self, script: str, arguments, environment: dict | None = None, fatal: tuple | None = None):
-        self.said = Path(tempfile.mkdtemp())
-        given = script, list(map(str, arguments)), os.getcwd(), dict(os.environ) | (environment or {}), self.said, fatal
+        self._place = TemporaryDirectory()
+        self.said, environment = Path(self._place.name), dict(os.environ) | (environment or {})
+        given = script, list(map(str, arguments)), os.getcwd(), environment, self.said, fatal
         self.process = CONTEXT.Process(target=_run, args=given)
         self.process.start()
         self.pid = self.process.pid
