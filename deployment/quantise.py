@@ -182,8 +182,7 @@ class Quantiser:
     def ranking(self) -> list[str]:
         """The layers, the one first that alone in INT8 costs most."""
         damage = {
-            layer: self._error(self.network(self.quantised(only=[layer])))
-            for layer in tqdm(self.layers, "sensitivity")
+            layer: self._error(self.network(self.quantised(only=[layer]))) for layer in tqdm(self.layers, "sensitivity")
         }
         return sorted(damage, key=damage.get, reverse=True)
 
