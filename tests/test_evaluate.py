@@ -95,23 +95,23 @@ def each(output: Path) -> list[dict]:
     return pq.read_table(output / "per_image.parquet").to_pylist()
 
 
-def test_a_run_without_network_scores_everything(place, tmp_path):
-    """In a process of its own: an empty weights cache, and a proxy that refuses at once."""
-    output = tmp_path / "scores"
-    offline = {"TORCH_HOME": str(tmp_path / "cache"), "https_proxy": "http://127.0.0.1:9"}
-    done = run(arguments(place, output, lpips_backbone=None), **offline)
+@pytest.fixture(scope="module")
+def offline(place, tmp_path_factory):
+    """What a run says in a process of its own, with an empty weights cache and a proxy that refuses; and its folder."""
+    folder = tmp_path_factory.mktemp("offline")
+    without = {"TORCH_HOME": str(folder / "cache"), "https_proxy": "http://127.0.0.1:9"}
+    return run(arguments(place, folder / "scores", lpips_backbone=None), **without), folder / "scores"
+
+
+def test_a_run_without_network_scores_everything(offline):
+    done, output = offline
     assert done.returncode == 0, done.stderr
     assert "missing" not in done.stdout and "Traceback" not in done.stderr
-    files = {
-        "results.csv",
-        "results.json",
-        "per_image.parquet",
-        "pareto.png",
-        "panel.png",
-        "report.html",
-    }
+    files = ["results.csv", "results.json", "per_image.parquet", "pareto.png", "panel.png", "report.html"]
     assert {path.name for path in output.iterdir()} >= {*files, "journal"}
     assert all(name in done.stdout.splitlines()[-1] for name in files)
+    for name in ("pareto.png", "panel.png"):
+        Image.open(output / name).load()
 
     table = rows(output)
     assert [line["setting"] for line in table] == LABELS
@@ -120,13 +120,16 @@ def test_a_run_without_network_scores_everything(place, tmp_path):
     assert all(float(line["psnr"]) > 5 and float(line["ssim"]) < 1 and float(line["lpips"]) > 0 for line in scored)
     assert all(float(line["psnr_low"]) < float(line["psnr"]) < float(line["psnr_high"]) for line in scored)
     assert all((line["psnr_difference"] == "") == (line["setting"] in ("predictor", "sharp")) for line in table)
+    assert all(line["perceptual"] and float(line["lpips_over_sharpened"]) for line in table[-4:])
     assert all(float(line["seconds"]) > 0 for line in table[3:])
     assert list(table[0])[:4] == ["setting", "sampler", "schedule", "steps"] and list(table[0])[-1] == "seconds"
     images = each(output)
     assert len(images) == 3 * len(LABELS)
     assert all((line["ssim"] is None) == (line["image"] == "tiny" or line["setting"] == "sharp") for line in images)
 
-    document = json.loads((output / "results.json").read_text())
+
+def test_its_json_says_how_the_numbers_were_made(place, offline):
+    document = json.loads((offline[1] / "results.json").read_text())
     assert document["metrics"]["lpips"]["reason"] is None
     assert "rounded to 8 bits" in document["metrics"]["psnr"]["recipe"]
     assert document["checkpoint"]["sha256"] == checkpoint_hash(str(place / "checkpoint"))
@@ -135,10 +138,7 @@ def test_a_run_without_network_scores_everything(place, tmp_path):
     assert document["seed"] == 0 and document["command"].startswith(str(ROOT / "evaluate.py"))
     assert [line["setting"] for line in document["rows"]] == LABELS
     assert {line["verdict"]["perceptual"] for line in document["rows"][-4:]} <= {"yes", "no", "unclear"}
-    assert all(line["perceptual"] and float(line["lpips_over_sharpened"]) for line in table[-4:])
     assert document["cost"] == {"denoising_steps": 30, "denoising_steps_in_full": 30}
-    for name in ("pareto.png", "panel.png"):
-        Image.open(output / name).load()
 
 
 def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset(place, tmp_path):
@@ -302,6 +302,21 @@ def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_p
 
 def broken(place: Path, tmp_path: Path, what: str) -> dict:
     """Arguments with one thing wrong."""
+    absent = tmp_path / "absent"
+    wrong = {
+        "no data": {"data": absent},
+        "no checkpoint": {"checkpoint": absent},
+        "checkpoint without grid": {"grid": None},
+        "limit 0": {"limit": 0},
+        "panel without suffix": {"panel": tmp_path / "panel"},
+        "no device": {"device": "nonsense"},
+        "unknown metric": {"metrics": "psnr,lpps"},
+        "no kernels": {"kernels": tmp_path / "absent.npz"},
+        "another seed": {"limit": 1, "seed": 1},
+        "damaged checkpoint": {"checkpoint": tmp_path / "damaged"},
+        "wrong backbone": {"lpips_backbone": tmp_path / "wrong.safetensors"},
+        "output is a file": {},
+    }
     data = tmp_path / "data"
     for side in ("blur", "sharp"):
         images.write(data / side / "a.png", torch.rand(3, 32, 32))
@@ -313,39 +328,20 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:
         images.write(data / "blur" / "a.png", torch.rand(3, 32, 31))
     elif what == "unpaired":
         (data / "sharp" / "a.png").rename(data / "sharp" / "b.png")
-    elif what == "no data":
-        data = tmp_path / "absent"
-    elif what == "no checkpoint":
-        return arguments(place, tmp_path / "out", checkpoint=tmp_path / "absent")
     elif what == "output is a file":
         (tmp_path / "out").write_text("in the way")
-    elif what == "checkpoint without grid":
-        return arguments(place, tmp_path / "out", grid=None)
     elif what == "another seed":
         score(arguments(place, tmp_path / "out", limit=1))
         for file in (tmp_path / "out").glob("results*"):
             file.unlink()
-        return arguments(place, tmp_path / "out", limit=1, seed=1)
-    elif what == "limit 0":
-        return arguments(place, tmp_path / "out", limit=0)
-    elif what == "panel without suffix":
-        return arguments(place, tmp_path / "out", panel=tmp_path / "panel")
-    elif what == "no device":
-        return arguments(place, tmp_path / "out", device="nonsense")
-    elif what == "unknown metric":
-        return arguments(place, tmp_path / "out", metrics="psnr,lpps")
-    elif what == "no kernels":
-        return arguments(place, tmp_path / "out", kernels=tmp_path / "absent.npz")
     elif what == "damaged checkpoint":
         (tmp_path / "damaged").mkdir()
-        return arguments(place, tmp_path / "out", checkpoint=tmp_path / "damaged")
     elif what == "wrong backbone":
         save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "wrong.safetensors")
-        return arguments(place, tmp_path / "out", lpips_backbone=tmp_path / "wrong.safetensors")
-    else:
+    elif what not in wrong:
         (tmp_path / "grid.yaml").write_text(what)
         return arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml")
-    return arguments(place, tmp_path / "out", data=data)
+    return arguments(place, tmp_path / "out", **wrong.get(what, {"data": data}))
 
 
 @pytest.mark.parametrize(

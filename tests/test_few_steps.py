@@ -32,9 +32,14 @@ def run(folder, place, *checkpoints):  # noqa: F811
     return json.loads((folder / "out" / "few_steps.json").read_text())
 
 
+@pytest.fixture
+def found(place, folder):  # noqa: F811
+    """The contents of few_steps.json."""
+    return run(folder, place, folder / "flow", place / "checkpoint")
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_the_rows_are_those_of_the_pipelines_and_are_kept(place, folder, capsys):  # noqa: F811
-    found = run(folder, place, folder / "flow", place / "checkpoint")
+def test_the_rows_are_those_of_the_pipelines(place, folder, found):  # noqa: F811
     rows = {row["row"]: row for row in found["data"]["tiny"]["rows"]}
     sampled = ["ddim 1", "ddim 3", "ddim 1 eta=1.0", "ddim 3 eta=1.0", "dpmsolver++ 1", "dpmsolver++ 3"]
     sampled = [*sampled, "flow 1", "flow 2"]
@@ -61,9 +66,11 @@ def test_the_rows_are_those_of_the_pipelines_and_are_kept(place, folder, capsys)
     # The smallest image is too small for LPIPS.
     assert rows["flow 2"]["lpips"] is None and rows["flow 2"]["perceptual"] is None
 
+
+def test_they_are_shown_and_kept(place, folder, found, capsys):  # noqa: F811
+    rows = {row["row"]: row for row in found["data"]["tiny"]["rows"]}
     table = (folder / "out" / "few_steps.md").read_text()
     assert table.count("\n| flow 2 | 2 | ") == 1 and "tiny, 3 images:" in table
-    assert table.rstrip().rpartition("\n\n")[0] in capsys.readouterr().out
     assert (folder / "out" / "few_steps.png").read_bytes().startswith(b"\x89PNG")
 
     # What was done is not done again; what is lacking is, to the same numbers.
@@ -71,6 +78,7 @@ def test_the_rows_are_those_of_the_pipelines_and_are_kept(place, folder, capsys)
     whole = journal.read_bytes()
     assert run(folder, place, folder / "flow", place / "checkpoint")["data"] == found["data"]
     assert journal.read_bytes() == whole
+    assert table.rstrip().rpartition("\n\n")[0] in capsys.readouterr().out
     journal.write_bytes(b"\n".join(whole.split(b"\n")[:-6]) + b'\n{"torn')
     again = {
         row["row"]: row for row in run(folder, place, place / "checkpoint", folder / "flow")["data"]["tiny"]["rows"]

@@ -17,7 +17,9 @@ from tests.evaluation.test_summary import row
 from tests.evaluation.toy import METRICS, Toy
 
 
-def test_files_hold_the_rows(tmp_path):
+@pytest.fixture
+def written(tmp_path):
+    """The folder of the files of four rows, over two images, one of the rows screened out."""
     settings = [SamplingSettings("ddim", steps=5), SamplingSettings("ddpm", steps=5)]
     keys = ["blurry", "predictor", *map(key, settings)]
     numbers = [(25.0, 0.5), (float("inf"), 1.0), (26.0, 0.7), (24.0, 0.4)]
@@ -28,13 +30,15 @@ def test_files_hold_the_rows(tmp_path):
     for name, (p, s) in zip(keys, numbers, strict=True):
         for image, shift in (("a/1", 0.0), ("b", 1.0)):
             plan.journal.add(Score(name, image, 0.25, {"psnr": p + shift, "ssim": s}, {}), {})
-    screened_out = {"ddpm 5": "on 2 of 4 images: beaten by ddim 5"}
     table = image_table(plan)
-    rows = summarise(plan, table, screened_out)
+    rows = summarise(plan, table, {"ddpm 5": "on 2 of 4 images: beaten by ddim 5"})
     paths = write_results(tmp_path, plan, Results(table, rows, {"perceptual": rows[2]}, 20, 40))
     assert sorted(tmp_path.iterdir()) == sorted([*paths, tmp_path / "journal"])
+    return tmp_path
 
-    table = list(csv.DictReader((tmp_path / "results.csv").open()))
+
+def test_the_tables_hold_the_rows_and_the_images(written):
+    table = list(csv.DictReader((written / "results.csv").open()))
     assert [line["setting"] for line in table] == ["blurry", "predictor", "ddim 5", "ddpm 5"]
     assert {line["perceptual"] for line in table} == {line["lpips_over_noised_high"] for line in table} == {""}
     assert (table[0]["sampler"], table[0]["steps"]) == ("", "")
@@ -44,17 +48,13 @@ def test_files_hold_the_rows(tmp_path):
     assert table[1]["psnr"] == "inf" and table[1]["psnr_low"] == ""
     assert {line["lpips"] for line in table} == {""}
     assert [line["screened_out"] for line in table] == ["", "", "", "on 2 of 4 images: beaten by ddim 5"]
-    each = pq.read_table(tmp_path / "per_image.parquet").to_pylist()
-    assert each[4] == {
-        "setting": "ddim 5",
-        "image": "a/1",
-        "seconds": 0.25,
-        "psnr": 26.0,
-        "ssim": 0.7,
-        "lpips": None,
-        "missing": None,
-    }
-    document = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    each = pq.read_table(written / "per_image.parquet").to_pylist()
+    scores = {"psnr": 26.0, "ssim": 0.7, "lpips": None}
+    assert each[4] == {"setting": "ddim 5", "image": "a/1", "seconds": 0.25, **scores, "missing": None}
+
+
+def test_the_document_holds_the_rows_in_standard_json(written):
+    document = json.loads((written / "results.json").read_text(), parse_constant=pytest.fail)
     assert document["seed"] == 3
     assert [r["metrics"]["psnr"]["mean"] for r in document["rows"]] == [25.5, "inf", 26.5, 24.5]
     assert [r["front"] for r in document["rows"]] == [False, True, False, False]

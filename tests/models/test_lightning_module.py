@@ -67,29 +67,46 @@ def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, acce
     return trainer
 
 
+class Steps(L.Callback):
+    """Each step of a fit: the rate it began with, its batch, and what the training step gave (loss, losses, levels)."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append({"rate": trainer.optimizers[0].param_groups[0]["lr"], "batch": batch})
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen[-1] |= outputs
+
+
+def steps_of(model, folder, count=1, validate=False):
+    """`Steps` of so many."""
+    steps = Steps()
+    fit(model, folder, count, [steps], validate=validate)
+    return steps.seen
+
+
+def numbers_of(crop):
+    """The generator of a crop's random numbers, which follow from the run's seed, 7, and the crop's number."""
+    seed = int.from_bytes(hashlib.sha256(f"7/{crop}".encode()).digest()[:8], "little", signed=True)
+    return torch.Generator().manual_seed(seed)
+
+
 @pytest.mark.filterwarnings("ignore")
 class TestTraining:
     def test_loss_is_the_stated_one(self, tmp_path):
         """The first step's loss, recomputed from the paper's formula with the step's own random numbers."""
-        model = module(residual_scale=0.2, predictor_weight=0.5)
-        seen = {}
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
-
-        fit(model, tmp_path, 1, [Record()])
+        (seen,) = steps_of(module(residual_scale=0.2, predictor_weight=0.5), tmp_path)
         fresh = module(residual_scale=0.2, predictor_weight=0.5)
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         x_init = fresh.predictor(y)
         r_0 = (x - x_init) / 0.2
-        # The random numbers of a crop follow from the run's seed and the crop's number.
         levels = torch.cat([torch.ones(1, dtype=torch.float64), fresh.alphas_cumprod])
         steps = len(fresh.alphas_cumprod)
         a, eps = torch.empty(2), torch.empty_like(r_0)
-        for crop, key in enumerate([b"7/0", b"7/1"]):
-            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
-            generator = torch.Generator().manual_seed(seed)
+        for crop in range(2):
+            generator = numbers_of(crop)
             u = torch.rand(1, generator=generator, dtype=torch.float64).item() * steps
             a[crop] = levels[int(u)] + (u - int(u)) * (levels[int(u) + 1] - levels[int(u)])
             eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
@@ -97,26 +114,19 @@ class TestTraining:
         r_t = aa.sqrt() * r_0 + (1 - aa).sqrt() * eps
         v = aa.sqrt() * eps - (1 - aa).sqrt() * r_0
         expected = F.l1_loss(fresh.denoiser(r_t, y, a, x_init), v) + 0.5 * F.l1_loss(x_init, x)
-        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
     def test_the_config_s_objective_is_what_is_trained(self, tmp_path):
         """The paper's kin: L2 on eps, weighted, at log-normal levels; from the step's own random numbers."""
         objective = Objective(loss="l2", levels="log_normal", min_snr=5.0)
         model = module(residual_scale=0.2, predictor_weight=0.0, objective=objective, prediction_type="epsilon")
-        seen = {}
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
-
-        fit(model, tmp_path, 1, [Record()])
+        (seen,) = steps_of(model, tmp_path)
         fresh = module(residual_scale=0.2, prediction_type="epsilon")
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         r_0 = (x - fresh.predictor(y)) / 0.2
         sigma, eps = torch.empty(2), torch.empty_like(r_0)
-        for crop, key in enumerate([b"7/0", b"7/1"]):
-            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
-            generator = torch.Generator().manual_seed(seed)
+        for crop in range(2):
+            generator = numbers_of(crop)
             u = torch.rand(1, generator=generator, dtype=torch.float64).item()
             sigma[crop] = math.exp(-1.2 + 1.2 * statistics.NormalDist().inv_cdf(u))
             eps[crop] = torch.randn(1, 3, 16, 16, generator=generator)
@@ -125,23 +135,17 @@ class TestTraining:
         output = fresh.denoiser(aa.sqrt() * r_0 + (1 - aa).sqrt() * eps, y, a, None)
         weight = torch.minimum(snr, torch.tensor(5.0)) / snr
         expected = (weight * (output - eps).square().mean((1, 2, 3))).mean()
-        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-4)
+        assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-4)
 
     def test_the_perceptual_term_is_added_to_the_predictor_s_loss(self, tmp_path):
-        seen = {}
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen["loss"], seen["batch"] = outputs["loss"].item(), batch
-
         def squares(x_init, sharp):
             return 3 * (x_init - sharp).square().mean()
 
-        fit(module(kind=Predict, perceptual=squares), tmp_path, 1, [Record()])
+        (seen,) = steps_of(module(kind=Predict, perceptual=squares), tmp_path)
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         x_init = module(kind=Predict).predictor(y)
         expected = F.l1_loss(x_init, x) + 3 * (x_init - x).square().mean()
-        assert seen["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
         for unused in ({"predictor_weight": 0.0}, {"predictor_training": "frozen"}):
             with pytest.raises(ValueError, match="perceptual is a term of the predictor's loss"):
                 module(perceptual=squares, **unused)
@@ -164,7 +168,7 @@ class TestTraining:
         """Neither through the residual nor through x_init, which this denoiser sees."""
         gradients = {}
 
-        class Record(L.Callback):
+        class Gradients(L.Callback):
             def on_before_optimizer_step(self, trainer, pl_module, optimizer):
                 found = [parameter.grad for parameter in pl_module.predictor.parameters()]
                 gradients[pl_module.predictor_training] = sum(
@@ -174,7 +178,7 @@ class TestTraining:
         for training in ("detached", "joint"):
             model = module(condition="blurry+x_init", predictor_training=training, predictor_weight=0.0)
             stir(model.denoiser)  # what starts at zero lets no gradient through
-            fit(model, tmp_path, 1, [Record()])
+            fit(model, tmp_path, 1, [Gradients()])
         assert gradients["detached"] == 0 and gradients["joint"] > 0
 
     def test_the_optimizer_has_the_numbers_of_the_config(self, tmp_path):
@@ -196,17 +200,12 @@ class TestTraining:
         assert not any(torch.equal(a, b) for a, b in itertools.combinations(once, 2))
 
     def test_a_size_head_adds_a_hundredth_of_its_loss(self, tmp_path):
-        model, seen = module(kind=Predict, predictor=SlimPredictor((8, 12), (1, 1), size_head=True)), {}
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen.update(loss=outputs["loss"].item(), batch=batch)
-
-        fit(model, tmp_path, 1, [Record()])
+        model = module(kind=Predict, predictor=SlimPredictor((8, 12), (1, 1), size_head=True))
+        (seen,) = steps_of(model, tmp_path)
         error = 2 * (seen["batch"]["sharp"] - seen["batch"]["blurry"])  # the untrained predictor is the identity
         # The head starts at 0.02; the likelihood is counted from that of a residual of 0.005.
         size_loss = error.abs().mean() / 0.02 + math.log(0.02) - math.log(0.005)
-        assert seen["loss"] == pytest.approx((error.abs().mean() + 0.01 * size_loss).item(), rel=1e-5)
+        assert seen["loss"].item() == pytest.approx((error.abs().mean() + 0.01 * size_loss).item(), rel=1e-5)
 
     def test_a_frozen_predictor_keeps_its_batch_statistics(self, tmp_path):
         model = module(predictor=U2NetPredictor("lite"), predictor_training="frozen")
@@ -237,7 +236,7 @@ class TestTraining:
         """With a decay of 1 the averages stay at the first update; only they may be scored and exported."""
         seen = {}
 
-        class Record(L.Callback):
+        class Weights(L.Callback):
             def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
                 seen.setdefault("first", pl_module.denoiser.unet.head.weight.detach().clone())
                 seen["raw"] = pl_module.denoiser.unet.head.weight.detach().clone()
@@ -250,7 +249,7 @@ class TestTraining:
 
         model = module()
         checkpoint = ModelCheckpoint(tmp_path, filename="step", every_n_train_steps=4, save_last=True)
-        fit(model, tmp_path, 4, [Record(), EMAWeightAveraging(decay=1.0), checkpoint], validate=True)
+        fit(model, tmp_path, 4, [Weights(), EMAWeightAveraging(decay=1.0), checkpoint], validate=True)
         assert not torch.equal(seen["raw"], seen["first"])
         assert torch.equal(seen["validated"], seen["first"])
         exported = load_pipeline(str(tmp_path / "export"), precision="fp32")
@@ -268,25 +267,13 @@ class TestTraining:
             assert torch.equal(a, b)
 
     def test_learning_rate_warms_up_and_ends_at_zero(self, tmp_path):
-        rates = []
-
-        class Record(L.Callback):
-            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-        fit(module(warmup_steps=4), tmp_path, 12, [Record()])
+        rates = [step["rate"] for step in steps_of(module(warmup_steps=4), tmp_path, 12)]
         assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
         assert rates[4] == pytest.approx(0.01) and rates[8] == pytest.approx(0.005)
         assert all(later <= earlier for earlier, later in itertools.pairwise(rates[4:]))
 
     def test_the_peak_learning_rate_lasts_until_the_decay(self, tmp_path):
-        rates = []
-
-        class Record(L.Callback):
-            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-        fit(module(warmup_steps=2, decay_steps=4), tmp_path, 12, [Record()])
+        rates = [step["rate"] for step in steps_of(module(warmup_steps=2, decay_steps=4), tmp_path, 12)]
         assert rates[:9] == pytest.approx([0.005] + [0.01] * 8)
         assert rates[9:] == pytest.approx([0.01 * 0.5 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3)])
 
@@ -295,24 +282,19 @@ class TestTraining:
         objective = Objective("consistency_flow", "l2", source_sigma=0.4, segments=2, stratified=True)
         own = {"residual_scale": 0.2, "predictor_training": "frozen", "objective": objective, "noises": 2}
         own["validation"] = SamplingSettings("flow", steps=2)
-        seen, restored = {}, []
+        restored = []
 
         def perceptual(image, sharp):
             restored.append(image)
             return (image - sharp).square().mean()
 
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen.update(batch=batch, **outputs)
-
         model = module(**own, refiner_perceptual=perceptual, perceptual_sigma=0.8)
-        fit(model, tmp_path, 1, [Record()], validate=True)
+        (seen,) = steps_of(model, tmp_path, validate=True)
         fresh = module(**own)
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         u, eps = torch.empty(4, dtype=torch.float64), torch.empty(4, 3, 16, 16)
-        for crop, key in enumerate([b"7/0", b"7/1"]):
-            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
-            generator = torch.Generator().manual_seed(seed)
+        for crop in range(2):
+            generator = numbers_of(crop)
             drawn = torch.rand(2, generator=generator, dtype=torch.float64)
             for k in range(2):
                 u[2 * crop + k] = (2 * k + crop + drawn[k]) / 4
@@ -342,22 +324,18 @@ class TestTraining:
         """Three noises for each of two crops, from each crop's own random numbers; levels in six equal shares."""
         objective = Objective(loss="l2", levels="log_normal", log_normal=(0.3, 1.1), stratified=True)
         model = module(residual_scale=0.2, objective=objective, noises=3, predictor_training="frozen")
-        seen, calls = {}, []
+        given, calls = {}, []
         model.predictor.register_forward_hook(lambda *_: calls.append("predictor"))
-        model.denoiser.register_forward_hook(lambda _, given, __: seen.update(r_t=given[0], blurry=given[1]))
+        model.denoiser.register_forward_hook(lambda _, inputs, __: given.update(r_t=inputs[0], blurry=inputs[1]))
 
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen.update(alpha_bar=outputs["alpha_bar"], batch=batch, losses=outputs["losses"])
-
-        fit(model, tmp_path, 1, [Record()])
+        (seen,) = steps_of(model, tmp_path)
         assert calls == ["predictor"] and seen["losses"].shape == (6,)
-        assert torch.equal(seen["blurry"][0], seen["blurry"][2]) and not torch.equal(seen["r_t"][0], seen["r_t"][1])
+        assert torch.equal(given["blurry"][0], given["blurry"][2])
+        assert not torch.equal(given["r_t"][0], given["r_t"][1])
         y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
         r_0 = (x - y) / 0.2  # the untrained predictor is the identity
-        for crop, key in enumerate([b"7/0", b"7/1"]):
-            seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)
-            generator = torch.Generator().manual_seed(seed)
+        for crop in range(2):
+            generator = numbers_of(crop)
             u = torch.rand(3, generator=generator, dtype=torch.float64).tolist()
             for k in range(3):
                 eps = torch.randn(1, 3, 16, 16, generator=generator)
@@ -365,56 +343,44 @@ class TestTraining:
                 a = 1 / (1 + math.exp(2 * log_sigma))
                 assert seen["alpha_bar"][3 * crop + k].item() == pytest.approx(a, rel=1e-5)
                 expected = a**0.5 * r_0[crop] + (1 - a) ** 0.5 * eps[0]
-                assert torch.allclose(seen["r_t"][3 * crop + k], expected, atol=1e-5)
+                assert torch.allclose(given["r_t"][3 * crop + k], expected, atol=1e-5)
 
     def test_the_refiner_s_perceptual_term_sees_the_restored_image_and_rises(self, tmp_path):
-        shares, seen = [], {}
+        seen = {}
 
         def perceptual(restored, sharp):
             seen.update(restored=restored, sharp=sharp)
             return restored.mean() * 0 + 100.0
 
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                shares.append((outputs["loss"] - outputs["losses"].mean()).item() / 100)
-
         own = {"residual_scale": 0.2, "predictor_training": "frozen", "prediction_type": "sample", "lr": 0.0}
-        fit(module(**own, refiner_perceptual=perceptual, perceptual_ramp=(1, 4)), tmp_path, 5, [Record()])
+        model = module(**own, refiner_perceptual=perceptual, perceptual_ramp=(1, 4))
+        shares = [(step["loss"] - step["losses"].mean()).item() / 100 for step in steps_of(model, tmp_path, 5)]
         assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-3)
         # The denoiser starts at zero, so its estimate of r_0 is zero and the restored image is the prediction.
         assert torch.allclose(seen["restored"], (seen["sharp"] + 1) / 2 * 1.6 + 0.2 - 1, atol=1e-4)
 
     def test_the_refiner_s_perceptual_term_counts_from_its_noise_level_on(self, tmp_path):
-        seen = {}
+        crops = []
 
         def perceptual(restored, sharp):
-            seen["crops"] = len(restored)
+            crops.append(len(restored))
             return restored.mean() * 0 + 100.0
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen["share"] = (outputs["loss"] - outputs["losses"].mean()).item() / 100
-                seen["noisy"] = (outputs["alpha_bar"] <= 1 / (1 + 1.5**2)).sum().item()
 
         objective = Objective(levels="log_normal", log_normal=(0.4, 1.0), stratified=True)
         own = {"residual_scale": 0.2, "predictor_training": "frozen", "objective": objective, "noises": 4}
-        fit(module(**own, refiner_perceptual=perceptual, perceptual_sigma=1.5), tmp_path, 1, [Record()])
+        model = module(**own, refiner_perceptual=perceptual, perceptual_sigma=1.5)
+        (seen,) = steps_of(model, tmp_path)
         # ln 1.5 is the mean of ln sigma: half of the eight levels lie above.
-        assert seen["crops"] == seen["noisy"] == 4 and seen["share"] == pytest.approx(0.5, abs=1e-3)
+        assert crops == [4] and (seen["alpha_bar"] <= 1 / (1 + 1.5**2)).sum() == 4
+        assert (seen["loss"] - seen["losses"].mean()).item() / 100 == pytest.approx(0.5, abs=1e-3)
 
     @pytest.mark.parametrize("loss", ["l1", "l2", "charbonnier", "psnr"])
     def test_the_predictor_s_distance_is_the_named_one(self, tmp_path, loss):
-        model, seen = module(kind=Predict, loss=loss, fft_weight=0.1), {}
-
-        class Record(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen.update(loss=outputs["loss"].item(), batch=batch)
-
-        fit(model, tmp_path, 1, [Record()])
+        (seen,) = steps_of(module(kind=Predict, loss=loss, fft_weight=0.1), tmp_path)
         error = 2 * (seen["batch"]["blurry"] - seen["batch"]["sharp"]).double()
         distances = {"l1": error.abs(), "l2": error**2, "charbonnier": (error**2 + 1e-6) ** 0.5}
         # In [0, 1] the floor is 1e-3, the mean square at 30 dB.
         distances["psnr"] = torch.stack([math.log(1 + (e / 2).square().mean() / 1e-3) * torch.ones(1) for e in error])
         spectrum = torch.fft.rfft2(error) / 16  # of 16 x 16 pixels; orthonormal
         fft = (spectrum.real.abs().mean() + spectrum.imag.abs().mean()) / 2
-        assert seen["loss"] == pytest.approx((distances[loss].mean() + 0.1 * fft).item(), rel=1e-5)
+        assert seen["loss"].item() == pytest.approx((distances[loss].mean() + 0.1 * fft).item(), rel=1e-5)

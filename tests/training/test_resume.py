@@ -154,13 +154,20 @@ def file_limit():
     limit(None)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_damaged_hostile_finished_changed_and_full(capsys, caplog, file_limit):
-    def fit(*flags):
+@pytest.fixture
+def fit(capsys, caplog):
+    """Trains with some flags in the folder run; its exit code, and what it said."""
+
+    def trained(*flags):
         caplog.clear()
         code = train.main([*COMMAND, "run", *flags])
         return code, capsys.readouterr().err + caplog.text
 
+    return trained
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_finished_changed_full_and_damaged(fit, file_limit):
     assert fit("--trainer.max_steps", "4")[0] == 0
     before = weights("run")
 
@@ -193,7 +200,11 @@ def test_damaged_hostile_finished_changed_and_full(capsys, caplog, file_limit):
     code, said = fit("--trainer.max_steps", "4")
     assert code == 2 and "there is no other to resume from" in said
 
-    # A pickle that would run code does not.
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_that_would_run_code_does_not(fit):
+    last = Path("run/checkpoints/last.ckpt")
+    last.parent.mkdir(parents=True)
     for protocol in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
         protocol({"state_dict": Hostile("executed")}, last)
         for flags in ([], ["--ckpt_path", str(last)]):
