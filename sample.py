@@ -279,7 +279,7 @@ def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: 
     """A panel of the whole images and, where those are shown smaller than they are, of their middle."""
     from torch.nn.functional import interpolate
 
-    from evaluation.plots import panel
+    from evaluation.panels import panel
 
     columns = {}
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from base.files import replacing
 from base.progress import counted
-from evaluation.plots import panel
+from evaluation.panels import panel
 from evaluation.results import Results, json_number
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import best_sample, pareto_front, perception_metric

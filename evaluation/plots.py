@@ -1,4 +1,4 @@
-"""The plots of an evaluation: the perception-distortion curve and comparison panels."""
+"""The plot of an evaluation: the perception-distortion curve."""
 
 import math
 import textwrap
@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
-from PIL import Image
-from torch import Tensor, from_numpy
 
 from base.files import replacing
-from evaluation.metrics import psnr
 from evaluation.scoring import BLURRY, PREDICTOR
 
 _COLOURS = (
@@ -177,80 +173,3 @@ def _place_labels(
             if inside and not any(box.overlaps(other) for other in taken):
                 break
         taken.append(box)
-
-
-def panel(
-    columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
-) -> Figure:
-    """Images side by side, one labelled column each, one line for each image of a column.
-
-    A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
-    the 99.5th percentile). Where a column is named `sharp`, every other image has its PSNR to it underneath.
-
-    Args:
-        columns: label -> one image (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
-        path: the image to write.
-        lines: a name for each line.
-
-    Returns:
-        The figure that was written.
-    """
-    columns = {
-        label: [images] if isinstance(images, Tensor) and images.ndim == 3 else list(images)
-        for label, images in columns.items()
-    }
-    columns = {label: [image.detach().float().cpu() for image in own] for label, own in columns.items()}
-    first = next(iter(columns.values()))
-    heights = [image.shape[1] / image.shape[2] for image in first]
-    width = 3.0
-    figure = Figure(
-        figsize=(width * len(columns) + 0.7, sum(width * height + 0.4 for height in heights) + 0.3),
-        dpi=160,
-        layout="constrained",
-    )
-    grid = figure.subplots(len(first), len(columns), squeeze=False, gridspec_kw={"height_ratios": heights})
-    for column, (label, images) in enumerate(columns.items()):
-        grid[0, column].set_title(label, fontsize=12)
-        for line, image in enumerate(images):
-            axes = grid[line, column]
-            axes.set_xticks([])
-            axes.set_yticks([])
-            if label == "std":
-                levels = image.mean(0).numpy() * 255
-                top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would leave the rest black
-                heat = axes.imshow(levels, cmap="inferno", vmin=0, vmax=top)
-                bar = figure.colorbar(heat, cax=axes.inset_axes((1.03, 0, 0.05, 1)), extend="max")
-                bar.ax.tick_params(labelsize=8)
-                axes.set_xlabel("8-bit levels", fontsize=10)
-                continue
-            axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
-            if "sharp" in columns and label != "sharp":
-                axes.set_xlabel(f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB", fontsize=10)
-    for line, name in enumerate(lines or []):
-        grid[line, 0].set_ylabel(textwrap.shorten(name, 40, placeholder=" …"), fontsize=11)
-    with replacing(Path(path)) as part:
-        figure.savefig(part)
-    return figure
-
-
-def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Figure:
-    """The best, median and worst image of a setting, one line each, out of the files that results.json names.
-
-    Args:
-        entries: of "examples" in results.json, those of one setting.
-        folder: to which their files are relative.
-        path: the image to write.
-
-    Returns:
-        The figure that was written.
-    """
-    columns = {}
-    for kind in entries[0]["files"]:
-        label = entries[0]["setting"] if kind == "restored" else kind
-        columns[label] = [_read_image(folder / entry["files"][kind]) for entry in entries]
-    return panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
-
-
-def _read_image(path: Path) -> Tensor:
-    with Image.open(path) as image:
-        return from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255

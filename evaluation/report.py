@@ -13,7 +13,8 @@ import jinja2
 from PIL import Image
 
 from base.files import replacing
-from evaluation.plots import panel_of_files, plot_curve
+from evaluation.panels import panel_of_files
+from evaluation.plots import plot_curve
 
 _MOST_BYTES = 24_000_000  # of images within the page
 _QUALITIES = (95, 85, 70, 50)

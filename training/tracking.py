@@ -3,16 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 from evaluation.fidelity import MetricError, psnr, ssim
+from evaluation.panels import panel
 from evaluation.perceptual import Lpips
-from evaluation.plots import panel
 from models.pipeline import DeblurOutput
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
@@ -92,15 +94,16 @@ class Track(Callback):
         columns["sharp"] = sharp
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = panel({label: batch[0] for label, batch in columns.items()}, path, [name])
-        _show(trainer, f"val/panel_{batch_idx}", figure, path, name)
+        panel({label: batch[0] for label, batch in columns.items()}, path, [name])
+        _show(trainer, f"val/panel_{batch_idx}", path, name)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.points:
             return
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_curve.png"
         up = "SSIM" if self.lpips.reason is not None else "LPIPS"
-        _show(trainer, "val/curve", _draw_curve(self.points, up, path), path, "the images of the panels")
+        _draw_curve(self.points, up, path)
+        _show(trainer, "val/curve", path, "the images of the panels")
 
     def _draw(self, pl_module: LightningModule, batch: dict) -> DeblurOutput:
         settings = replace(pl_module.validation, num_samples=self.samples, average=False)
@@ -161,15 +164,15 @@ def _image_loggers(trainer: Trainer) -> list[Logger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger | TensorBoardLogger)]
 
 
-def _show(trainer: Trainer, key: str, figure: Figure, path: Path, caption: str) -> None:
+def _show(trainer: Trainer, key: str, path: Path, caption: str) -> None:
     for logger in _image_loggers(trainer):
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
+            logger.experiment.add_image(key, np.asarray(Image.open(path)), trainer.global_step, dataformats="HWC")
         else:
             logger.log_image(key, [str(path)], trainer.global_step, caption=[caption])
 
 
-def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Path) -> Figure:
+def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Path) -> None:
     """Mean PSNR to the right, perception upwards to the better, of each label's (PSNR, LPIPS or SSIM)."""
     means = {label: torch.tensor(own).mean(0).tolist() for label, own in points.items()}
     figure = Figure(figsize=(6, 4.5), dpi=120, layout="constrained")
@@ -186,4 +189,3 @@ def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Pat
     axes.grid(color="0.92", zorder=0)
     axes.set_title(f"Validation images: {max(map(len, points.values()))}", fontsize=10)
     figure.savefig(path)
-    return figure

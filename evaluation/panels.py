@@ -1,0 +1,124 @@
+"""Images side by side, for people: each column labelled, with PSNR underneath."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, from_numpy
+
+from base.files import replacing
+from evaluation.metrics import psnr
+
+WIDTH = 480  # pixels of an image in a panel
+GAP = 16  # pixels between columns
+TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: a row of titles, of captions, a column of names, a colour bar
+
+
+def panel(
+    columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
+) -> Image.Image:
+    """Images side by side, one labelled column each, one line for each image of a column.
+
+    A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
+    the 99.5th percentile). Where a column is named `sharp`, every other image has its PSNR to it underneath.
+
+    Args:
+        columns: label -> one image (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
+        path: the image to write.
+        lines: a name for each line.
+
+    Returns:
+        The panel that was written.
+    """
+    columns = {
+        label: [images] if isinstance(images, Tensor) and images.ndim == 3 else list(images)
+        for label, images in columns.items()
+    }
+    columns = {label: [image.detach().float().cpu() for image in own] for label, own in columns.items()}
+    heights = [round(WIDTH * image.shape[1] / image.shape[2]) for image in next(iter(columns.values()))]
+    left = GAP + (NAME if lines else 0)
+    widths = [WIDTH + (BAR if label == "std" else 0) for label in columns]
+    size = left + sum(width + GAP for width in widths), TITLE + sum(height + CAPTION for height in heights)
+    drawn = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(drawn)
+    for (label, images), width in zip(columns.items(), widths, strict=True):
+        centre, top = left + WIDTH // 2, TITLE
+        draw.text((centre, TITLE // 2), label, "black", _font(24), "mm")
+        for line, (image, height) in enumerate(zip(images, heights, strict=True)):
+            caption = ""
+            if label == "std":
+                caption = "8-bit levels"
+                _draw_heat(drawn, image, (left, top), height)
+            else:
+                pixels = image.clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
+                drawn.paste(_resized(Image.fromarray(pixels), height), (left, top))
+                if "sharp" in columns and label != "sharp":
+                    caption = f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB"
+            draw.text((centre, top + height + CAPTION // 2), caption, "black", _font(20), "mm")
+            top += height + CAPTION
+        left += width + GAP
+    top = TITLE
+    for name, height in zip(lines or [], heights, strict=False):
+        upright = Image.new("RGB", (height + CAPTION, NAME), "white")
+        short = textwrap.shorten(name, max(8, height // 12), placeholder=" …")
+        ImageDraw.Draw(upright).text((height // 2, NAME // 2), short, "black", _font(20), "mm")
+        drawn.paste(upright.transpose(Image.Transpose.ROTATE_90), (GAP // 2, top - CAPTION))
+        top += height + CAPTION
+    with replacing(Path(path)) as part:
+        drawn.save(part)
+    return drawn
+
+
+def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Image.Image:
+    """The best, median and worst image of a setting, one line each, out of the files that results.json names.
+
+    Args:
+        entries: of "examples" in results.json, those of one setting.
+        folder: to which their files are relative.
+        path: the image to write.
+
+    Returns:
+        The panel that was written.
+    """
+    columns = {}
+    for kind in entries[0]["files"]:
+        label = entries[0]["setting"] if kind == "restored" else kind
+        columns[label] = [_read_image(folder / entry["files"][kind]) for entry in entries]
+    return panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
+
+
+def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:
+    """A standard deviation (3, H, W) as a heat map at a place of a panel, and its colour bar on the right."""
+    levels = std.mean(0).numpy() * 255
+    top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would leave the rest black
+    colours = matplotlib.colormaps["inferno"]
+    heat = Image.fromarray(colours(levels / top, bytes=True)[..., :3])
+    drawn.paste(_resized(heat, height), place)
+    x, y = place[0] + WIDTH + GAP // 2, place[1]
+    ramp = np.linspace(1, 0, height)[:, None].repeat(18, 1)
+    drawn.paste(Image.fromarray(colours(ramp, bytes=True)[..., :3]), (x, y))
+    draw = ImageDraw.Draw(drawn)
+    for share, anchor in ((1.0, "la"), (0.5, "lm"), (0.0, "ld")):
+        draw.text((x + 24, y + (1 - share) * (height - 1)), f"{share * top:.3g}", "black", _font(18), anchor)
+
+
+def _resized(image: Image.Image, height: int) -> Image.Image:
+    """To the width of a panel's images; enlarged, a pixel stays a pixel."""
+    filter_ = Image.Resampling.NEAREST if image.width < WIDTH else Image.Resampling.LANCZOS
+    return image.resize((WIDTH, height), filter_)
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings: it has Latin, Greek and Cyrillic letters."""
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+
+
+def _read_image(path: Path) -> Tensor:
+    with Image.open(path) as image:
+        return from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255
