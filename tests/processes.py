@@ -40,10 +40,11 @@ TIMEOUT = 300  # seconds
 
 
 class Command:
-    """A script of the project, started with its arguments in a process and a process group of its own.
+    """A program of the project, started with its arguments in a process and a process group of its own.
 
     Args:
-        script: sample.py, evaluate.py or train.py.
+        script: sample.py, evaluate.py or train.py; or a module, as python -m takes it; or -c, and the first of the
+            arguments is Python.
         arguments: of its command line.
         environment: what is set beside this process's own environment.
         fatal: (name in os, n, seconds): killed so long after its n-th call.
@@ -75,7 +76,7 @@ class Command:
 
 
 def run(script: str, arguments, environment: dict | None = None, fatal: tuple | None = None):
-    """`Command`, waited for."""
+    """What a `Command` says, and its exit code."""
     return Command(script, arguments, environment, fatal).wait()
 
 
@@ -114,7 +115,13 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
         _kill_at(*fatal)
     sys.argv = [script, *arguments]
     try:
-        runpy.run_path(str(ROOT / script), run_name="__main__")
+        if script == "-c":
+            sys.argv = arguments
+            exec(arguments[0], {"__name__": "__main__"})
+        elif script.endswith(".py"):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code

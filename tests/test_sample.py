@@ -1,7 +1,6 @@
 """sample.py as people call it: real files in, real files out, one sentence for what cannot be done."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from models.flow import Flow
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
+from tests import processes
 from tests.conftest import ASSETS
 from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command, torchrun, until
@@ -456,12 +456,9 @@ print((peaks[1] - peaks[0]) / (1700**2 - 256**2))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells a process's peak")
-def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path):
-    command = [sys.executable, "-c", PEAK, str(checkpoint), "ddim"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
+def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = processes.run("-c", [PEAK, checkpoint, "ddim"])
     fields = float(done.stdout.splitlines()[-1]) / 12  # of three floats a pixel
     assert 3 < fields < 7.5
 

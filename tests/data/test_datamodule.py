@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonargparse
@@ -17,6 +14,7 @@ from data.camera import CameraShake, SixDegrees
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Source
 from data.pairs import generator_of
+from tests import processes
 from tests.conftest import ASSETS
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
@@ -122,12 +120,12 @@ def test_short_epochs_go_on_where_the_last_one_ended(tmp_path, root):
     assert_same(parts.seen["train"], whole.seen["train"])
 
 
-def train_on_two_ranks(folder, root):
+def train_on_one_of_two_ranks(folder, root):
     class Share(Recorder):
         def on_train_end(self):
             torch.save(self.seen, f"{folder}/rank{self.global_rank}.pt")
 
-    options = {"devices": 2, "strategy": "ddp_fork", "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+    options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0, "use_distributed_sampler": False}
     two = trainer(folder, max_steps=2, **options)
     two.fit(Share(), module(Path(root), True, batch_size=2))
 
@@ -136,9 +134,9 @@ def test_ranks_share_the_batches_of_one_device(tmp_path, root):
     one = Recorder()
     trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(one, module(root, True))
 
-    call = f"from {__name__} import *; train_on_two_ranks({str(tmp_path)!r}, {str(root)!r})"
-    clean = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # what forking needs
-    subprocess.run([sys.executable, "-c", call], check=True, cwd=Path(__file__).parents[2], env=clean, timeout=300)
+    call = f"from {__name__} import *; train_on_one_of_two_ranks({str(tmp_path)!r}, {str(root)!r})"
+    done = processes.torchrun("-c", [call])
+    assert [rank.returncode for rank in done] == [0, 0], done
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     seen = [[batch["name"] for batch in rank["val"]] for rank in ranks]
     every = [batch["name"] for batch in one.seen["val"]]

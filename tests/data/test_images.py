@@ -1,6 +1,4 @@
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
 from data import images, search
-from tests.conftest import ROOT
+from tests import processes
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -268,11 +266,12 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
 
 
 def test_heif_says_what_to_install(tmp_path):
-    """In a process in which pillow-heif is not to be found."""
+    """In a process in which pillow-heif is not to be found when the module is imported."""
     (tmp_path / "a.heic").touch()
-    code = "import sys; sys.modules['pillow_heif'] = None\nfrom data import images\n"
+    code = "import sys\nfor name in [name for name in sys.modules if name.startswith('data')]: del sys.modules[name]\n"
+    code += "sys.modules['pillow_heif'] = None\nfrom data import images\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = processes.run("-c", [code])
     assert "pip install pillow-heif" in done.stdout, done.stderr
 
 

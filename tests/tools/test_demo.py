@@ -1,11 +1,9 @@
-import subprocess
-import sys
-
 import torch
 
 from data import images, search
 from data.layouts import find_pairs
 from data.pairs import read_pair
+from tests import processes
 from tools import demo
 
 
@@ -47,7 +45,6 @@ def test_demo_photographs(tmp_path, capsys):
 
 def test_unwritable_output_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "tools.demo", "--output", str(tmp_path / "file" / "photos")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = processes.run("tools.demo", ["--output", tmp_path / "file" / "photos"])
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.startswith("The photographs cannot be written") and run.stderr.count("\n") == 1

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from data import images
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
+from tests import processes
 from tools.make_pairs import main, read_blur
 
 SIDES = ("blur", "sharp")
@@ -170,7 +169,7 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
 
 
 def test_the_command_says_one_sentence(photos):
-    command = [sys.executable, "-m", "tools.make_pairs", photos, "--config", "missing.yaml", "--output"]
-    run = subprocess.run([*command, photos.parent / "set"], capture_output=True, text=True, timeout=300)
+    command = [photos, "--config", "missing.yaml", "--output", photos.parent / "set"]
+    run = processes.run("tools.make_pairs", command)
     assert run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1
     assert run.stderr.startswith("tools.make_pairs: error: ") and "missing.yaml" in run.stderr

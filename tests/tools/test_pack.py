@@ -1,8 +1,8 @@
 import json
 import multiprocessing
+import os
 import shutil
-import subprocess
-import sys
+import signal
 import threading
 import time
 from functools import partial
@@ -18,6 +18,7 @@ from data.images import ImageError
 from data.layouts import DatasetError, find_pairs
 from data.packed import Packed
 from data.pairs import TrainPairs, generator_of, shuffled
+from tests import processes
 from tools import pack
 
 pytest.importorskip("litdata", reason="needs requirements-extra.txt")
@@ -81,13 +82,11 @@ for batch in DataLoader(TrainPairs(Packed(root), 16), 2, sampler=stream, num_wor
 
 def names_seen(root, processed, workers, count):
     """Start to read after `processed` batches of two, take `count` and kill the process."""
-    command = [sys.executable, "-c", READ, str(root), str(2 * processed), str(workers)]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
-    try:
-        return [name for _ in range(count) for name in run.stdout.readline().split()]
-    finally:
-        run.kill()
-        run.wait(300)
+    run = processes.Command("-c", [READ, root, 2 * processed, workers])
+    said = run.said / "out"
+    processes.until(lambda: said.is_file() and said.read_text().count("\n") >= count, run)
+    os.killpg(run.pid, signal.SIGKILL)
+    return [name for line in run.wait().stdout.splitlines()[:count] for name in line.split()]
 
 
 def test_a_killed_and_resumed_epoch_sees_every_sample_once(packed):

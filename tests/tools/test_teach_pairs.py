@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,6 +7,7 @@ from data import images
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
 from models.slim_unet import SlimPredictor
+from tests import processes
 from tests.models.test_pipeline import tiny_pipeline
 from tools.teach_pairs import main
 
@@ -58,6 +57,5 @@ def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
 
 
 def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
-    command = [sys.executable, "-m", "tools.teach_pairs", world / "pairs", world / "pairs"]
-    done = subprocess.run(map(str, command), capture_output=True, text=True, timeout=300)
+    done = processes.run("tools.teach_pairs", [world / "pairs", world / "pairs"])
     assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")
