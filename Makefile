@@ -33,7 +33,7 @@ test-slow: $(VENV)/extras
 
 # Small faults put into a copy of the program, one at a time: which of them does no test notice?
 mutate: $(VENV)/extras
-	$(PY) -m tests.mutate
+	$(PY) -m tests.mutate --output docs/faults.md
 
 # On a machine with a CUDA device: its tests, then its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
