@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 import train
 from models.checkpoints import load_pipeline
-from tests import processes
 
 ROOT = Path(__file__).parents[1]
 CONFIG = """
@@ -194,25 +193,6 @@ def test_the_perceptual_term_by_the_config():
     assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
     # The file that a run leaves is the run again.
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
-
-
-def test_weights_and_biases_without_a_key_is_offline_and_does_not_ask(run_folder):
-    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
-    (run_folder / "run.yaml").write_text(CONFIG.replace("logger: false", logger))
-    home = {"HOME": str(run_folder), "NETRC": str(run_folder / "netrc")}
-    done = processes.run("train.py", ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"], home)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "logged offline" in done.stderr and "wandb sync" in done.stderr
-    shown = done.stdout + done.stderr
-    assert "denoiser: Denoiser, " in shown and "wrote run/checkpoint" in shown
-    for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
-        assert noise not in shown, noise
-    (run,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
-    log = run.read_bytes()
-    for name in (b"val/psnr_prediction", b"val/psnr", b"commit", b"media/images/val/panel_0"):
-        assert name in log
-    assert len(list(Path("run/wandb").glob("offline-run-*/files/media/images/val/panel_0*.png"))) == 2
-    assert list(Path("run/logs").glob("version_*/metrics.csv"))
 
 
 @pytest.mark.parametrize(

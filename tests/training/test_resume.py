@@ -241,13 +241,23 @@ def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_resumes_when_ther
     assert train.main([*flags, "4"]) == 0
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_resumes_its_run():
-    pytest.importorskip("wandb")
+def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_its_run(run_folder):
     logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
     Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
-    offline = {"WANDB_MODE": "offline", "SIGNAL_AT": "SIGTERM step 3"}
-    assert run("run", "--trainer.callbacks+", "tests.training.test_resume.Signal", **offline) == 128 + signal.SIGTERM
-    assert run("run", **offline) == 0
+    home = {"HOME": str(run_folder), "NETRC": str(run_folder / "netrc")}
+    stop = ["--trainer.callbacks+", "tests.training.test_resume.Signal"]
+    assert run("run", *stop, **home, SIGNAL_AT="SIGTERM step 3") == 128 + signal.SIGTERM
+    done = processes.run("train.py", [*COMMAND, "run"], home)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "logged offline" in done.stderr and "wandb sync" in done.stderr
+    shown = done.stdout + done.stderr
+    assert "denoiser: Denoiser, " in shown and "wrote run/checkpoint" in shown
+    for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
+        assert noise not in shown, noise
     first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
     assert first.name.rsplit("-", 1)[1] == second.name.rsplit("-", 1)[1]
+    (log,) = (path.read_bytes() for path in second.glob("run-*.wandb"))
+    for name in (b"val/psnr_prediction", b"val/psnr", b"commit", b"media/images/val/panel_0"):
+        assert name in log
+    assert len(list(second.glob("files/media/images/val/panel_0*.png"))) == 2
+    assert list(Path("run/logs").glob("version_*/metrics.csv"))
