@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import runpy
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -82,14 +84,21 @@ def run(script: str, arguments, environment: dict | None = None, fatal: tuple | 
 
 def torchrun(script: str, arguments, environment: dict | None = None, count: int = 2):
     """What `count` processes of a script end with that are started together, as torchrun starts them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "TORCHELASTIC_RUN_ID": "test"}
     shared |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     shared |= environment or {}
     own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count))
     started = [Command(script, arguments, shared | ranks) for ranks in own]
     return [command.wait() for command in started]
+
+
+def free_port() -> int:
+    """A port where nothing listens, below those that the system gives to whoever asks for any."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("all ports that were tried are taken")
 
 
 def until(condition: Callable[[], bool], command: Command) -> None:

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from models.presets import save_presets
 from models.settings import SamplingSettings
 from tests.conftest import ROOT
 from tests.models.test_pipeline import tiny_pipeline
+from tests.processes import free_port
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SETTINGS = SamplingSettings("ddim", steps=2, eta=1.0, blend=0.35)
@@ -98,12 +98,6 @@ def denoiser_calls(page):
     handle = page.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: calls.append(1))
     yield calls
     handle.remove()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def upload(tab, path):
