@@ -51,7 +51,7 @@ class Evaluation:
         outputs: folder of images that another program restored, named as the pairs of the dataset: scored as one
             more row, or alone where no grid is given.
         compare: two checkpoints in place of one, A and B: the same grid on the same images and noise, into the
-            folders A and B of the output, and comparison.csv with the paired differences.
+            folders A and B of the output, and comparison.csv and report.html with the paired differences.
         split: which split of the dataset.
         variant: which blurry images of the dataset, such as blur_gamma; blur is the first of every layout.
         seed: the same seed gives the same noise for an image of the same name, in every setting.
@@ -148,9 +148,12 @@ def main(evaluation: Evaluation) -> None:
             one = replace(evaluation, compare=None, checkpoint=checkpoint, output=str(folder), panel=None)
             _evaluate(one, processes)
         if writes:
-            from evaluation.comparison import write_comparison
+            from evaluation.comparison import format_changes, write_comparison
 
-            print(f"wrote {write_comparison(folders, output, evaluation.seed)}")
+            changes, files = write_comparison(folders, output, evaluation.seed)
+            print(f"A: {evaluation.compare[0]}, B: {evaluation.compare[1]}; means over the images, 95 % intervals")
+            print(format_changes(changes))
+            print("wrote " + ", ".join(map(str, files)))
 
 
 def check(evaluation: Evaluation) -> None:
