@@ -3,8 +3,8 @@
 python -m benchmarks.startup
 python -m benchmarks.startup --cases 'train/*' --repeats 5
 
-A case is SCRIPT/WHAT. What is measured is merged into the JSON file, with what it ran on. Beside the seconds on the clock,
-which other work on the machine lengthens, stand those of the processor, user and system, of the command's processes.
+A case is SCRIPT/WHAT. What is measured is merged into the JSON file, with what it ran on. Beside the seconds on the
+clock, which other work on the machine lengthens, stand the processor's, user and system, of the command's processes.
 """
 
 import json
