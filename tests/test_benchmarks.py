@@ -49,7 +49,7 @@ def test_startup_measures_and_merges(tmp_path):
     startup.main("train/none", str(tmp_path / "startup.json"), repeats=1)
     found = json.loads((tmp_path / "startup.json").read_text())["cases"]
     new = found["train/none"]
-    assert set(found) == {"sample/help", "train/none"} and 0 < new["cpu_seconds"] and 0 < new["seconds"]
+    assert set(found) == {"sample/help", "train/none"} and new["cpu_seconds"] > 0 and new["seconds"] > 0
     assert new["wanted"] == 4 and new["commit"] and new["cores"] and new["torch"]
 
 
