@@ -39,7 +39,12 @@ def quiet() -> None:
 
 
 class Bar(RichProgressBar):
-    """Lightning's progress bar, which names epochs, of which a run has one, and the log's version, without both."""
+    """The batches of the whole run; Lightning's own bar counts a resumed run's to the steps that are left, and names
+    epochs, of which a run has one, and the log's version."""
+
+    @property
+    def total_train_batches(self) -> int:
+        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
