@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentError
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, get_type_hints
 
-from base.command_line import STRICT, descriptions, flag_help, split, word_for
-from base.messages import UsageError, one_sentence
+from base.command_line import class_help, descriptions, split, values
+from base.messages import UsageError
 from base.stop import run_command
 from models.index import stored_index
 from models.options import Options
@@ -106,30 +105,19 @@ def serve(served: Served) -> None:
 
 
 def _help() -> str:
+    shared = {name: text for name, text in descriptions(Options.__doc__).items() if name in SHARED}
     lines = [__doc__.strip(), "", "usage: python app.py [--FLAG VALUE ...]", ""]
-    own, texts = descriptions(Served.__doc__), descriptions(Options.__doc__)
-    for field in fields(Served):
-        text = (texts if field.name in SHARED else own)[field.name]
-        lines += flag_help(field.name, word_for(KINDS[field.name]), field.default, text)
-    return "\n".join(lines)
+    return "\n".join(lines + class_help(Served, descriptions(Served.__doc__) | shared))
 
 
 def _main(args: list[str]) -> None:
-    from jsonargparse import ArgumentParser
-
     if {"-h", "--help"} & set(args):
         print(_help())
         return
     others, flags = split(args, KINDS, "app.py")
     if others:
         raise UsageError(f"{others[0]} is no flag: photographs are uploaded in the page (--help lists the flags)")
-    parser = ArgumentParser(**STRICT)
-    parser.add_class_arguments(Served)
-    try:
-        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
-    except ArgumentError as error:
-        raise UsageError(f"--{one_sentence(str(error))}") from None
-    serve(Served(**{field.name: given[field.name] for field in fields(Served)}))
+    serve(Served(**values((Served,), flags)))
 
 
 def main(args: list[str] | None = None) -> int:

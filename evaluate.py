@@ -14,16 +14,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_type_hints
 
-from jsonargparse import ArgumentParser
-
+from base.command_line import class_help, split, values
 from base.files import require_writable, sole_user
-from base.messages import one_of
+from base.messages import UsageError
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
-from evaluation.grid import read_grid
 from models.index import INDEX, is_hub_id, pretrained
+from models.options import require_known as require_device
 from models.settings import SamplingSettings, sharing_samples
 
 if TYPE_CHECKING:  # these take seconds to import, and what is wrong with a command line is said before
@@ -52,7 +51,7 @@ class Evaluation:
         outputs: folder of images that another program restored, named as the pairs of the dataset: scored as one
             more row, or alone where no grid is given.
         compare: two checkpoints in place of one, A and B: the same grid on the same images and noise, into the
-            folders A and B of the output, and comparison.csv with the paired differences.
+            folders A and B of the output, and comparison.csv and report.html with the paired differences.
         split: which split of the dataset.
         variant: which blurry images of the dataset, such as blur_gamma; blur is the first of every layout.
         seed: the same seed gives the same noise for an image of the same name, in every setting.
@@ -128,7 +127,11 @@ class Evaluation:
     @cached_property
     def settings(self) -> list[SamplingSettings]:
         """The grid's; none without a grid."""
-        return read_grid(self.grid, SamplingSettings) if self.grid else []
+        if self.grid is None:
+            return []
+        from evaluation.grid import read_grid  # not above: help and wrong names are said without it
+
+        return read_grid(self.grid, SamplingSettings)
 
 
 def main(evaluation: Evaluation) -> None:
@@ -145,17 +148,18 @@ def main(evaluation: Evaluation) -> None:
             one = replace(evaluation, compare=None, checkpoint=checkpoint, output=str(folder), panel=None)
             _evaluate(one, processes)
         if writes:
-            from evaluation.comparison import write_comparison
+            from evaluation.comparison import format_changes, write_comparison
 
-            print(f"wrote {write_comparison(folders, output, evaluation.seed)}")
+            changes, files = write_comparison(folders, output, evaluation.seed)
+            print(f"A: {evaluation.compare[0]}, B: {evaluation.compare[1]}; means over the images, 95 % intervals")
+            print(format_changes(changes))
+            print("wrote " + ", ".join(map(str, files)))
 
 
 def check(evaluation: Evaluation) -> None:
     """Say which name or path of a command line is wrong, in a moment, before the libraries and the data are loaded."""
     require_known(evaluation.metric_names)
-    kinds = ["auto", "cpu", "cuda", "mps"]
-    if evaluation.device.partition(":")[0] not in kinds:
-        raise ValueError(one_of("--device", evaluation.device, kinds))
+    require_device(evaluation.device)
     data = Path(evaluation.data)
     if not (data.is_dir() or data.is_file()):
         raise ValueError(f"--data {data} does not exist: give the root folder of a dataset, or a CSV manifest")
@@ -380,12 +384,19 @@ def _facts(evaluation: Evaluation, pairs: "ScoredPairs") -> dict:
 
 
 def cli(args: list[str] | None = None) -> None:
-    """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="evaluate.py", allow_abbrev=False)
-    parser.add_class_arguments(Evaluation, as_positional=False, skip={"compare"})
-    about = "two checkpoints in place of one: the same grid on the same images and noise, and the paired differences"
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=about)
-    main(Evaluation(**vars(parser.parse_args(args))))
+    """The command line; ValueError and OSError, one sentence, where something is wrong with it."""
+    args = sys.argv[1:] if args is None else args
+    if {"-h", "--help"} & set(args):
+        usage = "usage: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"
+        print("\n".join([__doc__.strip(), "", usage, "", *class_help(Evaluation)]))
+        return
+    others, flags = split(args, get_type_hints(Evaluation), "evaluate.py")
+    if others:
+        raise UsageError(f"{others[0]} belongs to no flag (--help lists the flags)")
+    for name in ("data", "output"):
+        if name not in flags:
+            raise UsageError(f"--{name} is missing: python evaluate.py --data PAIRS --output scores (see --help)")
+    main(Evaluation(**values((Evaluation,), flags)))
 
 
 if __name__ == "__main__":

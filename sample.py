@@ -11,15 +11,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from argparse import ArgumentError
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from base.command_line import STRICT, descriptions, flag_help, split, word_for
-from base.messages import UsageError, one_sentence
+from base.command_line import class_help, descriptions, flag_help, split, values, word_for
+from base.messages import UsageError
 from base.stop import Stopped, run_command
 from data.manifest import Manifest
 from data.outputs import Outputs, batches, outputs_of
@@ -225,10 +224,10 @@ class _Run:
         for file, one in files.items():
             images.write(file, one, image, options.depth)
         written, whites = list(files), {}
-        for kind, values in {"std": out.std, "error": out.expected_error}.items():
-            if options.uncertainty and values is not None:
+        for kind, value in {"std": out.std, "error": out.expected_error}.items():
+            if options.uncertainty and value is not None:
                 heat = target.with_name(f"{target.stem}_{kind}.png")
-                whites[f"{kind}_white"] = write_map(heat, values[0])
+                whites[f"{kind}_white"] = write_map(heat, value[0])
                 written += [heat, heat.with_suffix(".tif")]
         if options.compare:
             written.append(target.with_name(f"{target.stem}_compare.png"))
@@ -298,10 +297,7 @@ def _help(flags: dict[str, str]) -> str:
     index = stored_index(source) or {}
     settings = preset_settings(index.get("presets", {}), flags.get("preset"), flow_of(index, source))
     lines = [__doc__.strip(), "", "usage: python sample.py IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]", ""]
-    texts = descriptions(Options.__doc__)
-    for field in fields(Options):
-        default = field.default if isinstance(field.default, str | int) and field.default is not False else ""
-        lines += flag_help(field.name, word_for(KINDS[field.name]), default, texts[field.name])
+    lines += class_help(Options)
     name = name_of(flags.get("checkpoint"))
     lines += ["", f"how to sample; shown are the numbers of {name}, preset {flags.get('preset', 'balanced')}:"]
     texts = descriptions(SamplingSettings.__doc__)
@@ -313,8 +309,6 @@ def _help(flags: dict[str, str]) -> str:
 
 
 def _main(args: list[str]) -> int:
-    from jsonargparse import ArgumentParser
-
     wanted = {"-h", "--help"} & set(args)
     inputs, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "sample.py")
     if wanted:
@@ -323,13 +317,7 @@ def _main(args: list[str]) -> int:
     if not inputs or "output" not in flags:
         missing = "no image is named" if not inputs else "--output is missing"
         raise UsageError(f"{missing}: python sample.py photo.jpg --output restored (--help lists the flags)")
-    parser = ArgumentParser(**STRICT)
-    for options in (Options, SamplingSettings):
-        parser.add_class_arguments(options)
-    try:
-        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
-    except ArgumentError as error:
-        raise UsageError(f"--{one_sentence(str(error))}") from None
+    given = values((Options, SamplingSettings), flags)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     return 1 if restore(inputs, options, {name: given[name] for name in flags if name in NUMBERS}) else 0
 

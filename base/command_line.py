@@ -3,19 +3,24 @@
 The parser behind them is jsonargparse, whose own words for what is wrong are long.
 """
 
-from collections.abc import Sequence
+import json
+from argparse import ArgumentError
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from inspect import cleandoc
 from textwrap import fill
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from base.messages import UsageError, nearest, one_of
+from base.messages import UsageError, nearest, one_of, one_sentence
 
 STRICT = {"allow_abbrev": False, "exit_on_error": False}  # options of a parser: whole names alone, and it raises
-WORDS = {bool: "true|false", int: "N", float: "NUMBER", str: "TEXT"}
+WORDS = {bool: "true|false", int: "N", float: "NUMBER", str: "TEXT", tuple[str, str]: "TEXT TEXT"}
+TRUTHS = ("true", "false", "yes", "no", "on", "off")  # taken as the value of a flag of yes or no, not as an image
 
 
 def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list[str], dict[str, str]]:
-    """What stands on a command line without a flag, and the flags' values; of a bare flag of yes or no true.
+    """What stands on a command line without a flag, and the flags' values; of a bare flag of yes or no true, of a flag
+    that takes two texts their JSON.
 
     Args:
         args: the command line.
@@ -37,7 +42,12 @@ def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list
             known = [f"--{known}" for known in kinds]
             raise UsageError(f"{flag} is unknown{nearest(flag, known, f': python {script} --help lists the flags')}")
         if not joined and kinds[name] is bool:
-            value = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
+            value = rest.pop(0) if rest and rest[0].lower() in TRUTHS else "true"
+        elif tuple[str, str] in (kinds[name], *get_args(kinds[name])):
+            pair, rest = rest[:2], rest[2:]
+            if joined or len(pair) < 2 or any(one.startswith("--") for one in pair):
+                raise UsageError(f"{flag} needs two values: {flag} A B")
+            value = json.dumps(pair)
         elif not joined:
             if not rest or rest[0].startswith("--"):
                 raise UsageError(f"{flag} needs a value")
@@ -47,6 +57,37 @@ def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list
             raise UsageError(one_of(flag, value, allowed))
         flags[name] = value
     return others, flags
+
+
+def values(owners: Sequence[type], flags: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of dataclasses, with their defaults where no flag is given.
+
+    Args:
+        owners: whose fields are the flags.
+        flags: from `split`.
+
+    Raises:
+        UsageError: a value is of another kind.
+    """
+    from jsonargparse import ArgumentParser  # not above: most of what is wrong, and help, is said without it
+
+    parser = ArgumentParser(**STRICT)
+    for owner in owners:
+        parser.add_class_arguments(owner)
+    try:
+        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
+    except ArgumentError as error:
+        raise UsageError(f"--{one_sentence(str(error))}") from None
+    return {field.name: given[field.name] for owner in owners for field in fields(owner)}
+
+
+def class_help(owner: type, texts: Mapping[str, str] | None = None) -> list[str]:
+    """The lines of --help about a dataclass whose fields are flags; the descriptions are its own unless given."""
+    kinds, texts, lines = get_type_hints(owner), texts or descriptions(owner.__doc__), []
+    for field in fields(owner):
+        default = field.default if isinstance(field.default, str | int | float) and field.default is not False else ""
+        lines += flag_help(field.name, word_for(kinds[field.name]), default, texts[field.name])
+    return lines
 
 
 def choices(kind: Any) -> list[str]:

@@ -1,31 +1,57 @@
 """Two evaluations of the same images, noise and grid beside each other: paired differences with their intervals."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from base.files import replacing
+from evaluation.controls import LABELS
+from evaluation.report import read_results, write_joint_report
+from evaluation.scoring import BLURRY, SHARP
 from evaluation.statistics import estimates
 
+SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # in the printed table, with digits
 
-def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> Path:
-    """Write comparison.csv: for each setting and metric the means of A and B, and B - A with its 95 % interval.
+
+@dataclass(frozen=True)
+class Change:
+    """B - A of one setting in one metric, paired by image, with its 95 % interval, and both means."""
+
+    setting: str
+    metric: str
+    images: int
+    a: float
+    b: float
+    difference: float
+    low: float | None
+    high: float | None
+
+    def text(self, digits: int) -> str:
+        """The difference and its interval, where there is one."""
+        interval = "" if self.low is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
+        return f"{self.difference:+.{digits}f}{interval}"
+
+
+def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tuple[list[Change], list[Path]]:
+    """Write comparison.csv and report.html: for each setting and metric the means of A and B, and B - A.
 
     Args:
-        folders: of evaluation A and of evaluation B.
+        folders: of evaluation A and of evaluation B; they lie in `output`.
         output: an existing folder.
         seed: of the bootstrap.
+
+    Returns:
+        The changes, in the order of the rows, and the files that were written.
 
     Raises:
         ValueError: a recipe differs between the two.
     """
-    recipes = []
-    for folder in folders:
-        metrics = json.loads((folder / "results.json").read_text(encoding="utf-8"))["metrics"]
-        recipes.append({name: metric["recipe"] for name, metric in metrics.items()})
+    documents = [read_results(folder) for folder in folders]
+    by_folder = list(zip(folders, documents, strict=True))
+    recipes = [{name: metric["recipe"] for name, metric in document["metrics"].items()} for document in documents]
     for name in recipes[0]:
         if recipes[0][name] != recipes[1].get(name):
             raise ValueError(
@@ -33,18 +59,35 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> Pa
             )
     tables = [pd.read_parquet(folder / "per_image.parquet") for folder in folders]
     both = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
-    lines = []
+    changes = []
     for setting, own in both.groupby("setting", sort=False):
         for name in (name for name in recipes[0] if name in tables[0]):
             pairs = own[[f"{name}_a", f"{name}_b"]].to_numpy()
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
             if len(pairs):
                 a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
-                numbers = {"difference": change.mean, "low": change.low, "high": change.high}
-                lines.append(
-                    {"setting": setting, "metric": name, "images": change.n, "a": a.mean, "b": b.mean, **numbers}
-                )
+                changes.append(Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high))
     path = output / "comparison.csv"
     with replacing(path) as part:
-        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
-    return path
+        pd.DataFrame(list(map(asdict, changes))).to_csv(part, index=False, float_format="%.9g")
+    rows = {}
+    for change in changes:
+        rows.setdefault(change.setting, {})[change.metric] = change
+    return changes, [path, write_joint_report(output, {folder.name: one for folder, one in by_folder}, rows)]
+
+
+def format_changes(changes: Sequence[Change]) -> str:
+    """B - A as text, a line for each row that depends on the checkpoint, but for the controls."""
+    rows = {}
+    for change in changes:
+        if change.setting not in (BLURRY, SHARP, *(label for labels in LABELS.values() for label in labels)):
+            rows.setdefault(change.setting, {})[change.metric] = change
+    shown = {name: look for name, look in SHOWN.items() if any(name in row for row in rows.values())}
+    table = [["B - A", "images", *(title for title, _ in shown.values())]]
+    for setting, row in rows.items():
+        cells = [row[name].text(digits) if name in row else "-" for name, (_, digits) in shown.items()]
+        table.append([setting, str(max(change.images for change in row.values())), *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
+    )

@@ -129,9 +129,9 @@ def make_metrics(
         "sharpness": (fidelity.sharpness, fidelity.SHARPNESS_RECIPE),
     }
     loaded = {
-        "lpips": lambda: Lpips(lpips_backbone),
+        "lpips": lambda: Lpips(lpips_backbone, flag="--lpips_backbone"),
         "lpips_squeeze": lambda: Lpips(net="squeeze"),
-        "lpips_vgg": lambda: Lpips(vgg_backbone, "vgg"),
+        "lpips_vgg": lambda: Lpips(vgg_backbone, "vgg", "--vgg_backbone"),
         "consistency": lambda: Consistency(kernels),
         "psnr_aligned": lambda: Aligned("psnr"),
         "ssim_aligned": lambda: Aligned("ssim"),

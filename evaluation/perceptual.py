@@ -27,13 +27,12 @@ class _Backbone:
     builder: str
     least_side: int  # the smallest side that leaves the last pooling one pixel
     shipped: Path | None = None  # its feature layers, where they come with the repository
-    flag: str | None = None  # of evaluate.py that names another file
 
 
 _SHIPPED = Path(__file__).parents[1] / "pretrained" / "metrics"
-_ALEXNET = _Backbone("AlexNet", "alexnet", 31, _SHIPPED / "alexnet_features.safetensors", "--lpips_backbone")
+_ALEXNET = _Backbone("AlexNet", "alexnet", 31, _SHIPPED / "alexnet_features.safetensors")
 _SQUEEZENET = _Backbone("SqueezeNet", "squeezenet1_1", 17, _SHIPPED / "squeezenet1_1_features.safetensors")
-_VGG16 = _Backbone("VGG16", "vgg16", 16, flag="--vgg_backbone")
+_VGG16 = _Backbone("VGG16", "vgg16", 16)
 _NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
 Net = Literal["alex", "squeeze", "vgg"]
 
@@ -56,6 +55,7 @@ class Lpips:
             names. None takes those in pretrained/metrics; where the network is not there, torchvision's weights
             from its cache or a download; where that fails, too, the metric is missing and `reason` says why.
         net: AlexNet, SqueezeNet or VGG16, which give different numbers.
+        flag: of the program, which names such a file; `reason` says so.
 
     Attributes:
         reason: None, or one sentence that says why there are no values.
@@ -67,13 +67,15 @@ class Lpips:
             differs.
     """
 
-    def __init__(self, backbone: str | Path | None = None, net: Net = "alex"):
+    def __init__(self, backbone: str | Path | None = None, net: Net = "alex", flag: str | None = None):
         self.reason, self.recipe = None, None
         self._backbone = _NETS[net]
         try:
             state = _state(self._backbone, backbone)
         except _Missing as error:
-            self.reason = str(error)
+            shipped = self._backbone.shipped
+            otherwise = f"as backbone, or put them into {shipped}" if shipped else "as backbone"
+            self.reason = f"{error}; give them {f'with {flag} FILE' if flag else otherwise}."
             return
 
         import lpips  # takes seconds, and only this metric needs it
@@ -147,7 +149,7 @@ class PerceptualLoss:
 
 
 class _Missing(Exception):
-    """A backbone's weights cannot be had here."""
+    """A backbone's weights cannot be had here; the message is a sentence without its stop."""
 
 
 def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
@@ -164,10 +166,7 @@ def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
         return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
         said = " ".join(str(error).split()) or type(error).__name__
-        wanted = f"give them with {backbone.flag} FILE" if backbone.flag else f"put them into {backbone.shipped}"
-        raise _Missing(
-            f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said}); {wanted}."
-        ) from error
+        raise _Missing(f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said})") from error
 
 
 def _match(

@@ -37,7 +37,7 @@ def write_report(folder: str | Path) -> list[Path]:
         ValueError: the folder has no results.json, or it is not one of evaluate.py.
     """
     folder = Path(folder)
-    document = _read(folder / "results.json")
+    document = read_results(folder)
     paths = [folder / "pareto.png"]
     plot_curve(document, paths[0])
     for number, setting in enumerate(dict.fromkeys(entry["setting"] for entry in document["examples"])):
@@ -47,11 +47,51 @@ def write_report(folder: str | Path) -> list[Path]:
         panel_of_files(own, folder, paths[-1])
     paths.append(folder / "report.html")
     with replacing(paths[-1]) as part:
-        part.write_text(_page(document, folder), encoding="utf-8")
+        part.write_text(_page(document, folder, {"": paths[0]}), encoding="utf-8")
     return paths
 
 
-def _read(path: Path) -> dict[str, Any]:
+def write_joint_report(
+    folder: Path, documents: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
+) -> Path:
+    """Write one report.html about two evaluations: both curves, B - A, and a slider between what A and B restored.
+
+    Args:
+        folder: where the page goes.
+        documents: the contents of results.json of A and of B, by the names of their folders within `folder`.
+        changes: setting -> metric -> `evaluation.comparison.Change`.
+
+    Returns:
+        The page.
+    """
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    for letter, document in documents.items():
+        for entry in document["examples"]:
+            own = entries.setdefault(
+                (entry["setting"], entry["image"]),
+                {"setting": entry["setting"], "image": entry["image"], "rank": "", "about": "", "files": {}},
+            )
+            files = {kind: f"{letter}/{file}" for kind, file in entry["files"].items()}
+            own["rank"] += f"{own['rank'] and ', '}{entry['rank']} of {letter}"
+            scores = _scores(entry["scores"], document["metrics"])
+            own["about"] += f"{own['about'] and '; '}{entry['image']}, the {entry['rank']} of {letter}: {scores}"
+            own["files"] = {kind: files[kind] for kind in ("blurry", "sharp")} | own["files"]
+            own["files"] |= {f"{letter}, {kind}": files[kind] for kind in ("predictor", "restored")}
+    document = dict(next(iter(documents.values()))) | {
+        "checkpoint": {letter: document["checkpoint"]["name"] for letter, document in documents.items()},
+        "examples": list(entries.values()),
+        "changes": changes,
+    }
+    path = folder / "report.html"
+    with replacing(path) as part:
+        curves = {letter: folder / letter / "pareto.png" for letter in documents}
+        part.write_text(_page(document, folder, curves), encoding="utf-8")
+    return path
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The contents of results.json in a folder; ValueError where there is none of evaluate.py."""
+    path = folder / "results.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not all(document[key] for key in ("rows", "metrics", "axes", "controls")) or "examples" not in document:
@@ -63,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _page(document: dict[str, Any], folder: Path) -> str:
+def _page(document: Mapping[str, Any], folder: Path, curves: Mapping[str, Path]) -> str:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -73,8 +113,9 @@ def _page(document: dict[str, Any], folder: Path) -> str:
     )
     templates.filters |= {"number": _number, "digits": _digits, "plain": _plain}
     templates.tests["finite"] = lambda value: isinstance(value, int | float) and math.isfinite(value)
-    curve = base64.b64encode((folder / "pareto.png").read_bytes()).decode()
-    return templates.get_template("report.html").render(document, curve=curve, shown=_examples(document, folder))
+    drawn = {name: base64.b64encode(path.read_bytes()).decode() for name, path in curves.items()}
+    page = {"changes": None} | dict(document) | {"curves": drawn, "shown": _examples(document, folder)}
+    return templates.get_template("report.html").render(page)
 
 
 def _number(value: float | str, digits: int, sign: str = "") -> str:
@@ -106,11 +147,9 @@ def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for entry in kept:
         with Image.open(folder / next(iter(entry["files"].values()))) as image:
             width, height = image.size
-        scores = ", ".join(
-            f"{metrics[name]['title']} {_number(value, _digits(metrics[name]))}"
-            for name, value in entry["scores"].items()
+        about = entry.get("about") or (
+            f"{entry['image']}, the {entry['rank']} of {entry['setting']}: {_scores(entry['scores'], metrics)}"
         )
-        about = f"{entry['image']}, the {entry['rank']} of {entry['setting']}: {scores}"
         own = {kind: files.index(file) for kind, file in entry["files"].items()}
         shown.append({**entry, "about": about, "width": width, "height": height, "files": own})
     used = {index for entry in shown for index in entry["files"].values()}
@@ -122,6 +161,12 @@ def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     balanced = [entry["setting"] for entry in shown if "balanced" in presets.get(entry["setting"], "")]
     first = next(iter(balanced + [entry["setting"] for entry in shown]), None)
     return {"images": uris, "examples": shown, "first": first, "note": note}
+
+
+def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{metrics[name]['title']} {_number(value, _digits(metrics[name]))}" for name, value in scores.items()
+    )
 
 
 def _fitting(files: list[str], folder: Path) -> tuple[int, list[bytes]]:

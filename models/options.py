@@ -3,10 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from base.messages import one_of
 from models.settings import Preset
 
 SMALLEST_TILE = 64  # side in pixels
+DEVICES = ["auto", "cpu", "cuda", "mps"]
 SUFFIXES = {"jpeg": ".jpg", "tiff": ".tif"}  # of formats that are not named like it
+
+
+def require_known(device: str) -> None:
+    """ValueError where a device's name, which may end in a number (cuda:1), is none of DEVICES."""
+    if device.partition(":")[0] not in DEVICES:
+        raise ValueError(one_of("--device", device, DEVICES))
 
 
 @dataclass
@@ -62,6 +70,7 @@ class Options:
     overwrite: bool = False
 
     def __post_init__(self):
+        require_known(self.device)
         for name in ("batch_size", "memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:

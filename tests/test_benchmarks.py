@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import startup
 from benchmarks.record import machine, write_json
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
@@ -41,6 +42,15 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write_json(file, {"first": 1, "second": object()})
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
+
+
+def test_startup_measures_and_merges(tmp_path):
+    write_json(tmp_path / "startup.json", {"cases": {"sample/help": {"seconds": 9.0}}})
+    startup.main("train/none", str(tmp_path / "startup.json"), repeats=1)
+    found = json.loads((tmp_path / "startup.json").read_text())["cases"]
+    new = found["train/none"]
+    assert set(found) == {"sample/help", "train/none"} and new["cpu_seconds"] > 0 and new["seconds"] > 0
+    assert new["wanted"] == 4 and new["commit"] and new["cores"] and new["torch"]
 
 
 @pytest.mark.slow

@@ -235,7 +235,7 @@ def test_limit_and_panel(place, tmp_path):
     assert not (output / "panel.png").exists()
 
 
-def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_path):
+def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(place / "checkpoint", other)
     index = json.loads((other / "model_index.json").read_text())
@@ -249,6 +249,13 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     assert float(own["difference"]) == pytest.approx(float(own["b"]) - float(own["a"]), abs=1e-6)
     assert float(own["low"]) < float(own["difference"]) < float(own["high"]) and own["images"] == "3"
     assert float(own["difference"]) > 0.02, "a tenth of the residual spoils less"
+    said = capsys.readouterr().out.splitlines()
+    interval = f"{float(own['difference']):+.2f} ({float(own['low']):+.2f} to {float(own['high']):+.2f})"
+    [line] = [line for line in said if line.startswith("ddim 2 ") and "(+" in line]
+    assert line.split()[:3] == ["ddim", "2", "3"] and interval in line
+    assert said[-1] == f"wrote {tmp_path / 'ab' / 'comparison.csv'}, {tmp_path / 'ab' / 'report.html'}"
+    page = (tmp_path / "ab" / "report.html").read_text()
+    assert interval in page and all(f"{letter}, restored" in page for letter in "AB")
 
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):

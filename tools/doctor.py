@@ -3,7 +3,7 @@
 Checks every pair of every split: images without partner, files that cannot be decoded, sizes that differ, swapped
 sides, shifts, equal sides, blurry images of another brightness (a gamma mistaken for light), 8 bits against 16, the
 same image or scene in two splits, and the number of pairs of the published datasets. Exits with 1 where anything is
-wrong.
+wrong. Warns where there are no splits: the same images would be trained on and validate.
 """
 
 import hashlib
@@ -47,8 +47,9 @@ class Fault:
 def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_workers: int | None = None) -> dict:
     """Check a dataset with all cores (or `num_workers` processes; 0: this one).
 
-    Returns {"root", "variant", "layout", "splits": {split: pairs}, "faults": [Fault as dict]}. Raises DatasetError
-    where no split can be listed or a process is killed.
+    Returns {"root", "variant", "layout", "splits": {split: pairs}, "undivided": whether there are no splits, all pairs
+    counting as one, "faults": [Fault as dict]}. Raises DatasetError where no split can be listed or a process is
+    killed.
     """
     listings, refused = {}, {}
     for split in SPLITS:
@@ -59,7 +60,8 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     if not listings:
         raise refused["train"]
     paths = {tuple(str(pair.blurry) for pair in listing.pairs) for listing in listings.values()}
-    if len(paths) == 1 and len(listings) > 1:  # no split folders: the dataset is one split
+    undivided = len(paths) == 1 and len(listings) > 1  # no split folders: the dataset is one split
+    if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
     prints: dict[bytes, list[tuple[str, Pair]]] = {}
     faults = [
@@ -84,6 +86,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
         "layout": first.layout,
         "variant": first.variant,
         "splits": {split: len(listing.pairs) for split, listing in listings.items()},
+        "undivided": undivided,
         "faults": [asdict(fault) for fault in faults],
     }
 
@@ -226,8 +229,14 @@ def main(
     """
     found = diagnose(root, variant, layout, num_workers)
     counts = Counter(fault["kind"] for fault in found["faults"])
-    splits = ", ".join(f"{count} pairs in {split}" for split, count in found["splits"].items())
+    where = "" if found["undivided"] else " in {}"
+    splits = ", ".join(f"{count} pairs{where.format(split)}" for split, count in found["splits"].items())
     print(f"{root}: layout {found['layout']}, variant {found['variant']}: {splits}")
+    if found["undivided"]:
+        print(
+            "  warning: no folders train/ and val/ (or test/): given as both data.train and data.val, the images that"
+            " are trained on would validate; divide them, or give two folders"
+        )
     for fault in found["faults"][:50]:
         print(f"  {fault['kind']:<10} {fault['sentence']}")
     if len(found["faults"]) > 50:

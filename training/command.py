@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -31,7 +31,7 @@ from training.record import Export, RecordConfig, StepLog, Steps, export, log_of
 from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scale import Scale
 from training.scores import Scores
-from training.screen import quiet
+from training.screen import Bar, quiet
 from training.speed import Speed
 from training.tracking import Track
 from training.usage import DEFAULTS
@@ -148,7 +148,8 @@ class Command(LightningCLI):
 
     def _callbacks(self, root: Path, speed: Speed) -> list:
         """What every run has, in addition to those that have flags of their own and those of the config."""
-        scores = self.config_init.scores
+        scores, settings = self.config_init.scores, self.config_init.trainer
+        own = any(isinstance(one, ProgressBar) for one in _listed(settings.callbacks))
         kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         best = {"best-psnr": ("val/psnr", "max")}
         if scores.lpips.reason is None:
@@ -160,7 +161,8 @@ class Command(LightningCLI):
             speed,
             Track(scores.lpips, scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
-            Last(root, self.config_init.trainer.val_check_interval),  # after the others, whose best scores it holds
+            *([] if own or settings.enable_progress_bar is False else [Bar()]),
+            Last(root, settings.val_check_interval),  # after the others, whose best scores it holds
         ]
 
     def run(self) -> None:

@@ -130,6 +130,9 @@ def export(pipeline: DeblurPipeline, root: Path) -> None:
 
 def log_offline_without_key(loggers: list[Logger]) -> None:
     """Weights & Biases would stop and ask for a key; without one it logs to disk instead."""
+    for logger in loggers:
+        # Lightning gives Weights & Biases this in every run, and that warns that it means nothing.
+        getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     if "WANDB_MODE" in os.environ or not any(isinstance(logger, WandbLogger) for logger in loggers):
         return
     import wandb

@@ -1,6 +1,7 @@
 """Resuming: checkpoints that are whole or not there, the newest that can be read, and what must not have changed."""
 
 import os
+import re
 import signal
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ from models.objective import Objective
 from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+# Where a run is and which one, and not how it trains.
+OWN = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
 
 
 def read_checkpoint(path: Path) -> dict:
@@ -93,14 +96,16 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
 
 
 def changed_settings(there: dict, here: dict, name: str = "") -> list[str]:
-    """What two configs set differently, "model.lr 0.0005 -> 0.001"; of the run's name and folder nothing."""
+    """What two configs set differently, "model.lr 0.0005 -> 0.001"; of the run's folder and ids nothing."""
     sentences = []
     for key in sorted(there.keys() | here.keys()):
         a, b = there.get(key), here.get(key)
         inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+        if isinstance(a, list) and isinstance(b, list) and all(isinstance(one, dict) for one in a + b):
+            a, b = ({str(i): one for i, one in enumerate(listed)} for listed in (a, b))
         if isinstance(a, dict) and isinstance(b, dict):
             sentences += changed_settings(a, b, inner)
-        elif a != b and inner not in ("config", "ckpt_path", "auto_resume", "trainer.default_root_dir"):
+        elif a != b and not OWN.fullmatch(inner):
             sentences.append(f"{inner} {a} -> {b}")
     return sentences
 

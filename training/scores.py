@@ -18,10 +18,10 @@ class Scores(Callback):
     """
 
     def __init__(self, lpips_backbone: str | None = None, panels: int = 4, samples: int = 3):
-        self.lpips = Lpips(lpips_backbone)
+        self.lpips = Lpips(lpips_backbone, flag="--scores.lpips_backbone")
         self.panels, self.samples = panels, samples
         if self.lpips.reason is not None:
-            rank_zero_info(f"val/lpips is omitted: {self.lpips.reason}")
+            rank_zero_info(f"no val/lpips: {self.lpips.reason}")
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         self._score(pl_module, "val", outputs, batch)

@@ -122,6 +122,10 @@ def check(command: str, args: list[str]) -> None:
         if known or not key.startswith("model."):
             _check_name(where, key, value)
     merged = {key: value for _, key, value in inside + given}
+    plain = {key.replace("init_args.", "").partition(".predictor.")[0] for key in merged}
+    if known and not plain & {"model.predictor", "model", "print_config"}:
+        more = f": give a config, as python train.py {command} --config configs/demo.yaml" if not files else ""
+        raise UsageError(f"model.predictor is missing{more}")
     for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(command, ()):
         for path in _paths(merged.get(f"data.{split}")):
             if not Path(path).exists():

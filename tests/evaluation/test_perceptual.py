@@ -15,9 +15,11 @@ from torchvision.models import vgg16
 
 from evaluation import perceptual as module
 from evaluation.fidelity import MetricError
+from evaluation.metrics import make_metrics
 from evaluation.perceptual import Lpips, PerceptualLoss
 from tests.conftest import ASSETS, ROOT
 from tests.evaluation.images import RESTORED, SHARP, tensor
+from training.scores import Scores
 
 WEIGHTS = ROOT / "pretrained" / "metrics"
 EXAMPLE = ASSETS / "lpips_example"  # the authors' own images
@@ -85,7 +87,7 @@ def test_without_vgg_its_metric_is_missing(no_network):
     made = Lpips(net="vgg")
     assert made.recipe is None and "\n" not in made.reason
     assert made.reason.startswith("LPIPS is missing: VGG16's weights could not be loaded (")
-    assert "--vgg_backbone FILE" in made.reason
+    assert made.reason.endswith("; give them as backbone.")
     with pytest.raises(MetricError, match="LPIPS is missing"):
         made(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
 
@@ -132,8 +134,15 @@ def test_lpips_without_weights_or_network_is_missing_with_a_reason(no_network, u
     lpips = Lpips()
     assert lpips.recipe is None
     assert lpips.reason.startswith("LPIPS is missing: AlexNet's weights could not be loaded (")
-    assert "--lpips_backbone FILE" in lpips.reason and "\n" not in lpips.reason
-    assert Lpips(net="squeeze").reason.endswith("put them into /nowhere/squeezenet1_1_features.safetensors.")
+    assert "\n" not in lpips.reason
+    assert lpips.reason.endswith("; give them as backbone, or put them into /nowhere/alexnet_features.safetensors.")
+    assert Lpips(flag="--x").reason.endswith("; give them with --x FILE.")
+    asked = make_metrics({"lpips", "lpips_vgg"})
+    assert {name: metric.reason.partition("with ")[2] for name, metric in asked.items() if "lpips" in name} == {
+        "lpips": "--lpips_backbone FILE.",
+        "lpips_vgg": "--vgg_backbone FILE.",
+    }
+    assert Scores().lpips.reason.endswith("with --scores.lpips_backbone FILE.")
     with pytest.raises(MetricError, match="LPIPS is missing"):
         lpips(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
     with pytest.raises(MetricError, match="LPIPS is missing"):

@@ -127,13 +127,16 @@ def test_every_kind_is_found(clean, tmp_path, kind):
     assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
 
 
-def test_a_dataset_without_splits_is_one_split(clean, tmp_path):
+def test_a_dataset_without_splits_is_one_split_and_warned_of(clean, tmp_path, capsys):
     root = tmp_path / "data"
     shutil.copytree(clean / "train", root)
     for side in ("blur", "sharp"):  # an image twice in a split leaks nowhere
         shutil.copyfile(root / side / "train0.png", root / side / "again.png")
     found = diagnose(str(root), num_workers=0)
     assert found["splits"] == {"test": 5} and found["faults"] == []
+    assert main(str(root), num_workers=0) == 0
+    said = capsys.readouterr().out
+    assert f"{root}: layout flat, variant blur: 5 pairs\n  warning: no folders train/ and val/" in said
 
 
 def test_the_direction_of_a_shift_is_told(clean, tmp_path):
@@ -193,7 +196,9 @@ def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(clean,
 def test_table_report_and_exit_code(clean, tmp_path, capsys):
     root = tmp_path / "data"
     shutil.copytree(clean, root)
-    assert main(str(root), num_workers=0) == 0 and "no faults" in capsys.readouterr().out
+    assert main(str(root), num_workers=0) == 0
+    said = capsys.readouterr().out
+    assert "4 pairs in train, 4 pairs in test\nno faults" in said
     plant(root, "swapped", "test", 1)
     assert main(str(root), report=str(tmp_path / "report.json"), num_workers=2) == 1
     assert "1 swapped" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import train
 from tests.base.test_files import holder
 from tests.conftest import draw_photographs
 from tests.test_train import CONFIG
+from training import usage
 from training.resume import changed_settings, read_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
@@ -78,24 +80,44 @@ class StopAfterOne(Callback):
         trainer.should_stop = True
 
 
+class Seen(Callback):
+    """Keeps what the first step was made of."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        Seen.names, Seen.shape = {Path(name).stem for name in batch["name"]}, tuple(batch["sharp"].shape)
+        data = trainer.datamodule
+        Seen.settings = data.augment.exposure, data.blur.response, data.seed, pl_module.noises
+
+
+DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
+DATA += ["--data.augment", "{class_path: data.augment.Augment, init_args: {exposure: 0.5}}", "--data.seed", "1"]
+DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}", "--model.noises", "2"]
+WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3", "--gates.crop", "8"]
+WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
+
+
 def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_changes_nothing(started, caplog):
-    same = averages(resume(started, "same"))
-    differing = {
-        "seed": ["--seed_everything", "4"],
-        "data_seed": ["--data.seed", "1"],
-        "batch": ["--data.batch_size", "4"],
-        "crops": ["--data.patch_size", "24"],
-        "augment": ["--data.augment", "{class_path: data.augment.Augment, init_args: {exposure: 0.5}}"],
-    }
-    for name, flags in differing.items():
-        other = averages(resume(started, name, *flags))
-        assert not all(torch.equal(other[key], value) for key, value in same.items()), name
+    draw_photographs(Path("drawn"))
+    Path("drawn/photos/a.png").rename("more.png")
+    Path("more").mkdir()
+    Path("more.png").rename("more/other.png")
+    blind = ["--trainer.limit_val_batches", "0"]
+    same = averages(resume(started, "same", *blind))
+
+    def equal(name, *flags):
+        other = averages(resume(started, name, *blind, *flags))
+        return all(torch.equal(other[key], value) for key, value in same.items())
+
+    assert not equal("seed", "--seed_everything", "4")
+    assert not equal("data", *DATA, "--trainer.callbacks+", "tests.training.test_takeover.Seen")
+    assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"}
+    assert Seen.settings == (0.5, "linear", 1, 2)
     assert "the checkpoint's steps had 2 crops, these have 4" in caplog.text
-    assert "data.batch_size 2 -> 4" in caplog.text and "seed_everything 3 -> 4" in caplog.text
-    watching = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
-    watching += ["--model.init_from", str(started / "checkpoint"), "--model.validation.steps", "3"]
-    other = averages(resume(started, "watching", *watching))
-    assert all(torch.equal(other[key], value) for key, value in same.items())
+    for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.noises 1 -> 2"):
+        assert change in caplog.text
+    assert equal("watching", *WATCHING, "--model.init_from", str(started / "checkpoint"))
+    rounded = averages(resume(started, "rounded", *blind, "--trainer.precision", "bf16-mixed"))
+    assert all(torch.allclose(rounded[key], value, atol=0.02) for key, value in same.items())
 
 
 def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_defaults(started):
@@ -112,34 +134,63 @@ def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_default
     assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
 
 
+LPIPS = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
+REFUSED = {  # flag -> another value, and what the refusal says of it
+    "model.predictor": ("{init_args: {channels: 8}}", "predictor.channels is 8 here and 4 there"),
+    "model.denoiser": ("{init_args: {channels: 8}}", "denoiser.channels is 8 here and 4 there"),
+    "model.schedule": ("{name: cosine}", "schedule differs"),
+    "model.objective": ("{loss: l2}", "objective.loss is l2 here and l1 there"),
+    "model.loss": ("l2", "loss is l2 here and l1 there"),
+    "model.fft_weight": ("0.5", "fft_weight is 0.5 here and 0.0 there"),
+    "model.perceptual": (LPIPS, "perceptual is 0.3 LPIPS (squeeze) here and None there"),
+    "model.refiner_perceptual": (LPIPS, "refiner_perceptual is 0.3 LPIPS (squeeze) here and None there"),
+    "model.predictor_weight": ("0.5", "predictor_weight is 0.5 here and 1.0 there"),
+    "model.predictor_training": ("joint", "predictor_training is joint here and detached there"),
+    "model.residual_scale": ("1", "scale is 1.0 here and measured there"),
+    "model.scale_kind": ("local", "scale_kind is local here and global there"),
+    "trainer.accumulate_grad_batches": ("2", "trainer.accumulate_grad_batches 1 -> 2"),
+}
+FLOW = ["--model.objective.kind", "consistency_flow", "--model.validation.sampler", "flow"]
+
+
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "sentences"),
     [
-        (["--model.denoiser.channels", "8"], "denoiser.channels is 8 here and 4 there"),
-        (["--model.schedule.name", "cosine"], "schedule differs"),
-        (["--model.objective.loss", "l2"], "objective.loss is l2 here and l1 there"),
         (
-            ["--model.objective.kind", "consistency_flow", "--model.validation.sampler", "flow"],
-            "flow is {'sigma': 0.5, 'segments': 5} here and None there; objective.kind is consistency_flow here and",
+            [part for name, (value, _) in REFUSED.items() for part in (f"--{name}", value)]
+            + ["--trainer.val_check_interval", "2"],
+            [sentence for _, sentence in REFUSED.values()],
         ),
-        (["--model.predictor_weight", "0.5"], "predictor_weight is 0.5 here and 1.0 there"),
-        (["--model.predictor_training", "joint"], "predictor_training is joint here and detached there"),
-        (["--model.residual_scale", "1"], "scale is 1.0 here and measured there"),
         (
-            ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "2"],
-            "accumulate_grad_batches 1 -> 2",
+            FLOW,
+            ["flow is {'sigma': 0.5, 'segments': 5} here and None there", "objective.kind is consistency_flow here"],
         ),
     ],
 )
-def test_what_the_weights_were_trained_for_cannot_change(started, capsys, flags, sentence):
+def test_what_the_weights_were_trained_for_cannot_change(started, capsys, flags, sentences):
     shutil.copytree(started, "run")
     shutil.copy(started.parent / "run.yaml", "run.yaml")
     before = Path("run/checkpoints/last.ckpt").read_bytes()
     command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP, *flags]
     assert train.main(command) == 2
     said = capsys.readouterr().err
-    assert "this config cannot resume from run/checkpoints/last.ckpt: " in said and sentence in said
+    named = said.partition("this config cannot resume from run/checkpoints/last.ckpt: ")[2]
+    assert [sentence for sentence in sentences if not re.search(rf"(^|; ){re.escape(sentence)}", named)] == []
     assert Path("run/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_the_table_names_every_setting_and_says_what_these_tests_saw():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    lines = re.findall(r"^\| (`.*) \| (.*) \|$", text.partition("| setting | on resume |")[2].partition("###")[0], re.M)
+    said = {name: fate for names, fate in lines for name in re.findall(r"`([\w.]+)`", names)}
+    ours = {f"{group}.{name}" for group in usage.CLASSES if group != "trainer" for name in usage.arguments(group)}
+    assert ours <= said.keys()
+    assert {name for name, fate in said.items() if fate.startswith("a change is refused")} == REFUSED.keys()
+    assert {fate.partition(":")[0].partition(",")[0].partition(";")[0] for fate in said.values()} == {
+        "a change is refused",
+        "taken over",
+        "without effect",
+    }
 
 
 def test_a_second_run_in_the_folder_is_refused(started, capsys):
@@ -159,3 +210,8 @@ def test_changes_are_named_as_flags():
     here = {"model": {"class_path": "a.B", "init_args": {"lr": 2, "net": {"class_path": "c", "init_args": {"n": 2}}}}}
     assert changed_settings(there, here | {"ckpt_path": "x"}) == ["model.lr 1 -> 2", "model.net.n 1 -> 2"]
     assert changed_settings(there, there) == []
+    runs = [{"trainer": {"logger": [{"init_args": {"id": one, "name": "run"}}]}} for one in (None, "k3")]
+    assert changed_settings(*runs) == []  # what Weights & Biases called it is no change of the command
+    assert changed_settings({"trainer": {"callbacks": [{"n": 1}]}}, {"trainer": {"callbacks": [{"n": 2}]}}) == [
+        "trainer.callbacks.0.n 1 -> 2"
+    ]

@@ -85,6 +85,13 @@ def test_faults_found_before_a_library_is_loaded(run_folder, capsys, flags, sent
         usage.check("fit", ["--config", "run.yaml", *flags])
 
 
+def test_a_run_without_a_config_is_told_of_one(run_folder, capsys):
+    wanted = "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
+    assert said(capsys, "fit", "--model.lr", "1e-3") == wanted
+    usage.check("fit", ["--model.predictor.class_path", "models.unet.UNetPredictor"])
+    usage.check("fit", ["--model.init_args.predictor=models.unet.UNetPredictor"])
+
+
 def test_commands(capsys):
     assert said(capsys).startswith("no command is given: it is one of fit, validate, test, replay")
     assert said(capsys, "fitt").startswith("fitt is no command: it is one of fit, validate, test, replay")
