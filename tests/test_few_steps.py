@@ -15,24 +15,26 @@ from models.settings import SamplingSettings
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
 
-@pytest.fixture
-def folder(place, tmp_path, monkeypatch):  # noqa: F811
+@pytest.fixture(scope="module")
+def folder(place, tmp_path_factory):  # noqa: F811
     """A flow beside the checkpoint, and few settings."""
+    folder = tmp_path_factory.mktemp("few_steps")
     own = load_pipeline(str(place / "checkpoint"))
     flow = DeblurPipeline(own.predictor, own.denoiser, own.scheduler, 0.1, flow=Flow(segments=2))
-    flow.save_pretrained(tmp_path / "flow")
-    monkeypatch.setattr(few_steps, "DIFFUSION_STEPS", (1, 3))
-    monkeypatch.setattr(few_steps, "FLOW_STEPS", (1, 2))
-    return tmp_path
+    flow.save_pretrained(folder / "flow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_steps, "DIFFUSION_STEPS", (1, 3))
+        patch.setattr(few_steps, "FLOW_STEPS", (1, 2))
+        yield folder
 
 
-def run(folder, place, *checkpoints):  # noqa: F811
+def run(folder, place, *checkpoints, out="out"):  # noqa: F811
     command = [*map(str, checkpoints), "--data", f"tiny={place / 'data'}", "--work", str(folder / "work")]
-    few_steps.cli([*command, "--output", str(folder / "out"), "--device", "cpu", "--precision", "fp32", "--start", "2"])
-    return json.loads((folder / "out" / "few_steps.json").read_text())
+    few_steps.cli([*command, "--output", str(folder / out), "--device", "cpu", "--precision", "fp32", "--start", "2"])
+    return json.loads((folder / out / "few_steps.json").read_text())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(place, folder):  # noqa: F811
     """The contents of few_steps.json."""
     return run(folder, place, folder / "flow", place / "checkpoint")
@@ -91,7 +93,7 @@ def test_they_are_shown_and_kept(place, folder, found, capsys):  # noqa: F811
 
 def test_what_cannot_be_compared_is_one_sentence(place, folder):  # noqa: F811
     with pytest.raises(ValueError, match="give one checkpoint that was trained by diffusion, one that is a"):
-        run(folder, place, place / "checkpoint", place / "checkpoint")
+        run(folder, place, place / "checkpoint", place / "checkpoint", out="wrong")
     with pytest.raises(ValueError, match="two datasets are called data: name them, as --data NAME="):
         few_steps.cli([str(place / "checkpoint"), "--data", str(place / "data"), str(place / "data")])
-    assert not (folder / "out").exists()
+    assert not (folder / "wrong").exists()

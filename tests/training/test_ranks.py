@@ -66,6 +66,7 @@ def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_fa
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_flow_of_one_with_the_doubled_batch():
     assert run("one", *EXACT, *FLOW, "--data.batch_size", "4") == 0
     assert ranks("two", *EXACT, *FLOW) == [0, 0]

@@ -93,7 +93,10 @@ def same(one, other):
     assert logged(one) == logged(other)
 
 
-@pytest.mark.parametrize("without", [["--data.val", "null"], ["--trainer.limit_val_batches", "0"]])
+@pytest.mark.parametrize(
+    "without",
+    [["--data.val", "null"], pytest.param(["--trainer.limit_val_batches", "0"], marks=pytest.mark.slow)],
+)
 def test_a_run_without_validation_has_its_checkpoints(without):
     assert run("run", *without) == 0
     for name, step in (("previous", 4), ("last", 6)):
