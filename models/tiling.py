@@ -16,6 +16,7 @@ from models.options import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
 SHARE_OF_FREE_MEMORY = 0.5
+GREATEST_FOOTPRINT = 20_000  # bytes a pixel: five times what the largest of the networks here takes, the paper's U-Net
 
 
 class TooLittleMemory(ValueError):
@@ -154,12 +155,11 @@ class Tiling:
     def _fit(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> None:
         """Choose `tile`, and `together` for it."""
         height, width = images[0].shape[-2:]
-        self.tile = max(height, width)
-        if self.tile <= 2 * SMALLEST:
-            return
+        self.tile, budget = max(height, width), self._budget(images[0])
+        if self.tile <= 2 * SMALLEST or GREATEST_FOOTPRINT * len(images[0]) * height * width <= budget:
+            return  # to measure takes longer than a small image
         bytes_per_pixel = self.footprint(function, images)
         give_back()
-        budget = self._budget(images[0])
 
         def needed(tile: int) -> float:
             side = self._core(tile) + 2 * self._halo(tile)

@@ -178,6 +178,24 @@ def test_what_a_pixel_takes_is_measured_once_and_holds_for_any_size():
         sizes.clear()
 
 
+def test_a_small_image_is_not_measured_where_any_network_has_room_for_it(monkeypatch):
+    monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 400_000_000)
+    image, sizes = torch.rand(2, 3, 200, 160), []
+
+    def function(image):
+        sizes.append(tuple(image.shape[-2:]))
+        return image
+
+    needed = 400_000_000 + image[:1].nbytes + 20_000 * 200 * 160
+    for count, memory, expected in ((1, needed, [(200, 160)]), (1, needed - 1, [(128, 128), (200, 160)])):
+        Tiling(16, 16, memory=memory)(function, [image[:count]])
+        assert sizes == expected
+        sizes.clear()
+    Tiling(16, 16, memory=needed)(function, [image])  # two images take more
+    assert sizes[0] == (128, 128)
+
+
 def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     """24 megapixels at 1000 bytes a pixel: the largest tile whose core and halo fit into what is left."""
     monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
