@@ -1,5 +1,6 @@
 """The project's scripts in processes of their own, forked from one that has imported all and computed nothing."""
 
+import atexit
 import multiprocessing
 import os
 import random
@@ -137,6 +138,7 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
     except BaseException:
         traceback.print_exc()
         code = 1
+    atexit._run_exitfuncs()  # as at the end of a process of its own: Weights & Biases writes until then
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
