@@ -34,6 +34,11 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(secrets.randbits(32))
 
 
+def pytest_collection_modifyitems(items):
+    """Groups, which one worker runs, come first: the others share the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"examples of --hypothesis-seed={config.getoption('hypothesis_seed')}")
 
