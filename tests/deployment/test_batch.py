@@ -89,7 +89,7 @@ def cluster(bucket, place):
 def killed(bucket, place, cluster):
     """What stood in the manifest, and when each output was written, when the driver was killed in mid-batch."""
     command = Command(
-        "deployment/batch.py",
+        "deployment.batch",
         ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"],
     )
 
