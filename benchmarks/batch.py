@@ -55,8 +55,8 @@ def by_sample(source: Path, target: Path, checkpoint: str) -> float:
 def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
     """Seconds per photograph of deployment.batch, from its first rows on; of all workers together."""
     options = Options(str(target), checkpoint, device="cpu")
-    place, rows, _ = batch.images_of(str(source), options, batch.Flags())
-    job = Job(options, {}, place, Place(str(target)), (), 1)
+    place, rows = batch.images_of(str(source), options, batch.Flags())
+    job = Job(options, {}, place, Place(str(target)), ())
     manifest, times, counts = Manifest(job.target), [], []
     for made in batch.results(rows, Worker, job, workers, {"num_cpus": 1}):
         manifest.add([row | plain(manifest_facts(job)) for row in made])
@@ -95,7 +95,7 @@ def main(
     os.environ.update(batch.QUIET)
     torch.set_num_threads(1)
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-    with TemporaryDirectory() as place, batch.connected(batch.Flags()):
+    with TemporaryDirectory() as place, batch.connected(None):
         folder = Path(place)
         draw(folder / "photographs", photographs, side)
         scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=linear(10).tolist())

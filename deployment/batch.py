@@ -13,10 +13,10 @@ import math
 import os
 import socket
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from base.command_line import class_help, split, values
 from base.messages import UsageError, one_sentence
 from base.stop import run_command
 from data.outputs import MOST_AT_ONCE, named
-from data.search import DEEP, PASSED_OVER, SUFFIXES
+from data.search import SUFFIXES
 from evaluation.catalogue import require_known
 from models.options import Options, check_settings
 from models.settings import SamplingSettings
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.data import Dataset
 
-    from deployment.batch_store import Place
+    from deployment.batch_store import Manifest, Place
     from deployment.batch_worker import Job, Worker
 
 NEEDED = "deployment.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
@@ -45,12 +45,10 @@ OBJECT_STORE = 128 * 2**20  # bytes: names and rows go through it, no pixels
 # What concerns the images is said here, the rest stands in Ray's logs, and nothing is sent to anybody.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: Ray then listens on the loopback address alone
-ROOT = Path(__file__).parents[1]
-NOT_SENT = [".*", "runs", "tests", "docs", "benchmarks"]  # to a cluster that has not this program
-
-
-class WorkerLost(ValueError):
-    """A worker ended without an answer; the message is one sentence that says why."""
+SENT = {  # to a cluster that has not this program
+    "working_dir": str(Path(__file__).parents[1]),
+    "excludes": [".*", "runs", "tests", "docs", "benchmarks"],
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Flags:
         score: SOURCE holds pairs, in any layout of docs/data.md: write the scores of the settings to TARGET, as
             evaluate.py does, instead of images.
         split: which split of the pairs.
-        variant: which blurry images of the pairs.
         metrics: of the scores; names, separated by commas, out of docs/metrics.md but fid and kid.
     """
 
@@ -73,14 +70,12 @@ class Flags:
     address: str | None = None
     score: bool = False
     split: str = "test"
-    variant: str = "blur"
     metrics: str = "psnr,ssim,lpips"
 
     def __post_init__(self):
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ValueError(f"--concurrency must be 1 or more, got {self.concurrency}")
-        if self.num_gpus is not None and self.num_gpus < 0:
-            raise ValueError(f"--num_gpus must be 0 or more, got {self.num_gpus}")
+        for name, least in (("concurrency", 1), ("num_gpus", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"--{name} must be {least} or more, got {value}")
         require_known(self.metric_names)
         if unable := sorted({"fid", "kid"} & self.metric_names):
             raise ValueError(f"{unable[0]} is of all images together: score them with evaluate.py")
@@ -89,6 +84,11 @@ class Flags:
     def metric_names(self) -> set[str]:
         """Those asked for, and psnr and ssim."""
         return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
+
+    @property
+    def cluster(self) -> str | None:
+        """Its address; None for this machine alone."""
+        return self.address or os.environ.get("RAY_ADDRESS")
 
 
 class Begun:
@@ -125,79 +125,52 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     Raises:
         ValueError, OSError: nothing can be restored, or no more; one sentence.
     """
-    SamplingSettings(**numbers)
+    if find_spec("ray") is None:
+        raise ValueError(NEEDED)
+    SamplingSettings(**numbers)  # says what is wrong before anything heavy
     check_settings(options, numbers)
     if options.checkpoint and os.path.exists(options.checkpoint):
         options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers start elsewhere
-    require_listening(address_of(flags))
-    own = QUIET if address_of(flags) else QUIET | LOCAL
-    os.environ.update(own | dict(os.environ))  # Ray reads these when it is imported
-    try:
-        import ray.data
-    except ImportError:
-        raise ValueError(NEEDED) from None
-    from tqdm import tqdm
+    require_listening(flags.cluster)
 
-    from deployment import batch_score, batch_worker
-    from deployment.batch_store import PARTS, Manifest, Place, plain
+    from deployment.batch_store import PARTS, Manifest, Place
 
     target = Place(options.output)
-    place, rows, skipped = images_of(source, options, flags)
+    place, rows = images_of(source, options, flags)
     if place.contains(target):
         raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
     target.write({f"{PARTS}/try": b""})  # what cannot be written to is found before anything is restored
-    target.clear(PARTS)
     manifest = Manifest(target)
-    with connected(flags):
-        workers, resources = share(ray.cluster_resources(), options, flags)
-        threads = max(1, int(resources["num_cpus"]))
-        job = batch_worker.Job(options, numbers, place, target, sorted(flags.metric_names), threads)
-        worker = batch_score.ScoreWorker if flags.score else batch_worker.Worker
-        if resources["num_gpus"] or address_of(flags):  # where bf16 may be had and is not here, or the other way round
-            facts, title, remarks = result(ray.remote(**resources)(batch_worker.describe).remote(worker, job))
-        else:
-            facts, title, remarks = batch_worker.describe(worker, job)
-        for remark in remarks:
-            print(f"deployment.batch: {remark}", file=sys.stderr)
-        stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
-        done = set() if options.overwrite else manifest.done(stamps, facts)
-        todo = [row for row in rows if row["key"] not in done]
-        print(f"{title}workers: {workers}")
-        failures, warned = [], 0
-        try:
-            with tqdm(total=len(todo), unit="image") as bar:
-                for made in results(todo, worker, job, workers, resources) if todo else ():
-                    stops = [row["stop"] for row in made if row.get("stop")]
-                    made = [row | plain(facts) for row in made if not row.get("stop")]
-                    manifest.add(made)
-                    failures += [f"{place.url}/{row['image']} {row['error']}" for row in made if row["error"]]
-                    warned += sum(bool(row.get("faults")) for row in made)
-                    bar.update(len(made))
-                    if stops:
-                        raise OSError(stops[0])
-        finally:
-            manifest.close()
-        if flags.score and not failures:
-            batch_score.publish(manifest.table, list(stamps), job, facts)
-    say(failures, skipped)
-    remarkable = f", {warned} with a warning (faults in the manifest)" if warned else ""
-    before = f", {len(done)} done before" if done else ""
-    print(f"wrote {len(todo) - len(failures)} of {len(todo)} images to {target.url}{before}{remarkable}")
+
+    from deployment.batch_worker import Job  # not above: it imports torch
+
+    job = Job(options, numbers, place, target, sorted(flags.metric_names))
+    try:
+        with connected(flags.cluster):
+            failures, said = _go(rows, job, manifest, flags)
+    finally:
+        manifest.close()
+    for failure in sorted(failures)[:SHOWN]:
+        print(f"deployment.batch: error: {failure}", file=sys.stderr)
+    if len(failures) > SHOWN:
+        print(f"deployment.batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
+    print(said)
     return len(failures)
 
 
-def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Place, list[dict[str, Any]], Counter]:
-    """Where the images lie; `key`, `bytes`, `modified` and `target` of each; how many of other formats are passed over.
+def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Place, list[dict[str, Any]]]:
+    """Where the images lie; `key`, `bytes`, `modified` and `target` of each.
 
     Raises:
         ValueError: there are none, or two restorations would have one name.
     """
-    from deployment import batch_score
     from deployment.batch_store import Place, place_of_paths
 
     if flags.score:
+        from deployment.batch_score import pairs_of
+
         place = Place(source)
-        return place, batch_score.pairs_of(place, flags.split, flags.variant), Counter()
+        return place, pairs_of(place, flags.split)
     if isinstance(source, str) and not source.endswith(".parquet"):
         place = Place(source)
         found = place.list()
@@ -205,30 +178,20 @@ def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Pl
         place, found = place_of_paths(source)
     rows, targets = [], {}
     for key, info in found.items():
-        if PurePosixPath(key).suffix.lower() not in SUFFIXES:
-            continue
-        target = named(PurePosixPath(key), options.suffix)
-        if options.depth == 16 and target.suffix.lower() not in DEEP:
-            raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
-        other = targets.setdefault(target.as_posix(), key)
-        if other != key:
-            raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
-        rows.append({"key": key, "bytes": info.size, "modified": info.mtime_ns, "target": target.as_posix()})
+        if PurePosixPath(key).suffix.lower() in SUFFIXES:
+            target = named(PurePosixPath(key), options.suffix, options.depth == 16).as_posix()
+            if (other := targets.setdefault(target, key)) != key:
+                raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
+            rows.append({"key": key, "bytes": info.size, "modified": info.mtime_ns, "target": target})
     if not rows:
         raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
-    suffixes = (PurePosixPath(key).suffix.lower() for key in found)
-    return place, rows, Counter(suffix for suffix in suffixes if suffix in PASSED_OVER)
-
-
-def address_of(flags: Flags) -> str | None:
-    """Of the cluster; None for this machine alone."""
-    return flags.address or os.environ.get("RAY_ADDRESS")
+    return place, rows
 
 
 def require_listening(address: str | None) -> None:
     """ValueError where an address names a machine and a port at which nothing listens."""
     parts = urlsplit(address if "://" in (address or "") else f"//{address or ''}")
-    if address and parts.hostname and parts.port:
+    if parts.hostname and parts.port:
         try:
             socket.create_connection((parts.hostname, parts.port), timeout=10).close()
         except OSError as error:
@@ -236,23 +199,20 @@ def require_listening(address: str | None) -> None:
 
 
 @contextmanager
-def connected(flags: Flags) -> Iterator[None]:
+def connected(address: str | None) -> Iterator[None]:
     """Ray, inside the block: that of the caller, of an address, or of this machine alone."""
-    import ray
+    os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them when it is imported
+    import ray.data
 
-    context = ray.data.DataContext.get_current()
-    context.print_on_execution_start = False
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    ray.data.DataContext.get_current().print_on_execution_start = False
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield
         return
-    address = address_of(flags)
     own = {"num_cpus": len(os.sched_getaffinity(0)), "object_store_memory": OBJECT_STORE, "include_dashboard": False}
     if address:
-        own = {"address": address}
-        if address.startswith("ray://"):
-            own["runtime_env"] = {"working_dir": str(ROOT), "excludes": NOT_SENT}
+        own = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
     try:
         ray.init(**own, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
@@ -263,18 +223,51 @@ def connected(flags: Flags) -> Iterator[None]:
         ray.shutdown()
 
 
-def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
-    """How many workers there are, and what Ray sets aside for each.
+def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Flags) -> tuple[list[str], str]:
+    """Have the workers do what the manifest lacks; returns a sentence for each failure, and how it went."""
+    import ray
+    from tqdm import tqdm
 
-    Args:
-        total: what the cluster has.
-    """
+    from deployment.batch_score import ScoreWorker, publish
+    from deployment.batch_store import plain
+    from deployment.batch_worker import Worker, describe
+
+    workers, resources = share(ray.cluster_resources(), job.options, flags)
+    worker = ScoreWorker if flags.score else Worker
+    # By a worker: this machine may have another device and precision.
+    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(worker, job))
+    for remark in remarks:
+        print(f"deployment.batch: {remark}", file=sys.stderr)
+    stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
+    done = set() if job.options.overwrite else manifest.done(stamps, facts)
+    todo = [row for row in rows if row["key"] not in done]
+    print(f"{title}workers: {workers}")
+    failures, warned = [], 0
+    with tqdm(total=len(todo), unit="image") as bar:
+        for made in results(todo, worker, job, workers, resources) if todo else ():
+            images = [row | plain(facts) for row in made if not row.get("stop")]
+            manifest.add(images)
+            failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
+            warned += sum(bool(row.get("faults")) for row in images)
+            bar.update(len(images))
+            if len(images) < len(made):
+                raise OSError(made[-1]["stop"])
+    if flags.score and not failures:
+        manifest.flush()
+        publish(manifest.table, list(stamps), job, facts)
+    said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
+    said += f", {len(done)} done before" if done else ""
+    return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")
+
+
+def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
+    """How many workers there are, and what Ray sets aside for each of all that the cluster has."""
     gpus = flags.num_gpus
     if gpus is None:
         gpus = float("GPU" in total and options.device in ("auto", "cuda"))
-    cpus, memory = total.get("CPU", 1.0), 1e9 * options.memory if options.memory else WORKER_MEMORY
-    if gpus > total.get("GPU", 0) and not address_of(flags):
+    if gpus > total.get("GPU", 0) and not flags.cluster:
         raise ValueError(f"--num_gpus {gpus:g}, but this machine has {total.get('GPU', 0):g}")
+    cpus, memory = total.get("CPU", 1.0), 1e9 * options.memory if options.memory else WORKER_MEMORY
     fitting = total.get("GPU", 0) // gpus if gpus else min(cpus, total.get("memory", memory) // memory)
     workers = flags.concurrency or max(1, int(fitting))
     each = cpus / workers
@@ -289,8 +282,7 @@ def results(
     import ray
 
     count = job.options.batch_size or max(1, min(MOST_AT_ONCE, len(todo) // (4 * workers)))
-    chunks = math.ceil(len(todo) / count)
-    dataset = ray.data.from_items(todo, override_num_blocks=chunks).map_batches(
+    dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
         worker,
         fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),
         batch_size=None,
@@ -311,33 +303,20 @@ def results(
             yield result(alone.__call__.remote(pa.Table.from_pylist([row]))).to_pylist()
         except Exception as error:
             alone = None
-            why = str(error) if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
-            why = f"ended its worker twice, the second time alone: {' '.join(why.split())}"
+            why = f"ended its worker twice, the second time alone: {' '.join(str(error).split())}"
             yield [{"image": row["key"], "bytes": row["bytes"], "modified": row["modified"], "error": why}]
 
 
 def result(reference: ObjectRef) -> Any:
-    """What a worker returns; raises what the worker raised, or WorkerLost."""
+    """What a worker returns; raises what the worker raised, or ChildProcessError where it ended without an answer."""
     import ray
 
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-    except ray.exceptions.OutOfMemoryError:
-        raise WorkerLost("a worker took more memory than there is") from None
     except ray.exceptions.RayError:
-        raise WorkerLost("a worker's process was killed, perhaps for its memory") from None
-
-
-def say(failures: Sequence[str], skipped: Counter) -> None:
-    """Print on stderr what could not be restored, and what was passed over."""
-    for failure in sorted(failures)[:SHOWN]:
-        print(f"deployment.batch: error: {failure}", file=sys.stderr)
-    if len(failures) > SHOWN:
-        print(f"deployment.batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
-    for suffix, count in sorted(skipped.items()):
-        print(f"deployment.batch: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
+        raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
 
 
 def _help() -> str:

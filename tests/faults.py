@@ -657,15 +657,16 @@ FAULTS = [
     *_of(
         "deployment/batch_worker.py",
         "deployment/test_batch.py",
-        ("the tree of the source is lost", 'PurePosixPath(row["target"]).parent', "PurePosixPath()"),
+        ("the tree of the source is lost", "file.relative_to(out).as_posix()", "file.name"),
     ),
     *_of(
         "deployment/batch_store.py",
         "deployment/test_batch_store.py",
-        ("rows of other settings count as done", "self.table.filter(same)", "self.table"),
-        ("a changed photograph counts as done", "if wanted.get(image) == stamp", "if image in wanted"),
-        ("a row is there twice", "before.filter(~pc.field", "before.filter(pc.field"),
-        ("a file is written under its own name", "if not self._stores_objects:\n", "if False:\n"),
+        ("rows of other settings count as done", "if facts.items() <= row.items()", 'if row["error"] is None'),
+        ("a changed photograph counts as done", '== (row["bytes"], row["modified"])', "is not None"),
+        ("a row is there twice", "self.table.filter(~pc.field", "self.table.filter(pc.field"),
+        ("a file is written under its own name", "key if self._is_bucket else", "key if True else"),
+        ("another image's file is removed", "self._replaced.difference(", "self._replaced.union("),
     ),
     *_of(
         "web/results.py",

@@ -1,7 +1,6 @@
 """An S3 server on this machine, which can kill whoever asks it for an object."""
 
 import os
-import signal
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -86,7 +85,3 @@ def process_at(port: int) -> int:
         except OSError:  # a process has ended, or closed it
             continue
     raise LookupError(f"no process holds port {port}")
-
-
-def kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)

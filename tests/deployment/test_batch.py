@@ -2,10 +2,9 @@
 
 import json
 import logging
-import resource
-import sys
+import os
+import signal
 import time
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -19,34 +18,16 @@ from data import images
 from data.layouts import find_pairs
 from data.packed import Packed
 from data.pairs import generator_of
+from deployment import batch
 from models.options import Options
 from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command
 from tools import pack
 
-ray = pytest.importorskip("ray", reason="needs requirements-extra.txt")
-pytest.importorskip("moto", reason="needs requirements-extra.txt")
-from deployment import batch  # noqa: E402
-from deployment.batch_store import Place  # noqa: E402
-from deployment.batch_worker import Job, Worker  # noqa: E402
-from tests.deployment.bucket import Bucket, kill  # noqa: E402
-
-pytestmark = pytest.mark.xdist_group("ray")  # which takes long to start
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # which takes long to start
 
 HOW = ["--steps", "1", "--precision", "fp32", "--device", "cpu", "--seed", "3"]
 COUNT, DAMAGED, FATAL = 200, "a/b/bad.png", "b/199.png"
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    """A bucket, and an environment in which it is the only one."""
-    own = Bucket()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (own.environment | {"RAY_AUTH_MODE": "disabled"} | batch.QUIET).items():
-            patch.setenv(name, value)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield own
-    own.stop()
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +54,8 @@ def how(folder):
 @pytest.fixture(scope="module")
 def cluster(bucket, place):
     """A Ray on this machine; the address at which other processes find it."""
+    import ray
+
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -83,6 +66,10 @@ def cluster(bucket, place):
     )
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
+
+
+def kill(process):
+    os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -177,74 +164,12 @@ def test_scores_of_pairs_in_a_bucket_are_those_of_evaluate_py(bucket, place, clu
     assert "</html>" in (tmp_path / "scores" / "report.html").read_text()
 
 
-def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
-    monkeypatch.chdir(place)
-    names = ["photos/b/001.png", "photos/a/deep/000.png"]
-    pq.write_table(pa.table({"path": names}), tmp_path / "paths.parquet")
-    found, rows, _ = batch.images_of(str(tmp_path / "paths.parquet"), Options("out"), batch.Flags())
+def test_paths_come_from_a_dataset_of_ray(place, cluster):
+    import ray
+
+    dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
+    found, rows = batch.images_of(dataset, Options("out"), batch.Flags())
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]
-    assert rows[1]["bytes"] == (place / names[0]).stat().st_size and found.read("b/001.png")
-    dataset = ray.data.from_items([{"path": name} for name in names]) if ray.is_initialized() else None
-    assert dataset is None or batch.images_of(dataset, Options("out"), batch.Flags())[1] == rows
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["s3://nowhere/a", "out"], "s3://nowhere/a cannot be listed: The specified bucket does not exist"),
-        (["photos", "s3://nowhere/a"], "s3://nowhere/a cannot be written: The specified bucket does not exist"),
-        (["s3://data/nothing", "out"], "s3://data/nothing cannot be listed: No such file or directory"),
-        (["photos", "photos/restored"], "photos/restored lies in "),
-        (["ftp://photos", "out"], "ftp://photos cannot be opened: "),
-        (["photos"], "a source and a target are needed, got photos"),
-        (["photos", "out", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9 (Connection refused)"),
-        (["photos", "out", "--address", "ray://127.0.0.1:9"], "no Ray cluster answers at ray://127.0.0.1:9"),
-        (["photos", "out", "--score", "--metrics", "fid"], "fid is of all images together"),
-        (["photos", "out", "--concurrency", "0"], "--concurrency must be 1 or more"),
-        (["photos", "out", "--depth", "12"], "--depth is one of 8, 16"),
-        (["photos", "out", "--num_gpu", "1"], "--num_gpu is unknown: did you mean --num_gpus?"),
-        (["photos", "out", "--checkpoint", "nowhere"], "checkpoint nowhere is neither"),
-        (["checkpoint/scheduler", "out"], "checkpoint/scheduler holds no image"),
-        (["wrong.parquet", "out"], "wrong.parquet has no column path: it has name"),
-    ],
-)
-def test_what_is_wrong_is_one_sentence(place, bucket, tmp_path, monkeypatch, capsys, arguments, words):
-    monkeypatch.chdir(place)
-    pq.write_table(pa.table({"name": ["a"]}), "wrong.parquet")
-    assert batch.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1 and said.startswith("deployment.batch: error: "), said
-
-
-def test_wrong_credentials_are_one_sentence(bucket, tmp_path, capsys):
-    bucket.ask_for_credentials(True)
-    try:
-        assert batch.main(["s3://data/photos", str(tmp_path)]) == 2
-    finally:
-        bucket.ask_for_credentials(False)
-    wrong = "The AWS Access Key Id you provided does not exist in our records (INVALID_ACCESS_KEY_ID)"
-    assert capsys.readouterr().err == f"deployment.batch: error: s3://data/photos cannot be listed: {wrong}\n"
-
-
-def test_without_the_extra_it_is_named(place, tmp_path, monkeypatch, capsys):
-    for name in ("ray", "ray.data"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert batch.main([str(place / "photos"), str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"deployment.batch: error: {batch.NEEDED}\n"
-
-
-def test_a_full_disk_ends_the_job_with_what_was_done(place, tmp_path):
-    source, target = Place(str(place / "photos")), Place(str(tmp_path / "out"))
-    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
-    worker = Worker(Job(options, {"steps": 1}, source, target, (), 1))
-    chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key} for key in ("b/001.png", "b/002.png")]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "File too large" in rows[-1]["stop"] and not list(Path(target.url).glob("**/*.png"))
 
 
 def test_shards_for_training_come_from_a_bucket(bucket, place, tmp_path, monkeypatch):

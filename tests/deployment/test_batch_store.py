@@ -50,6 +50,12 @@ def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
     assert "b" in os.listdir(os.path.dirname(place.base)), "what lies elsewhere is not removed"
 
 
+def test_a_file_that_became_another_image_s_is_not_removed(place):
+    kept(place, row("a.png", "a_0.png", "a_1.png"))
+    kept(place, row("a_0.png", "a_0.png"), row("a.png", "a.png"))
+    assert set(place.list()) == {"a.png", "a_0.png", "manifest.parquet"}
+
+
 def test_rows_outlive_a_command_that_was_killed(place):
     manifest = Manifest(place)
     manifest.add([row("a", "a")])
