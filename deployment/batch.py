@@ -254,7 +254,7 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
                 raise OSError(made[-1]["stop"])
     if flags.score and not failures:
         manifest.flush()
-        publish(manifest.table, list(stamps), job, facts)
+        publish(manifest.table, list(stamps), job, facts, flags.split)
     said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
     said += f", {len(done)} done before" if done else ""
     return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")

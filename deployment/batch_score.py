@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data.layouts import DatasetError, Pair, list_pairs, paired
 from data.pairs import read_pair
@@ -100,12 +101,13 @@ class ScoreWorker(Worker):
             yield self.row(row, scores=json.dumps(own), seconds=seconds, written=[], device=pipeline.place)
 
 
-def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, Any]) -> None:
+def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, Any], split: str) -> None:
     """Write results.csv and .json, per_image.parquet and report.html of the pairs of these names to the target."""
-    rows = [row for row in table.select(["image", "scores", "device"]).to_pylist() if row["image"] in set(names)]
+    of_pairs = table.filter(pc.field("image").isin(pa.array(names, pa.string())))
+    rows = of_pairs.select(["scores", "device"]).to_pylist()
     known = provenance() | {
         "checkpoint": {"name": name_of(job.options.checkpoint), "sha256": facts["checkpoint_sha256"]},
-        "data": {"root": job.source.url},
+        "data": {"root": job.source.url, "split": split},
         "grid": None,
         "seed": job.options.seed,
         "screen": False,
