@@ -8,7 +8,6 @@ python evaluate.py --data GoPro --output scores    # the presets of pretrained/l
 """
 
 import os
-import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -367,19 +366,13 @@ def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
 
 def _facts(evaluation: Evaluation, pairs: "ScoredPairs") -> dict:
     """What else the numbers depend on, for results.json."""
-    from base.revision import commit, versions
-    from evaluation import scoring, statistics
+    from evaluation.results import provenance
 
-    return {
-        "command": shlex.join(sys.argv),
+    return provenance() | {
         "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
         "grid": evaluation.grid,
         "seed": evaluation.seed,
         "screen": evaluation.screen,
-        "git_commit": commit(),
-        "versions": versions("torch", "torchvision", "diffusers", "lpips", "scikit-image", "numpy", "pillow"),
-        "statistics": statistics.RECIPE,
-        "seconds": scoring.SECONDS_RECIPE,
     }
 
 

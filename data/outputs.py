@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 
@@ -57,9 +57,7 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
     folder = file.parent if file else Path(output)
     work: dict[Path, Path] = {}  # restoration -> image
     for image, root in found:
-        target = file or _named(folder / image.relative_to(root), suffix)
-        if deep and target.suffix.lower() not in DEEP:
-            raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
+        target = named(file, None, deep) if file else named(folder / image.relative_to(root), suffix, deep)
         if work.setdefault(target, image).resolve() != image.resolve():
             raise ValueError(f"{work[target]} and {image} would both be written to {target}: rename one of them")
     images = {image.resolve() for image in work.values()}
@@ -67,6 +65,20 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
         if target.resolve() in images:
             raise ValueError(f"{target} is an input and would be overwritten: choose another --output")
     return Outputs(folder, [(image, target) for target, image in work.items()], missing, skipped)
+
+
+def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
+    """The name of a restoration by that of its image, with the suffix that is asked for or one that can be written.
+
+    Raises:
+        ValueError: 16 bits are asked for, and its format cannot hold them.
+    """
+    own = target.suffix.lower()
+    if _kind(own) != _kind(suffix) if suffix else own not in WRITABLE:
+        target = target.with_suffix(suffix or ".png")
+    if deep and target.suffix.lower() not in DEEP:
+        raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
+    return target
 
 
 def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[list[tuple[Path, Path]]]:
@@ -102,13 +114,6 @@ def _file(output: str, count: int, suffix: str | None) -> Path | None:
     if suffix and _kind(own) != _kind(suffix):
         raise ValueError(f"--output {output} and --format {suffix[1:]} differ: give one of them")
     return path
-
-
-def _named(target: Path, suffix: str | None) -> Path:
-    own = target.suffix.lower()
-    if suffix:
-        return target if _kind(own) == _kind(suffix) else target.with_suffix(suffix)
-    return target if own in WRITABLE else target.with_suffix(".png")
 
 
 def _kind(suffix: str) -> str:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from base.files import replacing
-from evaluation import controls
+from base.revision import commit, versions
+from evaluation import controls, statistics
 from evaluation.metrics import Metric, SetMetric
-from evaluation.scoring import Plan
+from evaluation.scoring import SECONDS_RECIPE, Plan
 from evaluation.summary import NOTHING, Row, pareto_front, perception_metric
 
 _TABLE = {"psnr": ("PSNR", ".2f"), "ssim": ("SSIM", ".4f"), "lpips": ("LPIPS", ".4f")}
@@ -35,6 +38,17 @@ class Results:
     presets: dict[str, Row]
     steps: int
     steps_in_full: int
+
+
+def provenance() -> dict[str, Any]:
+    """What made the numbers, as far as every evaluation says it alike."""
+    return {
+        "command": shlex.join(sys.argv),
+        "git_commit": commit(),
+        "versions": versions("torch", "torchvision", "diffusers", "lpips", "scikit-image", "numpy", "pillow"),
+        "statistics": statistics.RECIPE,
+        "seconds": SECONDS_RECIPE,
+    }
 
 
 def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence[Mapping[str, Any]] = ()) -> list[Path]:

@@ -1,10 +1,11 @@
 """What sample.py is asked for beside how to sample; no library is needed to check it."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from base.messages import one_of
-from models.settings import Preset
+from models.index import flow_of, pretrained, stored_index
+from models.settings import Preset, preset_settings
 
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
@@ -84,3 +85,19 @@ class Options:
     def suffix(self) -> str | None:
         """Of what is written, where a format is given."""
         return self.format and SUFFIXES.get(self.format, f".{self.format}")
+
+
+def check_settings(options: Options, numbers: dict[str, Any]) -> None:
+    """ValueError where no such checkpoint lies here, or it cannot be sampled so, as far as its index alone tells.
+
+    Args:
+        options: the checkpoint and the preset.
+        numbers: sampling numbers that go before the preset's, by name of the field of `SamplingSettings`.
+    """
+    source = options.checkpoint or pretrained()
+    index = stored_index(source)
+    if index is not None:
+        flow = flow_of(index, source)
+        replace(preset_settings(index.get("presets", {}), options.preset, flow), **numbers).check(flow)
+    elif options.preset and source.endswith(".ckpt"):
+        preset_settings({}, options.preset)

@@ -1,0 +1,129 @@
+"""What Ray costs over plain sample.py, and what a second worker is worth: python -m benchmarks.batch
+
+overhead: photographs through the identity network, so that reading, writing and scheduling are all there is: sample.py
+in this process and deployment.batch with one worker, in turn, on a local folder; milliseconds per photograph. Starting
+is omitted: deployment.batch is timed from its first rows on, sample.py from its first line.
+scaling: the same with pretrained/lite, by one worker and by two of one core each; photographs per second.
+Merged into benchmarks/results/batch.json, with what it ran on.
+"""
+
+import json
+import logging
+import os
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import ray
+import torch
+from jsonargparse import auto_cli
+
+import sample
+from benchmarks.record import machine, write_json
+from data import images
+from deployment import batch
+from deployment.batch_store import Manifest, Place, plain
+from deployment.batch_worker import Job, Worker
+from models.index import pretrained
+from models.options import Options
+from models.parts import DDPMScheduler
+from models.pipeline import DeblurPipeline
+from models.schedules import linear
+from models.untrained import IdentityPredictor
+
+
+def draw(folder: Path, count: int, side: int) -> None:
+    """Soft random photographs with a little noise, PNG."""
+    generator = torch.Generator().manual_seed(0)
+    for i in range(count):
+        coarse = torch.rand(1, 3, 16, 16, generator=generator)
+        soft = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic")[0]
+        images.write(folder / f"{i:04}.png", soft + 0.01 * torch.randn(3, side, side, generator=generator))
+
+
+def by_sample(source: Path, target: Path, checkpoint: str) -> float:
+    """Seconds per photograph of sample.py, in this process."""
+    flags = ["--checkpoint", checkpoint, "--device", "cpu"]
+    start = time.perf_counter()
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        assert sample.main([str(source), "--output", str(target), *flags]) == 0
+    return (time.perf_counter() - start) / len(list(source.iterdir()))
+
+
+def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
+    """Seconds per photograph of deployment.batch, from its first rows on; of all workers together."""
+    options = Options(str(target), checkpoint, device="cpu")
+    place, rows = batch.images_of(str(source), options, batch.Flags())
+    job = Job(options, {}, place, Place(str(target)), ())
+    manifest, times, counts = Manifest(job.target), [], []
+    for made in batch.results(rows, Worker, job, workers, {"num_cpus": 1}):
+        manifest.add([row | plain(manifest_facts(job)) for row in made])
+        times.append(time.perf_counter())
+        counts.append(len(made))
+    first = workers  # the first chunk of each worker may have waited for it
+    return (times[-1] - times[first - 1]) / sum(counts[first:])
+
+
+def manifest_facts(job: Job) -> dict:
+    """Of the length of those of a run; what they say does not matter here."""
+    return {"checkpoint_sha256": "0" * 64, "seed": job.options.seed, "settings": {"blend": 0.0}}
+
+
+def main(
+    cases: str = "overhead,scaling",
+    photographs: int = 128,
+    side: int = 512,
+    repeats: int = 3,
+    quick: bool = False,
+    output: str = "benchmarks/results/batch.json",
+) -> None:
+    """Measure and write.
+
+    Args:
+        cases: overhead, scaling or both, separated by a comma.
+        photographs: how many each run restores.
+        side: of the photographs in pixels.
+        repeats: how often each is measured; the median counts.
+        quick: few and small ones, to try the program.
+        output: JSON file, in which the other cases are kept.
+    """
+    photographs, side, repeats = (24, 64, 1) if quick else (photographs, side, repeats)
+    file = Path(output)
+    found = json.loads(file.read_text()) if file.is_file() else {"cases": {}}
+    os.environ.update(batch.QUIET)
+    torch.set_num_threads(1)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
+    with TemporaryDirectory() as place, batch.connected(None):
+        folder = Path(place)
+        draw(folder / "photographs", photographs, side)
+        scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=linear(10).tolist())
+        presets = {"balanced": {"blend": 0.0}}
+        DeblurPipeline(IdentityPredictor(), None, scheduler, presets=presets).save_pretrained(folder / "identity")
+        for case in cases.split(","):
+            times = {}
+            for turn in range(repeats):
+                for name, workers in (("sample", 0), ("one", 1)) if case == "overhead" else (("one", 1), ("two", 2)):
+                    checkpoint = str(folder / "identity") if case == "overhead" else pretrained()
+                    given = folder / "photographs", folder / f"{case}{name}{turn}", checkpoint
+                    took = by_ray(*given, workers) if workers else by_sample(*given)
+                    times.setdefault(name, []).append(took)
+                    print(f"{case} {name}: {1e3 * took:.1f} ms per photograph", flush=True)
+            middle = {name: median(all_of) for name, all_of in times.items()}
+            if case == "overhead":
+                own = {f"{name}_ms": round(1e3 * value, 2) for name, value in middle.items()}
+                own |= {"overhead_ms": round(1e3 * (middle["one"] - middle["sample"]), 2)}
+            else:
+                own = {f"{name}_per_second": round(1 / value, 3) for name, value in middle.items()}
+                own |= {"ratio": round(middle["one"] / middle["two"], 3)}
+            seconds = {name: [round(value, 5) for value in all_of] for name, all_of in times.items()}
+            found["cases"][case] = (
+                own | {"photographs": photographs, "side": side, "seconds": seconds} | machine("cpu", 1)
+            )
+            write_json(file, found)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,347 @@
+"""Restore or score the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
+
+python -m deployment.batch photos restored
+python -m deployment.batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
+python -m deployment.batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
+python -m deployment.batch s3://pairs/GoPro s3://scores/GoPro --score
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, get_type_hints
+from urllib.parse import urlsplit
+
+from base.command_line import class_help, split, values
+from base.messages import UsageError, one_sentence
+from base.stop import run_command
+from data.outputs import MOST_AT_ONCE, named
+from data.search import SUFFIXES
+from evaluation.catalogue import require_known
+from models.options import Options, check_settings
+from models.settings import SamplingSettings
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.data import Dataset
+
+    from deployment.batch_store import Manifest, Place
+    from deployment.batch_worker import Job, Worker
+
+NEEDED = "deployment.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
+STOPPED = "stopped; run again to go on"
+SHOWN = 20  # failures that are said one by one
+WORKER_MEMORY = 3.5e9  # bytes; what a worker on a CPU keeps to unless --memory says otherwise
+OBJECT_STORE = 128 * 2**20  # bytes: names and rows go through it, no pixels
+# What concerns the images is said here, the rest stands in Ray's logs, and nothing is sent to anybody.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: Ray then listens on the loopback address alone
+SENT = {  # to a cluster that has not this program
+    "working_dir": str(Path(__file__).parents[1]),
+    "excludes": [".*", "runs", "tests", "docs", "benchmarks"],
+}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the command is asked for beside the flags of sample.py.
+
+    Args:
+        concurrency: workers; default: as many as the GPUs serve, or on CPUs as many as cores and memory do.
+        num_gpus: GPUs of a worker, also a part of one; default: 1 where there are GPUs.
+        address: of a Ray cluster (ray://HEAD:10001, HEAD:6379, auto); default: RAY_ADDRESS, or this machine alone.
+        score: SOURCE holds pairs, in any layout of docs/data.md: write the scores of the settings to TARGET, as
+            evaluate.py does, instead of images.
+        split: which split of the pairs.
+        metrics: of the scores; names, separated by commas, out of docs/metrics.md but fid and kid.
+    """
+
+    concurrency: int | None = None
+    num_gpus: float | None = None
+    address: str | None = None
+    score: bool = False
+    split: str = "test"
+    metrics: str = "psnr,ssim,lpips"
+
+    def __post_init__(self):
+        for name, least in (("concurrency", 1), ("num_gpus", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"--{name} must be {least} or more, got {value}")
+        require_known(self.metric_names)
+        if unable := sorted({"fid", "kid"} & self.metric_names):
+            raise ValueError(f"{unable[0]} is of all images together: score them with evaluate.py")
+
+    @property
+    def metric_names(self) -> set[str]:
+        """Those asked for, and psnr and ssim."""
+        return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
+
+    @property
+    def cluster(self) -> str | None:
+        """Its address; None for this machine alone."""
+        return self.address or os.environ.get("RAY_ADDRESS")
+
+
+class Begun:
+    """What chunks were begun, by their first keys: known outside of the workers, which one of them may kill."""
+
+    def __init__(self):
+        self._keys = set()
+
+    def first(self, key: str) -> bool:
+        """Whether a chunk is begun for the first time."""
+        known = key in self._keys
+        self._keys.add(key)
+        return not known
+
+
+NUMBERS = get_type_hints(SamplingSettings)
+KINDS = {name: kind for name, kind in get_type_hints(Options).items() if name != "output"} | NUMBERS
+KINDS |= get_type_hints(Flags)
+
+
+def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
+    """Restore, or score, what has not been yet.
+
+    Args:
+        source: a folder or bucket prefix; a .parquet file with the images' addresses in its column `path`, or a
+            dataset of Ray with that column.
+        options: as for sample.py; its output is the target, a folder or bucket prefix.
+        numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
+        flags: all else.
+
+    Returns:
+        How many images could not be restored; each has a row with its error in the target's manifest.parquet.
+
+    Raises:
+        ValueError, OSError: nothing can be restored, or no more; one sentence.
+    """
+    if find_spec("ray") is None:
+        raise ValueError(NEEDED)
+    SamplingSettings(**numbers)  # says what is wrong before anything heavy
+    check_settings(options, numbers)
+    if options.checkpoint and os.path.exists(options.checkpoint):
+        options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers start elsewhere
+    require_listening(flags.cluster)
+
+    from deployment.batch_store import PARTS, Manifest, Place
+
+    target = Place(options.output)
+    place, rows = images_of(source, options, flags)
+    if place.contains(target):
+        raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
+    target.write({f"{PARTS}/try": b""})  # what cannot be written to is found before anything is restored
+    manifest = Manifest(target)
+
+    from deployment.batch_worker import Job  # not above: it imports torch
+
+    job = Job(options, numbers, place, target, sorted(flags.metric_names))
+    try:
+        with connected(flags.cluster):
+            failures, said = _go(rows, job, manifest, flags)
+    finally:
+        manifest.close()
+    for failure in sorted(failures)[:SHOWN]:
+        print(f"deployment.batch: error: {failure}", file=sys.stderr)
+    if len(failures) > SHOWN:
+        print(f"deployment.batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
+    print(said)
+    return len(failures)
+
+
+def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Place, list[dict[str, Any]]]:
+    """Where the images lie; `key`, `bytes`, `modified` and `target` of each.
+
+    Raises:
+        ValueError: there are none, or two restorations would have one name.
+    """
+    from deployment.batch_store import Place, place_of_paths
+
+    if flags.score:
+        from deployment.batch_score import pairs_of
+
+        place = Place(source)
+        return place, pairs_of(place, flags.split)
+    if isinstance(source, str) and not source.endswith(".parquet"):
+        place = Place(source)
+        found = place.list()
+    else:
+        place, found = place_of_paths(source)
+    rows, targets = [], {}
+    for key, info in found.items():
+        if PurePosixPath(key).suffix.lower() in SUFFIXES:
+            target = named(PurePosixPath(key), options.suffix, options.depth == 16).as_posix()
+            if (other := targets.setdefault(target, key)) != key:
+                raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
+            rows.append({"key": key, "bytes": info.size, "modified": info.mtime_ns, "target": target})
+    if not rows:
+        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
+    return place, rows
+
+
+def require_listening(address: str | None) -> None:
+    """ValueError where an address names a machine and a port at which nothing listens."""
+    parts = urlsplit(address if "://" in (address or "") else f"//{address or ''}")
+    if parts.hostname and parts.port:
+        try:
+            socket.create_connection((parts.hostname, parts.port), timeout=10).close()
+        except OSError as error:
+            raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}): start it") from None
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Ray, inside the block: that of the caller, of an address, or of this machine alone."""
+    os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them when it is imported
+    import ray.data
+
+    ray.data.DataContext.get_current().print_on_execution_start = False
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if ray.is_initialized():
+        yield
+        return
+    own = {"num_cpus": len(os.sched_getaffinity(0)), "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    if address:
+        own = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
+    try:
+        ray.init(**own, logging_level=logging.CRITICAL, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"Ray cannot be started: {one_sentence(str(error))}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Flags) -> tuple[list[str], str]:
+    """Have the workers do what the manifest lacks; returns a sentence for each failure, and how it went."""
+    import ray
+    from tqdm import tqdm
+
+    from deployment.batch_score import ScoreWorker, publish
+    from deployment.batch_store import plain
+    from deployment.batch_worker import Worker, describe
+
+    workers, resources = share(ray.cluster_resources(), job.options, flags)
+    worker = ScoreWorker if flags.score else Worker
+    # By a worker: this machine may have another device and precision.
+    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(worker, job))
+    for remark in remarks:
+        print(f"deployment.batch: {remark}", file=sys.stderr)
+    stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
+    done = set() if job.options.overwrite else manifest.done(stamps, facts)
+    todo = [row for row in rows if row["key"] not in done]
+    print(f"{title}workers: {workers}")
+    failures, warned = [], 0
+    with tqdm(total=len(todo), unit="image") as bar:
+        for made in results(todo, worker, job, workers, resources) if todo else ():
+            images = [row | plain(facts) for row in made if not row.get("stop")]
+            manifest.add(images)
+            failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
+            warned += sum(bool(row.get("faults")) for row in images)
+            bar.update(len(images))
+            if len(images) < len(made):
+                raise OSError(made[-1]["stop"])
+    if flags.score and not failures:
+        manifest.flush()
+        publish(manifest.table, list(stamps), job, facts, flags.split)
+    said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
+    said += f", {len(done)} done before" if done else ""
+    return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")
+
+
+def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
+    """How many workers there are, and what Ray sets aside for each of all that the cluster has."""
+    gpus = flags.num_gpus
+    if gpus is None:
+        gpus = float("GPU" in total and options.device in ("auto", "cuda"))
+    if gpus > total.get("GPU", 0) and not flags.cluster:
+        raise ValueError(f"--num_gpus {gpus:g}, but this machine has {total.get('GPU', 0):g}")
+    cpus, memory = total.get("CPU", 1.0), 1e9 * options.memory if options.memory else WORKER_MEMORY
+    fitting = total.get("GPU", 0) // gpus if gpus else min(cpus, total.get("memory", memory) // memory)
+    workers = flags.concurrency or max(1, int(fitting))
+    each = cpus / workers
+    return workers, {"num_cpus": int(each) if each >= 1 else each, "num_gpus": gpus}
+
+
+def results(
+    todo: Sequence[dict[str, Any]], worker: type[Worker], job: Job, workers: int, resources: dict[str, float]
+) -> Iterator[list[dict[str, Any]]]:
+    """What the workers return, chunk by chunk. Images whose workers died come last, each alone."""
+    import pyarrow as pa
+    import ray
+
+    count = job.options.batch_size or max(1, min(MOST_AT_ONCE, len(todo) // (4 * workers)))
+    dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
+        worker,
+        fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),
+        batch_size=None,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        **resources,
+    )
+    left = {row["key"]: row for row in todo}
+    for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+        rows = table.to_pylist()
+        for row in rows:
+            left.pop(row["image"], None)
+        yield rows
+    alone = None
+    for row in left.values():
+        alone = alone or ray.remote(max_restarts=0, **resources)(worker).remote(job)
+        try:
+            yield result(alone.__call__.remote(pa.Table.from_pylist([row]))).to_pylist()
+        except Exception as error:
+            alone = None
+            why = f"ended its worker twice, the second time alone: {' '.join(str(error).split())}"
+            yield [{"image": row["key"], "bytes": row["bytes"], "modified": row["modified"], "error": why}]
+
+
+def result(reference: ObjectRef) -> Any:
+    """What a worker returns; raises what the worker raised, or ChildProcessError where it ended without an answer."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError:
+        raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
+
+
+def _help() -> str:
+    usage = "usage: python -m deployment.batch SOURCE TARGET [--FLAG VALUE ...]"
+    shared = "and the flags of sample.py but --output: python sample.py --help"
+    return "\n".join([__doc__.strip(), "", usage, "", *class_help(Flags), "", shared])
+
+
+def _main(args: list[str]) -> int:
+    wanted = {"-h", "--help"} & set(args)
+    places, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "-m deployment.batch")
+    if wanted:
+        print(_help())
+        return 0
+    if len(places) != 2:
+        raise UsageError(f"a source and a target are needed, got {' '.join(places) or 'none'}: --help has examples")
+    given = values((Options, SamplingSettings, Flags), {"output": places[1]} | flags)
+    options, own = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in (Options, Flags))
+    return 1 if run(places[0], options, {name: given[name] for name in flags if name in NUMBERS}, own) else 0
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    return run_command("deployment.batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""What deployment.batch runs in Ray's processes: the pipeline, and around it files out of a bucket and into one."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from deployment.batch_store import SCHEMA, THREADS, Place, StoreError, plain
+from deployment.restoration import Restorer
+from models.options import Options
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+ROWS = SCHEMA.append(pa.field("stop", pa.string()))  # why the job ends here
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers do.
+
+    Args:
+        options, numbers: as for `Restorer`.
+        source, target: where the images lie, and where their restorations go.
+        metrics: of the scores, where those are wanted in place of restorations.
+    """
+
+    options: Options
+    numbers: dict[str, Any]
+    source: Place
+    target: Place
+    metrics: Sequence[str]
+
+
+class Worker:
+    """A pipeline that takes chunks of images out of one place and puts their restorations into another.
+
+    Args:
+        job: what it does.
+        begun: a handle of `Begun`, where Ray replaces workers that die and sends their chunks again. An error that is
+            no image's own then ends the process: after some of them a GPU is of no use to it. None: errors are raised.
+    """
+
+    def __init__(self, job: Job, begun: ActorHandle | None = None):
+        self.job, self.begun, self.restorer = job, begun, Restorer(job.options, job.numbers)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a row depends on beside the image."""
+        return self.restorer.facts
+
+    def __call__(self, chunk: pa.Table) -> pa.Table:
+        """The manifest's row of each image of a chunk (`batch.images_of`); none where the chunk has killed a worker.
+
+        A row with a sentence under `stop` ends the job: nothing can be written.
+        """
+        done = []
+        try:
+            if self.begun is None or self._is_first(chunk):
+                with TemporaryDirectory(prefix="batch") as folder:
+                    for row in self.rows(chunk.to_pylist(), Path(folder)):
+                        done.append(row)
+        except OSError as error:
+            done.append({"stop": " ".join(str(error).split())})
+        except Exception:
+            if self.begun is None:
+                raise
+            traceback.print_exc()  # into Ray's logs
+            os._exit(1)
+        return pa.Table.from_pylist(done, ROWS)
+
+    def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+        """The manifest's rows of a chunk, whose files are kept in a folder meanwhile."""
+        unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
+        out = folder / ".out"  # no key begins with a dot
+        work = [(path, out / row["target"]) for path, row in found.items() if row["key"] not in unread]
+        yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
+        with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is on its way
+            sent = []
+            for one in self.restorer.restore(work, tqdm(disable=True)):
+                row = found[one.path]
+                if one.failure:
+                    yield self.row(row, error=one.failure.removeprefix(f"{one.path} "))
+                    continue
+                files, facts = self.restorer.write(one)
+                contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
+                done = self.row(row, written=list(contents), remarks=one.image.remarks, **facts)
+                sent.append((threads.submit(self.job.target.write, contents), done))
+            for writing, done in sent:
+                writing.result()
+                yield done
+
+    def fetch(self, keys: Sequence[str], folder: Path) -> dict[str, str]:
+        """Copy files of the source to a folder; key -> why, of those that cannot be read."""
+
+        def fetch(key: str) -> str | None:
+            try:
+                content = self.job.source.read(key)
+            except StoreError as error:
+                return str(error).removeprefix(f"{self.job.source.url}/{key} ")
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(content)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}
+
+    def row(self, row: dict[str, Any], **found: Any) -> dict[str, Any]:
+        """A row of the manifest about an image."""
+        return plain({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
+
+    def _is_first(self, chunk: pa.Table) -> bool:
+        import ray
+
+        return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
+
+
+def describe(worker: type[Worker], job: Job) -> tuple[dict[str, Any], str, list[str]]:
+    """What the rows of a worker depend on, the same in words, and sentences on numbers that have no effect."""
+    one = worker(job)
+    return one.facts, one.restorer.title, one.restorer.remarks

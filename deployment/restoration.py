@@ -1,0 +1,223 @@
+"""How image files are restored: what sample.py does to a folder, and deployment.batch to a bucket."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from tqdm import tqdm
+
+from base.progress import counted
+from data import images
+from data.images import ImageFile
+from data.maps import write_map
+from data.outputs import batches
+from evaluation.panels import panel
+from models.checkpoints import checkpoint_hash, load_pipeline
+from models.guard import faults
+from models.index import name_of, pretrained
+from models.memory import allowed_memory, require_memory
+from models.options import Options
+from models.pipeline import DeblurOutput
+from models.tiling import TooLittleMemory, refusal
+
+DETAIL = 480  # side in pixels of what a comparison shows at full size
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What became of one image, before anything is written.
+
+    Args:
+        path: of the image.
+        target: of its restoration; of several samples NAME_0.SUFFIX, NAME_1.SUFFIX and so on are written.
+        failure: a sentence where it could not be restored; then nothing below is there.
+        image: as it was read.
+        out: what the pipeline returned for it.
+        faults: what the guard says of the sample.
+        back: whether the prediction is written in the sample's place.
+        seconds: its share of the time.
+    """
+
+    path: Path
+    target: Path
+    failure: str | None = None
+    image: ImageFile | None = None
+    out: DeblurOutput | None = None
+    faults: Sequence[str] = ()
+    back: bool = False
+    seconds: float = 0.0
+
+    @property
+    def files(self) -> dict[Path, Tensor]:
+        """Each file that the restoration goes to, and its image (3, H, W) in [0, 1]."""
+        restored, target = self.out.predictions if self.back else self.out.images, self.target
+        several = len(restored) > 1
+        names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
+        return {target.with_name(name): one for name, one in zip(names, restored, strict=True)}
+
+
+class Restorer:
+    """A pipeline, and what is asked of it.
+
+    Args:
+        options: what is written, and how it is computed.
+        numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
+        device: in place of that of the options.
+
+    Attributes:
+        settings: how it samples.
+        facts: what a restoration depends on, beside the image, for the manifest.
+        title: all of that in words.
+        remarks: sentences on numbers that have no effect.
+
+    Raises:
+        ValueError, OSError: the checkpoint, the device or the settings cannot be used; one sentence.
+    """
+
+    def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
+        source = options.checkpoint or pretrained()
+        self.options = options
+        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider)
+        place, precision = self.pipeline.device, self.pipeline.precision
+        self._choose_settings(numbers)
+        if options.compile:
+            self.pipeline.compile()
+        require_memory(options.memory, place)
+        name, preset = name_of(options.checkpoint), options.preset
+        if preset is None and "balanced" in self.pipeline.config.presets:
+            preset = "balanced"
+        how = f"{name}, {preset}" if preset else name
+        self.title = f"{how}: {self.settings}; {self.pipeline.place}, {precision}; "
+        self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
+        self.facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
+        self.facts["precision"] = precision
+        for kept in ["seed", "guard", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
+            self.facts[kept] = getattr(options, kept)
+        self.facts["format"] = options.suffix
+
+    @property
+    def steps(self) -> int:
+        """Steps of the progress bar for an image."""
+        return self.settings.num_samples * self.settings.steps if self.settings.blend > 0 else 1
+
+    def restore(self, work: Sequence[tuple[Path, Path]], bar: tqdm) -> Iterator[Restoration]:
+        """Restore images, those of one size together.
+
+        Args:
+            work: each image and the file of its restoration.
+            bar: is told each step of each image.
+        """
+        begun, finished = bar.n, 0
+        for batch in batches(work, self.options.batch_size):
+            loaded = []
+            for path, target in batch:
+                try:
+                    loaded.append((path, target, images.read_file(path)))
+                except images.ImageError as error:
+                    yield Restoration(path, target, str(error))
+            bar.set_description(batch[0][0].name)
+            yield from self._restored(loaded, bar)
+            finished += len(batch)
+            bar.update(begun + finished * self.steps - bar.n)
+
+    def write(self, one: Restoration) -> tuple[list[Path], dict[str, Any]]:
+        """Write one restoration and all that goes with it.
+
+        Returns:
+            The files, and the manifest's entry without them.
+        """
+        start, options, out, target = time.perf_counter(), self.options, one.out, one.target
+        for file, restored in one.files.items():
+            images.write(file, restored, one.image, options.depth)
+        written, whites = list(one.files), {}
+        for kind, values in {"std": out.std, "error": out.expected_error}.items():
+            if options.uncertainty and values is not None:
+                heat = target.with_name(f"{target.stem}_{kind}.png")
+                whites[f"{kind}_white"] = write_map(heat, values[0])
+                written += [heat, heat.with_suffix(".tif")]
+        if options.compare:
+            written.append(target.with_name(f"{target.stem}_compare.png"))
+            restored = next(iter(one.files.values()))
+            _write_comparison(written[-1], one.image.values, out.predictions[0], restored)
+        seconds = round(one.seconds + time.perf_counter() - start, 3)
+        return written, self._found | {"tiles": out.tiles, "seconds": seconds, "faults": list(one.faults)} | whites
+
+    def _choose_settings(self, numbers: dict[str, Any]) -> None:
+        pipeline, options = self.pipeline, self.options
+        settings = pipeline.preset(options.preset) if options.preset else pipeline.default_settings
+        settings = replace(settings, **numbers)
+        self.remarks = settings.without_effect(numbers)
+        self.settings = replace(settings, num_samples=1) if settings.blend == 0 else settings
+        head = pipeline.predictor.config.get("size_head")
+        if options.uncertainty and self.settings.num_samples == 1 and not head:
+            raise ValueError(
+                "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it"
+                " expects: give --num_samples 2 or more"
+            )
+
+    def _restored(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
+        """Images that turn out to differ in size, and those that do not fit into memory together, are run apart."""
+        out, start = None, time.perf_counter()
+        if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
+            try:
+                out = self._run(loaded, bar)
+            except (TooLittleMemory, MemoryError, RuntimeError) as error:
+                out = refusal(error, *loaded[0][2].pixels.shape[-2:])
+                if out is None:
+                    raise
+        if not hasattr(out, "images") and len(loaded) > 1:
+            for half in (loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]):
+                yield from self._restored(half, bar)
+            return
+        seconds = (time.perf_counter() - start) / max(1, len(loaded))
+        for i, (path, target, image) in enumerate(loaded):
+            if isinstance(out, str):
+                yield Restoration(path, target, f"{path} {out}")
+                continue
+            own, start = _part(out, i, len(loaded)), time.perf_counter()
+            found = faults(own.images[0], own.predictions[0], image.pixels) if self.settings.blend > 0 else []
+            back = bool(found) and self.options.guard == "fallback"
+            yield Restoration(path, target, None, image, own, found, back, seconds + time.perf_counter() - start)
+
+    def _run(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> DeblurOutput:
+        pixels = torch.stack([image.pixels for _, _, image in loaded])
+        return self.pipeline(
+            pixels,
+            self.settings,
+            self.options.seed,
+            names=[path.stem for path, _, _ in loaded],
+            output_type="pt",
+            progress=counted(bar, len(loaded)),
+            tile=self.options.tile,
+            predictor_tile=self.options.predictor_tile,
+            memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
+        )
+
+
+def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
+    """What a batch of so many images gave for one of them."""
+    return replace(
+        out,
+        images=out.images.unflatten(0, (count, -1))[i],
+        predictions=out.predictions[i : i + 1],
+        std=None if out.std is None else out.std[i : i + 1],
+        expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
+    )
+
+
+def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
+    """A panel of the whole images and, where those are shown smaller than they are, of their middle."""
+    columns = {}
+    for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
+        height, width = image.shape[-2:]
+        columns[label] = [image]
+        if width > DETAIL:
+            small = interpolate(image[None], (max(1, height * DETAIL // width), DETAIL), mode="area")[0]
+            top, left = max(0, height - DETAIL) // 2, (width - DETAIL) // 2
+            columns[label] = [small, image[:, top : top + DETAIL, left : left + DETAIL]]
+    panel(columns, path)

@@ -1,0 +1,186 @@
+"""deployment.batch on a Ray of two workers and an S3 server, both on this machine."""
+
+import json
+import logging
+import os
+import signal
+import time
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import evaluate
+import sample
+from data import images
+from data.layouts import find_pairs
+from data.packed import Packed
+from data.pairs import generator_of
+from deployment import batch
+from models.options import Options
+from tests.models.test_pipeline import tiny_pipeline
+from tests.processes import Command
+from tools import pack
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # which takes long to start
+
+HOW = ["--steps", "1", "--precision", "fp32", "--device", "cpu", "--seed", "3"]
+COUNT, DAMAGED, FATAL = 200, "a/b/bad.png", "b/199.png"
+
+
+@pytest.fixture(scope="module")
+def place(bucket, tmp_path_factory):
+    """Photographs in nested folders, some damaged, here and under s3://data/photos; what sample.py makes of them."""
+    folder = tmp_path_factory.mktemp("batch")
+    tiny_pipeline().save_pretrained(folder / "checkpoint")
+    for i in range(COUNT):
+        name = f"{'a/deep' if i % 3 == 0 else 'b'}/{i:03}.png"
+        size = (24 + 8 * (i % 2), 28)
+        images.write(folder / "photos" / name, torch.rand(3, *size, generator=generator_of("batch", i)))
+    (folder / "photos" / DAMAGED).parent.mkdir()
+    (folder / "photos" / DAMAGED).write_bytes((folder / "photos/b/001.png").read_bytes()[:200])
+    (folder / "photos" / "b" / "notes.txt").write_text("no photograph")
+    assert sample.main([str(folder / "photos"), "--output", str(folder / "local"), *how(folder)]) == 1
+    bucket.upload(folder / "photos", "photos")
+    return folder
+
+
+def how(folder):
+    return ["--checkpoint", str(folder / "checkpoint"), *HOW]
+
+
+@pytest.fixture(scope="module")
+def cluster(bucket, place):
+    """A Ray on this machine; the address at which other processes find it."""
+    import ray
+
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=batch.OBJECT_STORE,
+        log_to_driver=False,
+        logging_level=logging.CRITICAL,
+        _node_ip_address="127.0.0.1",
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+def kill(process):
+    os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def killed(bucket, place, cluster):
+    """What stood in the manifest, and when each output was written, when the driver was killed in mid-batch."""
+    command = Command(
+        "deployment.batch",
+        ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"],
+    )
+
+    def kill_driver(_):
+        while not bucket.keys("out/.rows"):  # the first rows are on their way
+            time.sleep(0.02)
+        kill(command.pid)
+
+    bucket.fatal["b/100.png"] = kill_driver
+    done = command.wait()
+    assert done.returncode == -9, done.stderr
+    bucket.fatal.clear()
+    parts = [pq.read_table(pa.BufferReader(bucket.read(f"out/{key}"))) for key in bucket.keys("out") if ".rows/" in key]
+    return pa.concat_tables(parts).to_pylist(), bucket.keys("out")
+
+
+@pytest.fixture(scope="module")
+def restored(bucket, place, killed):
+    """The exit code of the same command, during which one photograph kills every worker that asks for it."""
+    bucket.fatal[FATAL] = kill
+    code = batch.main(["s3://data/photos", "s3://data/out", *how(place), "--concurrency", "2"])
+    bucket.fatal.clear()
+    return code
+
+
+@pytest.fixture(scope="module")
+def rows(bucket, restored):
+    """The manifest's."""
+    return pq.read_table(pa.BufferReader(bucket.read("out/manifest.parquet"))).to_pylist()
+
+
+def test_what_could_not_be_restored_is_listed_with_its_reason(restored, rows):
+    assert restored == 1
+    errors = {row["image"]: row["error"] for row in rows if row["error"]}
+    assert set(errors) == {DAMAGED, FATAL}
+    assert errors[DAMAGED].startswith("cannot be decoded, it may be damaged")
+    why = "a worker's process was killed, perhaps for its memory"
+    assert errors[FATAL] == f"ended its worker twice, the second time alone: {why}"
+
+
+def test_every_photograph_stands_in_the_manifest_once_with_what_made_it(rows, place):
+    assert sorted(row["image"] for row in rows) == sorted(
+        file.relative_to(place / "photos").as_posix() for file in (place / "photos").rglob("*.png")
+    )
+    ours = next(row for row in rows if row["image"] == "b/001.png")
+    theirs = json.loads((place / "local" / "manifest.json").read_text())[str(place / "photos/b/001.png")]
+    for name in set(theirs) - {"seconds", "modified"}:
+        value = json.loads(ours[name]) if isinstance(theirs[name], dict) else ours[name]
+        assert value == theirs[name], name
+
+
+def test_outputs_are_those_of_sample_py_to_the_bit(bucket, restored, place):
+    expected = {f.relative_to(place / "local").as_posix(): f for f in (place / "local").rglob("*.png")}
+    del expected[FATAL]
+    there = {key for key in bucket.keys("out") if not key.endswith("/") and key}
+    assert there == {*expected, "manifest.parquet"}
+    for key, file in expected.items():
+        assert bucket.read(f"out/{key}") == file.read_bytes(), key
+
+
+def test_what_the_manifest_knew_is_not_done_twice(bucket, killed, restored, rows):
+    before, written = killed
+    assert 0 < len(before) < COUNT
+    assert {row["image"]: row for row in before if not row["error"]}.items() <= {
+        row["image"]: row for row in rows
+    }.items()
+    now = bucket.keys("out")
+    assert all(now[row["image"]] == written[row["image"]] for row in before if not row["error"])
+
+
+def test_scores_of_pairs_in_a_bucket_are_those_of_evaluate_py(bucket, place, cluster, tmp_path, capsys):
+    for i in range(6):
+        sharp = torch.rand(3, 24, 28, generator=generator_of("pair", i))
+        images.write(tmp_path / "pairs/sharp" / f"{i}.png", sharp)
+        images.write(tmp_path / "pairs/blur" / f"{i}.png", sharp / 2)
+    bucket.upload(tmp_path / "pairs", "pairs")
+    score = ["--score", "--metrics", "psnr", "--batch_size", "6", "--concurrency", "1", *how(place)]
+    assert batch.main(["s3://data/pairs", str(tmp_path / "scores"), *score]) == 0, capsys.readouterr().err
+    (tmp_path / "grid.yaml").write_text("settings: [{steps: 1}]")
+    ours = ["--checkpoint", str(place / "checkpoint"), "--precision", "fp32", "--device", "cpu", "--seed", "3"]
+    ours += ["--grid", str(tmp_path / "grid.yaml"), "--batch_size", "6", "--metrics", "psnr"]
+    evaluate.cli(["--data", str(tmp_path / "pairs"), "--output", str(tmp_path / "theirs"), *ours])
+    tables = [pd.read_parquet(tmp_path / name / "per_image.parquet") for name in ("scores", "theirs")]
+    pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
+    assert "</html>" in (tmp_path / "scores" / "report.html").read_text()
+
+
+def test_paths_come_from_a_dataset_of_ray(place, cluster):
+    import ray
+
+    dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
+    found, rows = batch.images_of(dataset, Options("out"), batch.Flags())
+    assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]
+
+
+def test_shards_for_training_come_from_a_bucket(bucket, place, tmp_path, monkeypatch):
+    for i in range(4):
+        for side in ("blur", "sharp"):
+            images.write(tmp_path / "pairs" / side / f"{i}.png", torch.rand(3, 20, 24, generator=generator_of(side, i)))
+    pack.main(str(tmp_path / "pairs"), str(tmp_path / "shards"), num_workers=1)
+    bucket.upload(tmp_path / "shards", "shards")
+    shards = Packed("s3://data/shards")
+    pairs = {pair.name: pair.read() for pair in find_pairs(tmp_path / "pairs")}
+    assert len(shards) == 4
+    for number in range(4):
+        for ours, theirs in zip(shards[number].read(), pairs[shards[number].name], strict=True):
+            assert torch.equal(ours, theirs)

@@ -1,0 +1,95 @@
+"""What deployment.batch says and does without Ray: its input, and a full disk."""
+
+import resource
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from data import images
+from data.pairs import generator_of
+from deployment import batch
+from deployment.batch_store import Place
+from deployment.batch_worker import Job, Worker
+from models.options import Options
+from tests.models.test_pipeline import tiny_pipeline
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint, and photographs in nested folders."""
+    folder = tmp_path_factory.mktemp("batch")
+    tiny_pipeline().save_pretrained(folder / "checkpoint")
+    for name in ("a/deep/0", "b/1", "b/2"):
+        images.write(folder / "photos" / f"{name}.png", torch.rand(3, 24, 28, generator=generator_of(name)))
+    return folder
+
+
+def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    names = ["photos/b/1.png", "photos/a/deep/0.png"]
+    pq.write_table(pa.table({"path": names}), tmp_path / "paths.parquet")
+    found, rows = batch.images_of(str(tmp_path / "paths.parquet"), Options("out"), batch.Flags())
+    assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/0.png", "b/1.png"]
+    assert rows[1]["bytes"] == (place / names[0]).stat().st_size and found.read("b/1.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["s3://nowhere/a", "out"], "s3://nowhere/a cannot be listed: The specified bucket does not exist"),
+        (["photos", "s3://nowhere/a"], "s3://nowhere/a cannot be written: The specified bucket does not exist"),
+        (["s3://data/nothing", "out"], "s3://data/nothing cannot be listed: No such file or directory"),
+        (["photos", "photos/restored"], "photos/restored lies in "),
+        (["ftp://photos", "out"], "ftp://photos cannot be opened: "),
+        (["photos"], "a source and a target are needed, got photos"),
+        (["photos", "out", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9 (Connection refused)"),
+        (["photos", "out", "--address", "ray://127.0.0.1:9"], "no Ray cluster answers at ray://127.0.0.1:9"),
+        (["photos", "out", "--score", "--metrics", "fid"], "fid is of all images together"),
+        (["photos", "out", "--concurrency", "0"], "--concurrency must be 1 or more"),
+        (["photos", "out", "--depth", "12"], "--depth is one of 8, 16"),
+        (["photos", "out", "--num_gpu", "1"], "--num_gpu is unknown: did you mean --num_gpus?"),
+        (["photos", "out", "--checkpoint", "nowhere"], "checkpoint nowhere is neither"),
+        (["checkpoint/scheduler", "out"], "checkpoint/scheduler holds no image"),
+        (["wrong.parquet", "out"], "wrong.parquet has no column path: it has name"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(place, bucket, tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(place)
+    pq.write_table(pa.table({"name": ["a"]}), "wrong.parquet")
+    assert batch.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1 and said.startswith("deployment.batch: error: "), said
+
+
+def test_wrong_credentials_are_one_sentence(bucket, tmp_path, capsys):
+    bucket.ask_for_credentials(True)
+    try:
+        assert batch.main(["s3://data/photos", str(tmp_path)]) == 2
+    finally:
+        bucket.ask_for_credentials(False)
+    wrong = "The AWS Access Key Id you provided does not exist in our records (INVALID_ACCESS_KEY_ID)"
+    assert capsys.readouterr().err == f"deployment.batch: error: s3://data/photos cannot be listed: {wrong}\n"
+
+
+def test_without_the_extra_it_is_named(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert batch.main([str(place / "photos"), str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"deployment.batch: error: {batch.NEEDED}\n"
+
+
+def test_a_full_disk_ends_the_job_with_what_was_done(place, tmp_path):
+    source, target = Place(str(place / "photos")), Place(str(tmp_path / "out"))
+    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
+    worker = Worker(Job(options, {"steps": 1}, source, target, ()))
+    chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key} for key in ("b/1.png", "b/2.png")]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in rows[-1]["stop"] and not list(Path(target.url).glob("**/*.png"))

@@ -1,0 +1,87 @@
+"""Places and the manifest of deployment.batch in local folders."""
+
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from deployment.batch_store import Manifest, Place, StoreError
+
+FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(str(tmp_path / "out"))
+
+
+def row(image, *written, seed=0, error=None):
+    facts = FACTS | {"settings": '{"steps": 2}', "seed": seed}
+    return {"image": image, "bytes": 5, "modified": 7, "written": list(written), "error": error} | facts
+
+
+def rows_of(place):
+    return {row["image"]: row for row in pq.read_table(f"{place.base}/manifest.parquet").to_pylist()}
+
+
+def kept(place, *rows):
+    """A manifest with rows, and their files."""
+    place.write({key: b"image" for row in rows for key in row["written"]})
+    manifest = Manifest(place)
+    manifest.add(rows)
+    manifest.close()
+    return Manifest(place)
+
+
+def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
+    manifest = kept(place, row("a", "a"), row("b", "b", seed=1), row("c", "c"), row("d", "d"), row("e", error="broken"))
+    os.remove(f"{place.base}/d")
+    stamps = dict.fromkeys("abde", (5, 7)) | {"c": (5, 8)}
+    assert Manifest(place).done(stamps, FACTS) == {"a"}
+    assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
+
+
+def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
+    kept(place, row("a", "a_0.png", "a_1.png"), row("b", "../b"))
+    assert (place.base.rpartition("/")[0], "b")[1] in os.listdir(os.path.dirname(place.base))
+    kept(place, row("a", "a_0.png"), row("b", "b.png"))
+    assert rows_of(place)["a"]["written"] == ["a_0.png"]
+    assert set(place.list()) == {"a_0.png", "b.png", "manifest.parquet"}
+    assert "b" in os.listdir(os.path.dirname(place.base)), "what lies elsewhere is not removed"
+
+
+def test_a_file_that_became_another_image_s_is_not_removed(place):
+    kept(place, row("a.png", "a_0.png", "a_1.png"))
+    kept(place, row("a_0.png", "a_0.png"), row("a.png", "a.png"))
+    assert set(place.list()) == {"a.png", "a_0.png", "manifest.parquet"}
+
+
+def test_rows_outlive_a_command_that_was_killed(place):
+    manifest = Manifest(place)
+    manifest.add([row("a", "a")])
+    manifest.flush()
+    manifest.add([row("b", "b")])  # and no more
+    assert not os.path.exists(f"{place.base}/manifest.parquet")
+    kept(place, row("c", "c"))
+    assert set(rows_of(place)) == {"a", "c"} and not any(name.startswith(".") for name in os.listdir(place.base))
+
+
+def test_a_file_gets_its_name_when_all_are_there(place):
+    place.write({"a": b"old"})
+    with pytest.raises(TypeError):
+        place.write({"a": b"new", "b": "no bytes"})
+    assert place.read("a") == b"old" and set(place.list()) == {"a"}
+    place.clear(".parts")
+    assert os.listdir(place.base) == ["a"]
+
+
+def test_hidden_files_and_those_of_other_places_are_not_seen(place):
+    place.write({"a/b.png": b"", ".hidden/c.png": b"", "a/.d.png": b""})
+    assert set(place.list()) == {"a/b.png"} and set(Place(f"{place.base}/a").list()) == {"b.png"}
+    assert place.contains(Place(f"{place.base}/a")) and not place.contains(Place(f"{place.base}s"))
+
+
+def test_a_foreign_manifest_is_named(place):
+    place.write({"manifest.parquet": b"no parquet"})
+    with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of deployment.batch \(.*: remove it"):
+        Manifest(place)
