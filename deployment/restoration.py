@@ -16,7 +16,6 @@ from data import images
 from data.images import ImageFile
 from data.maps import write_map
 from data.outputs import batches
-from evaluation.panels import panel
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.guard import faults
 from models.index import name_of, pretrained
@@ -212,6 +211,8 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
     """A panel of the whole images and, where those are shown smaller than they are, of their middle."""
+    from evaluation.panels import panel  # slow to import
+
     columns = {}
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
         height, width = image.shape[-2:]
