@@ -246,10 +246,15 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
 def details(image: Tensor) -> Tensor:
     """What a Gaussian of DETAIL pixels takes from an image (N, C, H, W), in float32; at the border pixels are repeated.
 
-    Under autocast, too: the difference of two bfloat16 images has few digits left.
+    Under autocast, too: the difference of two bfloat16 images has few digits left. Written out, since kornia
+    takes as long to import as a small photograph to restore.
     """
-    from kornia.filters import gaussian_blur2d  # slow to import: a prediction alone does without
-
     kind = image.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        return image.float() - gaussian_blur2d(image.float(), (TAPS, TAPS), (DETAIL, DETAIL), "replicate")
+        image, channels, radius = image.float(), image.shape[1], TAPS // 2
+        places = torch.arange(-radius, radius + 1, device=image.device)
+        taps = (-(places**2) / (2 * DETAIL**2)).softmax(0).expand(channels, 1, 1, TAPS)
+        blurred = F.pad(image, [radius] * 4, mode="replicate").to(memory_format=torch.channels_last)
+        for kernel in (taps, taps.mT):
+            blurred = F.conv2d(blurred, kernel, groups=channels)
+        return image - blurred

@@ -49,16 +49,13 @@ def test_a_saved_pipeline_gives_the_same_image_to_the_bit(tmp_path, blurry):
     assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
 
 
-def test_restoring_loads_no_compiler_and_one_can_be_loaded_afterwards(tmp_path):
-    tiny_pipeline().save_pretrained(tmp_path)
-    code = (
-        "import sys, torch; from models.checkpoints import load_pipeline; from models.settings import SamplingSettings;"
-    )
-    code += "load_pipeline(sys.argv[1])(torch.rand(3, 200, 200), SamplingSettings(steps=2));"
-    code += "found = {'torch._dynamo', 'torchvision', 'scipy'} & set(sys.modules);"
+def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
+    code = "import sys, torch; from models.checkpoints import load_pipeline;"
+    code += "load_pipeline('pretrained/lite')(torch.rand(3, 64, 64));"
+    code += "found = {'torch._dynamo', 'torchvision', 'scipy', 'kornia'} & set(sys.modules);"
     code += "import torch._dynamo; print(found, torch._dynamo.allow_in_graph.__name__)"
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.split() == ["set()", "allow_in_graph"]
 
