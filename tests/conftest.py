@@ -93,7 +93,8 @@ def run_folder(no_network, tmp_path, monkeypatch):
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()  # its service, an earlier test's, works in that test's folder
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
     draw_photographs(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG)
     return tmp_path
