@@ -29,6 +29,7 @@ from models.diffusion import (
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
+from models.quantisation import round_convolutions
 from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
 from models.warm_start import copy_weights
@@ -56,6 +57,7 @@ class Predict(L.LightningModule):
             (MIMO-UNet, Cho et al., ICCV 2021: 0.1).
         compiled: compile the networks for the training steps (torch.compile), whose first then take minutes;
             validation runs without.
+        quantize: int8: train the networks for INT8 graphs, see `models.quantisation`; for the last few hundred steps.
     """
 
     def __init__(
@@ -71,13 +73,16 @@ class Predict(L.LightningModule):
         decay_steps: int | None = None,
         loss: Distance = "l1",
         fft_weight: float = 0.0,
+        quantize: Literal["int8"] | None = None,
     ):
         super().__init__()
-        self.loss, self.fft_weight, self.decay_steps = loss, fft_weight, decay_steps
+        self.loss, self.fft_weight, self.decay_steps, self.quantize = loss, fft_weight, decay_steps, quantize
         self.predictor = predictor.to(memory_format=torch.channels_last)
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
+        if quantize is not None:
+            round_convolutions(predictor)
         if compiled:  # both in place, so that the names of the weights stay
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
@@ -91,7 +96,8 @@ class Predict(L.LightningModule):
     def objective_values(self) -> dict:
         """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
         perceptual = None if self.perceptual is None else repr(self.perceptual)
-        return {"perceptual": perceptual, "loss": self.loss, "fft_weight": self.fft_weight}
+        own = {"loss": self.loss, "fft_weight": self.fft_weight, "quantize": self.quantize}
+        return {"perceptual": perceptual} | own
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """What the predictor's forward gives, and its loss; images in [-1, 1]."""
@@ -199,7 +205,7 @@ class PredictAndRefine(Predict):
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample; of a consistency flow the sampler is flow.
         init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
-        lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight: as in `Predict`.
+        lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight, quantize: as in `Predict`.
     """
 
     def __init__(
@@ -227,6 +233,7 @@ class PredictAndRefine(Predict):
         decay_steps: int | None = None,
         loss: Distance = "l1",
         fft_weight: float = 0.0,
+        quantize: Literal["int8"] | None = None,
     ):
         if scale_kind == "learned" and not predictor.config.get("size_head"):
             raise ValueError("scale_kind learned needs a predictor with size_head: true")
@@ -241,12 +248,14 @@ class PredictAndRefine(Predict):
                 f" {wanted}"
             )
         optimisation = lr, weight_decay, betas, warmup_steps, compiled, decay_steps
-        super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight)
+        super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight, quantize)
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
         self.perceptual_level = level_of(perceptual_sigma)
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
+        if quantize is not None:
+            round_convolutions(denoiser)
         if compiled:
             denoiser.compile()
         self.predictor_weight, self.predictor_training = predictor_weight, predictor_training

@@ -81,7 +81,7 @@ def place(tmp_path_factory):
     write("photo.jpg", "photos/a.png", "scans/sub/b.tif", "docs/examples/c.jpg", "runs/demo/photos/clock_motion.png")
     write("PHOTOS/a.png", "OTHER_PHOTOS/b.png", *(f"baseline/results/{name}.png" for name in ("a", "b")))
     write(*(f"baselines/unsharp_mask/{name}.png" for name in ("a", "b")))
-    for data in ("GoPro", "PAIRS", "camera", "already_sharp", "runs/demo/photos"):
+    for data in ("GoPro", "PAIRS", "OTHER_PAIRS", "camera", "already_sharp", "runs/demo/photos"):
         write(*(f"{data}/{side}/{name}.png" for side in ("blur", "sharp") for name in ("a", "b")))
     for name in ("runs/demo", "runs/first", "first", "second"):
         pipeline = tiny_pipeline()

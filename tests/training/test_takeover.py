@@ -142,6 +142,7 @@ REFUSED = {  # flag -> another value, and what the refusal says of it
     "model.objective": ("{loss: l2}", "objective.loss is l2 here and l1 there"),
     "model.loss": ("l2", "loss is l2 here and l1 there"),
     "model.fft_weight": ("0.5", "fft_weight is 0.5 here and 0.0 there"),
+    "model.quantize": ("int8", "quantize is int8 here and None there"),
     "model.perceptual": (LPIPS, "perceptual is 0.3 LPIPS (squeeze) here and None there"),
     "model.refiner_perceptual": (LPIPS, "refiner_perceptual is 0.3 LPIPS (squeeze) here and None there"),
     "model.predictor_weight": ("0.5", "predictor_weight is 0.5 here and 1.0 there"),
