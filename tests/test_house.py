@@ -17,7 +17,7 @@ MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "guard", "flow", "quantisation"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
-    {"u2net", "slim_unet", "bands", "sampling", "objective"},
+    {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},
     {"checkpoints"},
     {"export", "presets", "warm_start"},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.images import ImageFile
 from data.outputs import outputs_of
-from models.pipeline import Samples, blended, to_world
+from models.samples import Samples, blended, to_world
 from models.settings import SamplingSettings
 
 MOST_SHOWN = 12_000_000  # pixels that a browser is sent; of larger photographs a smaller image
@@ -32,7 +32,7 @@ class Photo:
 
 
 class Kept:
-    """What `models.pipeline.blended` takes, as files of float32 (1, C, H, W): 672 MB of 24 megapixels.
+    """What `models.samples.blended` takes, as files of float32 (1, C, H, W): 672 MB of 24 megapixels.
 
     Args:
         folder: for the files, which is made.
