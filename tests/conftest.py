@@ -4,6 +4,7 @@ import os
 import secrets
 import sys
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,15 @@ def draw_photographs(folder):
     generator = torch.Generator().manual_seed(0)
     for name in "abc":
         images.write(folder / "photos" / f"{name}.png", torch.rand(3, 40, 44, generator=generator))
+
+
+@contextmanager
+def folder_to_train_in(factory, name):
+    """An empty folder with three small photographs, in which the block is: for fixtures of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(factory.mktemp(name))
+        draw_photographs(Path.cwd())
+        yield Path.cwd()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 import train
 from tests import processes
-from tests.conftest import Hostile, draw_photographs
+from tests.conftest import Hostile, folder_to_train_in
 from tests.test_train import CONFIG, weights
 from training.resume import read_checkpoint
 
@@ -54,10 +54,7 @@ def config(run_folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        draw_photographs(folder)
+    with folder_to_train_in(tmp_path_factory, "whole") as folder:
         every_two_steps()
         assert run("run") == 0
     return folder / "run"

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 import train
 from tests.base.test_files import holder
-from tests.conftest import draw_photographs
+from tests.conftest import draw_photographs, folder_to_train_in
 from tests.test_train import CONFIG
 from training import usage
 from training.resume import changed_settings, read_checkpoint
@@ -24,10 +24,7 @@ ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     """The folder of a run of four steps."""
-    folder = tmp_path_factory.mktemp("started")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        draw_photographs(folder)
+    with folder_to_train_in(tmp_path_factory, "started") as folder:
         Path("run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
         assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
     return folder / "run"
