@@ -5,9 +5,9 @@ The parser behind them is jsonargparse, whose own words for what is wrong are lo
 
 import json
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from textwrap import fill
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -79,6 +79,25 @@ def values(owners: Sequence[type], flags: Mapping[str, str]) -> dict[str, Any]:
     except ArgumentError as error:
         raise UsageError(f"--{one_sentence(str(error))}") from None
     return {field.name: given[field.name] for owner in owners for field in fields(owner)}
+
+
+def call(function: Callable, args: Sequence[str] | None, script: str, about: str, nargs: str | None = None) -> None:
+    """Call a function with what a command line says: its first argument without a flag, all others by flags.
+
+    Args:
+        function: its docstring describes its arguments.
+        args: the command line; none: that of this process.
+        script: what --help names the command.
+        about: what --help says of it.
+        nargs: how many values its first argument takes, as argparse says it.
+    """
+    from jsonargparse import ArgumentParser
+
+    first = next(iter(signature(function).parameters))
+    parser = ArgumentParser(description=about, prog=script, allow_abbrev=False)
+    parser.add_argument(first, nargs=nargs, help=descriptions(function.__doc__)[first].rstrip("."))
+    parser.add_function_arguments(function, skip={first})
+    function(**parser.parse_args(args).as_dict())
 
 
 def class_help(owner: type, texts: Mapping[str, str] | None = None) -> list[str]:

@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from base.files import replacing
+from base.stop import run_command
 from benchmarks.record import machine, write_json
 from evaluation.statistics import Estimate, estimates
 
@@ -257,8 +259,5 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        auto_cli(main, as_positional=False)
-    except (ValueError, OSError) as error:
-        print(f"benchmarks.ablation: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    command = partial(auto_cli, main, as_positional=False)
+    sys.exit(run_command("benchmarks.ablation", command, "stopped; the same command goes on"))

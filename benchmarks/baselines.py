@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jsonargparse import ArgumentParser
 from skimage import filters, restoration
 from torch import Tensor
 from tqdm import tqdm
 
+from base.command_line import call
+from base.stop import run_command
 from data import images
 from data.layouts import find_pairs
 
@@ -90,15 +91,8 @@ def _tensor(picture: np.ndarray) -> Tensor:
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="benchmarks.baselines")
-    parser.add_argument("data", help="root folder of a dataset of pairs; kernels.npz in it gives the kernels")
-    parser.add_function_arguments(restore, skip={"data"})
-    restore(**parser.parse_args(args).as_dict())
+    call(restore, args, "benchmarks.baselines", __doc__)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (images.ImageError, ValueError, OSError) as error:
-        print(f"benchmarks.baselines: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("benchmarks.baselines", main, "stopped"))

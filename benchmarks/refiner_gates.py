@@ -8,11 +8,13 @@ also writes it as JSON, with the command's arguments, the checkpoint's hash and 
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Literal
 
 import torch
 from jsonargparse import auto_cli
 
+from base.stop import run_command
 from benchmarks.record import machine, write_json
 from data.layouts import list_pairs, paired
 from data.pairs import centre_crop, read_pair
@@ -72,8 +74,5 @@ def main(
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    try:
-        auto_cli(main, as_positional=True, description=__doc__)
-    except (ValueError, OSError) as error:
-        print(f"benchmarks.refiner_gates: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    command = partial(auto_cli, main, as_positional=True, description=__doc__)
+    sys.exit(run_command("benchmarks.refiner_gates", command, "stopped"))

@@ -20,9 +20,9 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
+from base.command_line import call
 from base.files import replacing
 from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
@@ -270,10 +270,7 @@ def psnr(ours: Tensor, theirs: Tensor) -> float:
 
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="deployment.export", allow_abbrev=False)
-    parser.add_argument("source", help="exported folder, hub id, or .ckpt file of train.py")
-    parser.add_function_arguments(export, skip={"source"})
-    export(**parser.parse_args(args).as_dict())
+    call(export, args, "deployment.export", __doc__)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import Literal
 
 import torch
-from jsonargparse import ArgumentParser
 
+from base.command_line import call
 from base.files import replacing
 from base.stop import run_command
 from deployment.export import require_exporter, write_network
@@ -90,10 +90,7 @@ def _seconds(network: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> float
 
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="deployment.sensitivity", allow_abbrev=False)
-    parser.add_argument("checkpoint", help="exported folder, hub id, or .ckpt file of train.py")
-    parser.add_function_arguments(curve, skip={"checkpoint"})
-    curve(**parser.parse_args(args).as_dict())
+    call(curve, args, "deployment.sensitivity", __doc__)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from base.files import replacing
+from base.stop import run_command
 from models.checkpoints import Weights, from_ckpt, from_folder, networks
 from models.hub import find_folder
 from models.weights import CheckpointError
@@ -70,8 +71,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        print(f"models.export: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("models.export", main, "stopped; nothing is written"))

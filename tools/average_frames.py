@@ -17,6 +17,7 @@ from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from torch import Tensor
 from tqdm import tqdm
 
+from base.stop import run_command
 from data import images, search
 from data.layouts import DatasetError
 
@@ -107,8 +108,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        auto_cli(main, as_positional=True)
-    except (DatasetError, images.ImageError, OSError) as error:
-        print(f"tools.average_frames: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.average_frames", lambda: auto_cli(main, as_positional=True), "stopped"))

@@ -24,6 +24,8 @@ from jsonargparse import auto_cli
 from torch import Tensor
 from tqdm import tqdm
 
+from base.files import replacing
+from base.stop import run_command
 from data import images
 from data.layouts import COUNTS, SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 
@@ -98,7 +100,7 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[
     if workers < 2:
         yield from tqdm(map(examine, *zip(*work, strict=True)) if work else (), **bar)
         return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
     except BrokenProcessPool:
@@ -110,10 +112,6 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[
         ) from None
     finally:
         pool.shutdown()
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
@@ -243,15 +241,10 @@ def main(
         print(f"  and {len(found['faults']) - 50} more; --report writes all of them")
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no faults")
     if report is not None:
-        temporary = Path(report).with_name(f".{Path(report).name}.{os.getpid()}.part")
-        temporary.write_text(json.dumps(found, indent=1))
-        os.replace(temporary, report)
+        with replacing(Path(report)) as part:
+            part.write_text(json.dumps(found, indent=1))
     return 1 if counts else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(auto_cli(main, as_positional=True))
-    except (DatasetError, images.ImageError, OSError) as error:
-        print(f"tools.doctor: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.doctor", lambda: auto_cli(main, as_positional=True), "stopped"))

@@ -21,6 +21,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from tqdm import tqdm
 
+from base.command_line import call
+from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
 from data.layouts import DatasetError, named_files
@@ -187,15 +189,8 @@ def make(
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="tools.make_pairs")
-    parser.add_argument("photos", nargs="+", help="folders of sharp photographs")
-    parser.add_function_arguments(make, skip={"photos"})
-    make(**parser.parse_args(args).as_dict())
+    call(make, args, "tools.make_pairs", __doc__, nargs="+")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (images.ImageError, ValueError, OSError) as error:
-        print(f"tools.make_pairs: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.make_pairs", main, "stopped; the same command goes on"))

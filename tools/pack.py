@@ -5,15 +5,14 @@ Train on them by giving their folder as data.train, or its address in an object 
 which litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
 """
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import torch
 from jsonargparse import auto_cli
-from torch import Tensor
 
+from base.files import replacing
+from base.stop import run_command
 from data.checks import check_pairs
 from data.images import ImageError
 from data.layouts import DatasetError, Pair, list_pairs, paired
@@ -23,11 +22,8 @@ from data.packed import NEEDED, shard_sizes
 def sample(pair: Pair) -> dict:
     """What a shard stores of a pair: its name and its pixels, height x width x 3."""
     blurry, sharp = pair.read()
-    return {"name": pair.name, "blurry": _pixels(blurry), "sharp": _pixels(sharp)}
-
-
-def _pixels(frame: Tensor) -> Tensor:
-    return frame.movedim(0, -1).contiguous()
+    sides = {"blurry": blurry, "sharp": sharp}
+    return {"name": pair.name} | {side: frame.movedim(0, -1).contiguous() for side, frame in sides.items()}
 
 
 def main(
@@ -60,30 +56,20 @@ def main(
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
     check_pairs(pairs)  # what heads and ends of files show is named at once; the rest where it is met
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
+    options = {"chunk_bytes": shard_bytes, "num_workers": num_workers, "reorder_files": False}
+    options |= {"start_method": "spawn", "optimize_dns": False}
     try:
-        optimize(
-            sample,
-            pairs,
-            str(part),
-            chunk_bytes=shard_bytes,
-            num_workers=num_workers,
-            reorder_files=False,
-            start_method="spawn",
-            optimize_dns=False,
-        )
-        shards = shard_sizes(part)
-        if sum(shards) != len(pairs):
-            raise DatasetError(
-                f"Only {sum(shards)} of {len(pairs)} pairs of {root} were packed, since a process was killed: give "
-                "fewer num_workers or free memory."
-            )
-        os.replace(part, target)
+        with replacing(target) as part:
+            optimize(sample, pairs, str(part), **options)
+            shards = shard_sizes(part)
+            if sum(shards) != len(pairs):
+                raise DatasetError(
+                    f"Only {sum(shards)} of {len(pairs)} pairs of {root} were packed, since a process was killed: give "
+                    "fewer num_workers or free memory."
+                )
     except RuntimeError as error:  # litdata's, with the traceback of the process that failed
         raise _first_cause(str(error)) or error from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     kind = f"{split}, layout {listing.layout}, variant {listing.variant}"
     print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(shards)} shards")
 
@@ -99,10 +85,6 @@ def _first_cause(traceback: str) -> ValueError | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    try:
-        from tools import pack  # the functions of the importable module, which the writing processes can find
+    from tools import pack  # the functions of the importable module, which the writing processes can find
 
-        auto_cli(pack.main, as_positional=True)
-    except (DatasetError, ImageError, OSError) as error:
-        print(f"tools.pack: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.pack", lambda: auto_cli(pack.main, as_positional=True), "stopped; nothing is written"))

@@ -15,6 +15,7 @@ import torch
 from jsonargparse import auto_cli
 from tqdm import tqdm
 
+from base.stop import run_command
 from data import images
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
@@ -67,8 +68,4 @@ def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -
 
 
 if __name__ == "__main__":
-    try:
-        auto_cli(main)
-    except (ValueError, OSError) as error:
-        print(f"tools.teach_pairs: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.teach_pairs", lambda: auto_cli(main), "stopped; the same command goes on"))
