@@ -16,7 +16,7 @@ from jsonargparse import auto_cli
 
 from base.stop import run_command
 from benchmarks.record import machine, write_json
-from data.layouts import list_pairs, paired
+from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.settings import SamplingSettings, preset_settings
@@ -56,7 +56,7 @@ def main(
     default = SamplingSettings(steps=8, eta=1.0) if pipeline.flow is None else preset_settings({}, flow=pipeline.flow)
     settings = settings or default
     settings.check(pipeline.flow)
-    pairs = paired(list_pairs(data, split), data)[:images]
+    pairs = find_pairs(data, split)[:images]
     crops = [(pair.name, *(centre_crop(side, crop) for side in read_pair(pair))) for pair in pairs]
     gates = refiner_gates(pipeline, crops, sigmas, settings, seed)
     columns = ("flat_error", "edge_error", "edge_slope")

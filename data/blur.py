@@ -15,17 +15,7 @@ from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from kornia.filters import get_gaussian_kernel2d
 from torch import Generator, Tensor
 
-from data.camera import (
-    CameraShake,
-    Defocus,
-    MeasuredKernels,
-    Range,
-    SixDegrees,
-    between,
-    check_ranges,
-    convolve,
-    cut,
-)
+from data.camera import CameraShake, Defocus, MeasuredKernels, Range, SixDegrees, between, check_ranges, convolve, cut
 
 
 class ObjectMotion:

@@ -11,40 +11,22 @@ from data import images
 from data.layouts import DatasetError, Pair
 
 
-def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
-    """Read every file's head; sizes must agree, and files be whole.
+def check_files(items: Sequence[Pair | Path]) -> None:
+    """Read every file's head, of pairs or of sharp photographs; sizes must agree, and files be whole.
 
-    All faults are named in one DatasetError; with on_error="skip" they are left to be passed over.
+    All faults are named in one DatasetError.
     """
-    if on_error == "skip":
-        return
-    faults = []
-    for pair in tqdm(pairs, desc="checking files", unit="pair", dynamic_ncols=True, leave=False, delay=2):
+    faults, unit = [], "file" if isinstance(items[0], Path) else "pair"
+    for item in tqdm(items, desc="checking files", unit=unit, dynamic_ncols=True, leave=False, delay=2):
+        files = [item] if isinstance(item, Path) else [item.blurry, item.sharp]
         try:
-            sizes = [_head(file) for file in (pair.blurry, pair.sharp)]
+            sizes = [_head(file) for file in files]
         except images.ImageError as error:
             faults.append(error)
             continue
-        if sizes[0] != sizes[1]:
+        if sizes[0] != sizes[-1]:
             (a, b), (c, d) = sizes
-            faults.append(DatasetError(f"A pair differs in size: {pair.blurry} has {a}x{b}, {pair.sharp} has {c}x{d}."))
-    _raise(faults)
-
-
-def check_sharp(files: Sequence[Path], on_error: str = "stop") -> None:
-    """As check_pairs, for sharp photographs."""
-    if on_error == "skip":
-        return
-    faults = []
-    for file in tqdm(files, desc="checking files", unit="file", dynamic_ncols=True, leave=False, delay=2):
-        try:
-            _head(file)
-        except images.ImageError as error:
-            faults.append(error)
-    _raise(faults)
-
-
-def _raise(faults: list[ValueError]) -> None:
+            faults.append(DatasetError(f"A pair differs in size: {item.blurry} has {a}x{b}, {item.sharp} has {c}x{d}."))
     if len(faults) == 1:
         raise faults[0]
     if faults:

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,26 +12,18 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from base.seeds import seed_of
 from data.augment import Augment
 from data.blur import SyntheticBlur
-from data.checks import check_pairs, check_sharp
+from data.checks import check_files
 from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
 from data.packed import Packed, is_packed
-from data.pairs import (
-    FramePairs,
-    FrameSharp,
-    Mix,
-    TrainPairs,
-    TrainSharp,
-    Window,
-    flatten,
-    generator_of,
-    seed_of,
-)
+from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten, generator_of
 
 GRACE = 10  # seconds that a worker lives on after SIGTERM
 
 
+@dataclass(eq=False)
 class NumberStream(Sampler[int]):
     """The numbers of the training stream, without end, for one rank.
 
@@ -40,10 +33,9 @@ class NumberStream(Sampler[int]):
     the trainer needs use_distributed_sampler=False, or Lightning replaces this sampler.
     """
 
-    def __init__(self, per_batch: int, trainer: pl.Trainer | None, window: int = 1):
-        self.per_batch = per_batch
-        self.trainer = trainer
-        self.window = window
+    per_batch: int
+    trainer: pl.Trainer | None
+    window: int
 
     def processed(self) -> int:
         """Batches that the trainer has processed, restored before the loaders are made."""
@@ -192,7 +184,8 @@ class DeblurDataModule(pl.LightningDataModule):
             return TrainPairs(pairs, self.patch_size, **options)
         if pairs is None:
             files = find_sharp(source.root, "train")
-            check_sharp(files, self.on_error)
+            if self.on_error == "stop":
+                check_files(files)
         else:
             files = pairs if isinstance(pairs, Packed) else [pair.sharp for pair in pairs]
         return TrainSharp(files, self.patch_size, self.blur.margin, **options)
@@ -211,7 +204,8 @@ class DeblurDataModule(pl.LightningDataModule):
         where = source.root or f"{source.blurry} and {source.sharp}"
         pairs = paired(listing, where)
         rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
-        check_pairs(pairs, self.on_error)
+        if self.on_error == "stop":  # else what is damaged is passed over where it is met
+            check_files(pairs)
         return pairs
 
     def _pairs(self, source: Source, split: str) -> bool:
@@ -283,10 +277,9 @@ def _sharp_files(dataset: Dataset) -> set[str]:
     """The paths of a dataset's sharp images; packed ones have none."""
     if isinstance(dataset, Mix):
         return set().union(*map(_sharp_files, dataset.parts))
-    items = next(getattr(dataset, name) for name in ("items", "pairs", "files") if hasattr(dataset, name))
-    if isinstance(items, Packed):
+    if isinstance(dataset.items, Packed):
         return set()
-    return {os.path.abspath(getattr(item, "sharp", item)) for item in items}
+    return {os.path.abspath(getattr(item, "sharp", item)) for item in dataset.items}
 
 
 def _source(given: str | Source) -> Source:

@@ -1,6 +1,5 @@
 """Read and write images: one place where files become tensors and tensors become files."""
 
-import os
 import struct
 import warnings
 import zlib
@@ -14,6 +13,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from base.files import replacing
 from data.search import DEEP, HEIF, WRITABLE, ImageError
 
 FORMATS = {
@@ -240,22 +240,16 @@ def write(
         channels = torch.cat([channels, alpha])
     array = np.ascontiguousarray(channels.movedim(0, -1).numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as part:
         if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow does write 16-bit grey
             metadata = {"exif": like.exif, "icc_profile": like.icc}
             given = {name: value for name, value in metadata.items() if value} if suffix != ".bmp" else {}
             given |= {"compress_level": compress_level} if suffix == ".png" else {}
-            Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array).save(
-                temporary, **FORMATS[suffix], **given
-            )
+            Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array).save(part, **FORMATS[suffix], **given)
         elif suffix == ".png":
-            temporary.write_bytes(_with_metadata(imagecodecs.png_encode(array), like))
+            part.write_bytes(_with_metadata(imagecodecs.png_encode(array), like))
         else:
-            _write_deep_tiff(temporary, array, like)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            _write_deep_tiff(part, array, like)
 
 
 def _with_metadata(png: bytes, like: ImageFile) -> bytes:

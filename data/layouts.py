@@ -113,9 +113,9 @@ class Source:
         return list_pairs(self.root, split, self.variant or variant, self.layout)
 
 
-def find_pairs(root: str | Path, split: str = "test", variant: str = "blur", layout: str | None = None) -> list[Pair]:
+def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> list[Pair]:
     """List the pairs of a split, sorted by name, as list_pairs, but raise DatasetError where an image is alone."""
-    return paired(list_pairs(root, split, variant, layout), root)
+    return paired(list_pairs(root, split, variant), root)
 
 
 def paired(listing: Listing, root: str | Path) -> list[Pair]:

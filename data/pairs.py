@@ -6,9 +6,9 @@ number), so the stream can be continued anywhere, by any number of workers, know
 consumed.
 """
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 from pathlib import Path
@@ -18,13 +18,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
+from base.seeds import seed_of
 from data import images
 from data.layouts import DatasetError, Pair
-
-
-def seed_of(*parts: int | str) -> int:
-    """A generator seed in [0, 2^63) from any numbers and names, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def generator_of(*parts: int | str) -> Generator:
@@ -32,6 +28,7 @@ def generator_of(*parts: int | str) -> Generator:
     return Generator().manual_seed(seed_of(*parts))
 
 
+@dataclass(eq=False)
 class TrainPairs(Dataset):
     """Random crops of pairs, flipped and turned by right angles, blurry and sharp alike.
 
@@ -51,33 +48,19 @@ class TrainPairs(Dataset):
             what was wrong under the key "error".
     """
 
-    def __init__(
-        self,
-        items: Sequence[Pair],
-        patch_size: int,
-        seed: int = 0,
-        crops_per_image: int = 1,
-        scale: float = 1.0,
-        repeat: int = 1,
-        skip: bool = False,
-    ):
-        self.items = items
-        self.patch_size = patch_size
-        self.seed = seed
-        self.crops_per_image = crops_per_image
-        self.scale = scale
-        self.repeat = repeat
-        self.skip = skip
+    items: Sequence[Pair]
+    patch_size: int
+    seed: int = 0
+    crops_per_image: int = 1
+    scale: float = 1.0
+    repeat: int = 1
+    skip: bool = False
 
     def __len__(self) -> int:
         return len(self.items) * self.repeat  # of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
-        def load(index: int) -> tuple[str, dict[str, Tensor]]:
-            name, frames = self.read(self.items[index])
-            return name, {side: resize(frame, self.scale) for side, frame in frames.items()}
-
-        (name, frames), errors = _load(load, self.items, self.repeat, number, self.seed, self.skip)
+        name, frames, errors = self._load(number)
         generator = generator_of(self.seed, number)
         windows = draw_windows(frames["sharp"], self.patch_size, self.crops_per_image, generator)
         crops = [
@@ -93,6 +76,25 @@ class TrainPairs(Dataset):
         """Name and raw frames of an item."""
         blurry, sharp = item.read()
         return item.name, {"blurry": blurry, "sharp": sharp}
+
+    def _load(self, number: int) -> tuple[str, dict[str, Tensor], list[str]]:
+        """Load the file of item `number`; with `skip` another one, also drawn from (seed, number), while it is damaged.
+
+        Returns its name, its frames, and what was wrong with the others.
+        """
+        errors: list[str] = []
+        count = len(self.items)
+        index = shuffled(number, len(self), self.seed, getattr(self.items, "shards", None)) % count
+        while True:
+            try:
+                name, frames = self.read(self.items[index])
+                return name, {side: resize(frame, self.scale) for side, frame in frames.items()}, errors
+            except (images.ImageError, DatasetError) as error:
+                if not self.skip or len(errors) == 9:  # ten in a row: the dataset is damaged, not a file
+                    raise
+                errors.append(str(error))
+                instead = generator_of(self.seed, "instead", number, len(errors))
+                index = int(torch.randint(count, (), generator=instead))
 
 
 class TrainSharp(TrainPairs):
@@ -147,35 +149,22 @@ class Mix(Dataset):
         return len(self.weights) - 1, number
 
 
-def _load(load: Callable, items: Sequence, repeat: int, number: int, seed: int, skip: bool) -> tuple:
-    """Load the file of item `number`; with `skip` another one, also drawn from (seed, number), while it is damaged."""
-    errors: list[str] = []
-    index = shuffled(number, len(items) * repeat, seed, getattr(items, "shards", None)) % len(items)
-    while True:
-        try:
-            return load(index), errors
-        except (images.ImageError, DatasetError) as error:
-            if not skip or len(errors) == 9:  # ten in a row: the dataset is damaged, not a file
-                raise
-            errors.append(str(error))
-            index = int(torch.randint(len(items), (), generator=generator_of(seed, "instead", number, len(errors))))
-
-
+@dataclass(eq=False)
 class FramePairs(Dataset):
     """Whole pairs in order: dicts of blurry, sharp (3, H, W) and name; `crop` limits them to the centre."""
 
-    def __init__(self, pairs: Sequence[Pair], crop: int | None = None):
-        self.pairs = pairs
-        self.crop = crop
+    items: Sequence[Pair]
+    crop: int | None = None
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> dict:
-        blurry, sharp = (centre_crop(frame, self.crop) for frame in read_pair(self.pairs[index]))
-        return {"blurry": blurry, "sharp": sharp, "name": self.pairs[index].name}
+        blurry, sharp = (centre_crop(frame, self.crop) for frame in read_pair(self.items[index]))
+        return {"blurry": blurry, "sharp": sharp, "name": self.items[index].name}
 
 
+@dataclass(eq=False)
 class FrameSharp(Dataset):
     """Whole sharp photographs in order, to be blurred on the device always alike.
 
@@ -185,19 +174,18 @@ class FrameSharp(Dataset):
     DatasetError otherwise.
     """
 
-    def __init__(self, files: Sequence[Path], root: str | Path, margin: int, seed: int = 0, crop: int | None = None):
-        self.files = files
-        self.root = Path(root)
-        self.margin = margin
-        self.seed = seed
-        self.crop = None if crop is None else crop + 2 * margin
+    items: Sequence[Path]
+    root: Path
+    margin: int
+    seed: int = 0
+    crop: int | None = None
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> dict:
-        file = self.files[index]
-        sharp = centre_crop(images.read(file), self.crop)
+        file = self.items[index]
+        sharp = centre_crop(images.read(file), None if self.crop is None else self.crop + 2 * self.margin)
         if min(sharp.shape[1:]) <= 2 * self.margin:
             size = f"{sharp.shape[2]}x{sharp.shape[1]}"
             raise DatasetError(f"{file} has {size} pixels, too few for blur that needs a margin of {self.margin}.")
@@ -290,6 +278,7 @@ def flatten(items: list[list[dict]]) -> dict:
     return default_collate(crops) | ({"errors": errors} if errors else {})
 
 
+@dataclass(eq=False)
 class Window:
     """Batches whose crops are mixed over several batches of a loader, so that crops of one file are spread.
 
@@ -298,11 +287,10 @@ class Window:
     again, so that a resumed run sees exactly the batches it would have seen.
     """
 
-    def __init__(self, loader: Iterable[dict], batches: int, seed: int, first: Callable[[], int]):
-        self.loader = loader
-        self.batches = batches
-        self.seed = seed
-        self.first = first
+    loader: Iterable[dict]
+    batches: int
+    seed: int
+    first: Callable[[], int]
 
     def __iter__(self) -> Iterator[dict]:
         window, used = divmod(self.first(), self.batches)

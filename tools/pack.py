@@ -13,7 +13,7 @@ from jsonargparse import auto_cli
 
 from base.files import replacing
 from base.stop import run_command
-from data.checks import check_pairs
+from data.checks import check_files
 from data.images import ImageError
 from data.layouts import DatasetError, Pair, list_pairs, paired
 from data.packed import NEEDED, shard_sizes
@@ -55,7 +55,7 @@ def main(
         raise DatasetError(f"{output} is not empty: give a new folder.")
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
-    check_pairs(pairs)  # what heads and ends of files show is named at once; the rest where it is met
+    check_files(pairs)  # what heads and ends of files show is named at once; the rest where it is met
     target.parent.mkdir(parents=True, exist_ok=True)
     options = {"chunk_bytes": shard_bytes, "num_workers": num_workers, "reorder_files": False}
     options |= {"start_method": "spawn", "optimize_dns": False}

@@ -234,7 +234,7 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     photos = str(tmp_path / "photos")
     data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
-    assert [file.stem for file in data.train_set.items + data.val_set.files] == ["train", "val"]
+    assert [file.stem for file in data.train_set.items + data.val_set.items] == ["train", "val"]
 
 
 def test_missing_data(tmp_path, root):

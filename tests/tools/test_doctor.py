@@ -14,7 +14,7 @@ from PIL import Image
 from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
-from data.checks import check_pairs, check_sharp
+from data.checks import check_files
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Listing, Pair, find_pairs
 from data.pairs import generator_of
@@ -212,19 +212,17 @@ def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(clean, root)
     pairs = find_pairs(root, "train")
-    check_pairs(pairs)
-    check_sharp([pair.sharp for pair in pairs])
+    check_files(pairs)
+    check_files([pair.sharp for pair in pairs])
     for kind, number in (("unreadable", 0), ("truncated", 1), ("size", 2)):
         plant(root, kind, "train", number)
     with pytest.raises(DatasetError) as caught:
-        check_pairs(pairs)
+        check_files(pairs)
     sentence = str(caught.value)
     assert all(f"train{number}.png" in sentence for number in range(3)) and "train3" not in sentence
     assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
-    check_pairs(pairs, on_error="skip")
-    check_sharp([pair.sharp for pair in pairs], on_error="skip")
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
-        check_sharp([pair.sharp for pair in pairs])
+        check_files([pair.sharp for pair in pairs])
 
 
 @pytest.mark.slow
