@@ -9,7 +9,7 @@ the seed, the rank and the number of the batch.
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from base.seeds import noise_seed
 from models.checkpoints import describe
 from models.devices import require_compiler
-from models.diffusion import (
-    ScaleKind,
-    add_residual,
-    denoise,
-    laplace_loss,
-    residual,
-    residual_size,
-)
+from models.diffusion import ScaleKind, add_residual, denoise, laplace_loss, residual, residual_size
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
@@ -205,7 +198,8 @@ class PredictAndRefine(Predict):
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample; of a consistency flow the sampler is flow.
         init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
-        lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight, quantize: as in `Predict`.
+        optimisation: as in `Predict`: lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight,
+            quantize.
     """
 
     def __init__(
@@ -225,15 +219,7 @@ class PredictAndRefine(Predict):
         noises: int = 1,
         validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
         init_from: str | None = None,
-        lr: float = 2e-4,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        warmup_steps: int = 1000,
-        compiled: bool = False,
-        decay_steps: int | None = None,
-        loss: Distance = "l1",
-        fft_weight: float = 0.0,
-        quantize: Literal["int8"] | None = None,
+        **optimisation: Any,
     ):
         if scale_kind == "learned" and not predictor.config.get("size_head"):
             raise ValueError("scale_kind learned needs a predictor with size_head: true")
@@ -247,16 +233,15 @@ class PredictAndRefine(Predict):
                 f"model.validation.sampler is {validation.sampler}: with objective.kind {objective.kind} it must be"
                 f" {wanted}"
             )
-        optimisation = lr, weight_decay, betas, warmup_steps, compiled, decay_steps
-        super().__init__(predictor, perceptual, None, *optimisation, loss, fft_weight, quantize)
+        super().__init__(predictor, perceptual, None, **optimisation)
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
         self.perceptual_level = level_of(perceptual_sigma)
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
-        if quantize is not None:
+        if self.quantize is not None:
             round_convolutions(denoiser)
-        if compiled:
+        if self.compiled:
             denoiser.compile()
         self.predictor_weight, self.predictor_training = predictor_weight, predictor_training
         self.validation, self.residual_scale = validation, residual_scale

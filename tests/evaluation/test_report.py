@@ -63,16 +63,8 @@ def results(count: int = 12) -> dict:
             entries = {name: {"mean": gap, "low": gap - 0.003, "high": gap + 0.003} for name, gap in gaps.items()}
             word = "yes" if k == 0 else "no" if k > 6 else "unclear"
             rows[-1]["verdict"] = {"perceptual": word, "differences": entries, "missing": None}
-    sharp = {
-        "setting": "sharp",
-        "fields": {},
-        "images": 6,
-        "screened_out": None,
-        "front": False,
-        "preset": None,
-        "seconds": 0.0,
-        "verdict": None,
-    }
+    sharp = {"setting": "sharp", "fields": {}, "images": 6, "screened_out": None, "front": False, "preset": None}
+    sharp |= {"seconds": 0.0, "verdict": None}
     sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "lpips_vgg": nothing(REASON)}
     rows.insert(2, sharp)
     rows[3:3] = [
