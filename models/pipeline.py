@@ -27,7 +27,6 @@ from models.tiling import Tiling
 from models.unet import UNet
 
 Keep = Callable[[Literal["x_init", "s", "r_0"], Tensor], None]
-_NO_DENOISER = "this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0"
 
 
 @dataclass
@@ -106,11 +105,11 @@ class DeblurPipeline(ConfigMixin):
 
         Weights may be read by whom the umask lets, not by the owner alone (safetensors).
         """
-        sizes = {"predictor": {"max_shard_size": max_shard_size}, "denoiser": {"max_shard_size": max_shard_size}}
         for name in ("predictor", "denoiser", "scheduler"):
             part, names = getattr(self, name), [None, None]
             if part is not None:
-                part.save_pretrained(Path(folder) / name, **sizes.get(name, {}))
+                sizes = {} if part is self.scheduler else {"max_shard_size": max_shard_size}
+                part.save_pretrained(Path(folder) / name, **sizes)
                 module = type(part).__module__
                 names = ["diffusers" if module.startswith("diffusers.") else module, type(part).__name__]
             self.register_to_config(**{name: names})
@@ -150,7 +149,6 @@ class DeblurPipeline(ConfigMixin):
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
-        tile: int | None = None,
     ) -> DeblurOutput:
         """The diffusion part alone, on top of what `predict` gave.
 
@@ -161,14 +159,12 @@ class DeblurPipeline(ConfigMixin):
             seed, names: the noise of a sample comes from the seed, its image's name and its number, nothing else.
                 Without names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
-            tile: side of the denoiser's tiles, without their halo; any gives the same image. None: whole, or tiles
-                that fit into memory.
 
         Returns:
             `DeblurOutput` of tensors.
         """
         settings = [settings or self.default_settings]
-        return self.refine_shared(blurry, prediction, settings, seed, names, progress, tile)[0]
+        return self.refine_shared(blurry, prediction, settings, seed, names, progress)[0]
 
     @torch.no_grad()
     def refine_shared(
@@ -179,7 +175,6 @@ class DeblurPipeline(ConfigMixin):
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
-        tile: int | None = None,
     ) -> list[DeblurOutput]:
         """`refine` by each of several settings that differ in num_samples, average and blend alone.
 
@@ -187,7 +182,7 @@ class DeblurPipeline(ConfigMixin):
         most samples. `models.settings.sharing_samples` makes such groups.
         """
         prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress, tile)
+        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
 
     @torch.no_grad()
     def __call__(
@@ -210,9 +205,11 @@ class DeblurPipeline(ConfigMixin):
             image: a PIL image, an array (H, W) or (H, W, C), a list of these, or a tensor (3, H, W) or (N, 3, H, W),
                 as `models.arrays.read_images` takes them. Any H and W. An image is restored as sample.py does it: what
                 is grey stays grey, alpha is kept as it is, and an array's depth too.
-            settings, seed, names, progress, tile: as in `refine`.
+            settings, seed, names, progress: as in `refine`.
             output_type: "pil", "np" or "pt"; None: "np" for arrays, "pil" for all else. PIL images of colours, and of
                 grey with alpha, have 8 bits.
+            tile: side of the denoiser's tiles, without their halo; any gives the same image. None: whole, or tiles
+                that fit into memory.
             predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
@@ -312,7 +309,7 @@ class DeblurPipeline(ConfigMixin):
             raise ValueError(f"{len(blurry)} images, but {len(names)} names")
         one, K, x_init = settings[0], max(setting.num_samples for setting in settings), prediction[:, :3]
         if self.denoiser is None and one.blend > 0:
-            raise ValueError(_NO_DENOISER)
+            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
         one.check(self.flow)
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
