@@ -6,6 +6,7 @@ the network's stride, and tiles end where the image ends (the network then treat
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -40,6 +41,7 @@ def refusal(error: BaseException, height: int, width: int) -> str | None:
     return None
 
 
+@dataclass(eq=False)
 class Tiling:
     """Calls a function of images tile by tile, with a core size found once.
 
@@ -56,7 +58,7 @@ class Tiling:
             memory is the limit in any case.
         fields: tensors of the images' own size that come after the tiles' size is chosen, while tiles are made; the
             result is one.
-        footprint: of the function, where it may have been measured before; None: measured at the first call.
+        footprint: of the function, where it may have been measured before.
         fixed: side and halo of tiles that are all of one size, halo included, for a function that takes no other;
             what is smaller it pads itself. Neither tile nor memory has a say then.
 
@@ -65,24 +67,21 @@ class Tiling:
         TooLittleMemory: when it is called: SMALLEST takes more than `memory`.
     """
 
-    def __init__(
-        self,
-        receptive_field: int | None,
-        stride: int,
-        tile: int | None = None,
-        memory: int | None = None,
-        fields: int = 1,
-        footprint: Footprint | None = None,
-        fixed: tuple[int, int] | None = None,
-    ):
-        if fixed is not None and tile is not None:
-            raise ValueError(f"this network takes tiles of {fixed[0]} pixels and no others: omit the tile of {tile}")
-        if tile is not None and tile < SMALLEST:
-            raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {tile}")
-        self.receptive_field, self.stride, self.tile, self.memory = receptive_field, stride, tile, memory
-        self.fields, self.footprint = fields, footprint or Footprint()
+    receptive_field: int | None
+    stride: int
+    tile: int | None = None
+    memory: int | None = None
+    fields: int = 1
+    footprint: Footprint = field(default_factory=Footprint)
+    fixed: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        if self.fixed is not None and self.tile is not None:
+            side = self.fixed[0]
+            raise ValueError(f"this network takes tiles of {side} pixels and no others: omit the tile of {self.tile}")
+        if self.tile is not None and self.tile < SMALLEST:
+            raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {self.tile}")
         self.together = None  # images at a time; None for all
-        self.fixed = fixed
 
     def side(self, image: Tensor) -> int | None:
         """Side of the tiles that an image (N, C, H, W) was called in; None where it was called whole."""
