@@ -1,9 +1,19 @@
-"""What a predictor can say beside x_init: how wrong it expects to be."""
+"""What predictors share, and what they can say beside x_init: how wrong they expect to be."""
 
 import math
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.parts import ConfigMixin, ModelMixin
+
+
+class Predictor(ModelMixin, ConfigMixin):
+    """A predictor g: a blurry image (N, 3, H, W) in [-1, 1] -> x_init."""
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """All outputs that training supervises, what `forward` gives first."""
+        return [self(blurry)]
 
 
 class SizeHead(nn.Module):

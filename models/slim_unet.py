@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
-from models.heads import SizeHead
+from models.heads import Predictor, SizeHead
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
 
@@ -163,7 +163,7 @@ class SlimUNet(nn.Module):
         return out[..., :height, :width]
 
 
-class SlimPredictor(ModelMixin, ConfigMixin):
+class SlimPredictor(Predictor):
     """A predictor g of SlimUNet: x_init = y + network(y). Starts as the identity.
 
     Args:
@@ -190,10 +190,6 @@ class SlimPredictor(ModelMixin, ConfigMixin):
         out = self.unet(blurry).float()
         x_init = blurry.float() + out[:, :3]
         return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
-
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """All outputs that training supervises: what `forward` gives."""
-        return [self(blurry)]
 
 
 class SlimDenoiser(ModelMixin, ConfigMixin):

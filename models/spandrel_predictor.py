@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from models.parts import ConfigMixin, ModelMixin, register_to_config
+from models.heads import Predictor
+from models.parts import register_to_config
 from models.weights import read_folder, read_json, read_weights
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 MISSING = "networks of others need the spandrel package: pip install -r requirements-extra.txt"
 
 
-class SpandrelPredictor(ModelMixin, ConfigMixin):
+class SpandrelPredictor(Predictor):
     """A published restoration network, frozen: refinement goes on top of what it gives.
 
     spandrel finds a network's architecture and sizes in its weights. The pipeline folder keeps the weights and the
@@ -85,10 +86,6 @@ class SpandrelPredictor(ModelMixin, ConfigMixin):
         image = ((blurry.float() + 1) / 2).to(self._descriptor.dtype)
         # Cloned, since what inference mode made could not enter the denoiser's training.
         return self._descriptor(image).clone().float() * 2 - 1
-
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """Nothing here is trained, so nothing is supervised but x_init itself."""
-        return [self(blurry)]
 
 
 def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "ImageModelDescriptor":

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads import SizeHead
-from models.parts import ConfigMixin, ModelMixin, register_to_config
+from models.heads import Predictor, SizeHead
+from models.parts import register_to_config
 from models.unet import PixelNorm
 
 Norm = Literal["batch", "pixel", "none"]
@@ -112,7 +112,7 @@ class RSU(nn.Module):
         return h + h_in
 
 
-class U2NetPredictor(ModelMixin, ConfigMixin):
+class U2NetPredictor(Predictor):
     """U2-Net with three-channel linear heads and a global skip: x_init = y + head.
 
     Args:

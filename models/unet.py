@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.diffusion import PREDICTION_TYPES, PredictionType
-from models.heads import SizeHead
+from models.heads import Predictor, SizeHead
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 
 Norm = Literal["none", "pixel"]
@@ -190,7 +190,7 @@ class UNet(nn.Module):
         return out if self.log_size is None else torch.cat([out.float(), self.log_size(h)], dim=1)
 
 
-class UNetPredictor(ModelMixin, ConfigMixin):
+class UNetPredictor(Predictor):
     """The paper's predictor g: x_init = y + U-Net(y). Starts as the identity.
 
     Args:
@@ -232,10 +232,6 @@ class UNetPredictor(ModelMixin, ConfigMixin):
         out = run(self.unet, blurry).float()
         x_init = blurry.float() + out[:, :3]
         return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
-
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """All outputs that training supervises, what `forward` gives first."""
-        return [self(blurry)]
 
 
 class Denoiser(ModelMixin, ConfigMixin):

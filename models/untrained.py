@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from models.parts import ConfigMixin, ModelMixin, register_to_config
+from models.heads import Predictor
+from models.parts import register_to_config
 
 
-class IdentityPredictor(ModelMixin, ConfigMixin):
+class IdentityPredictor(Predictor):
     """x_init = y: the denoiser samples the difference between the sharp and the blurry image."""
 
     receptive_field, stride = 0, 1
@@ -19,10 +20,6 @@ class IdentityPredictor(ModelMixin, ConfigMixin):
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> the same."""
         return blurry.float()
-
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """Nothing here is trained, so nothing is supervised but x_init itself."""
-        return [self(blurry)]
 
 
 class ZeroPredictor(IdentityPredictor):
