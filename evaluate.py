@@ -199,6 +199,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     from evaluation.controls import RECIPES
     from evaluation.journal import open_journal
     from evaluation.metrics import make_metrics
+    from evaluation.results import provenance
     from evaluation.scoring import ImagePair, Plan, batch_size_for
     from models.checkpoints import checkpoint_hash, load_pipeline
     from models.devices import choose_device, resolve_precision
@@ -230,7 +231,11 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
         "image": pairs.hashes,
         "outputs": baseline_hashes,
     }
-    facts = _facts(evaluation, pairs) | {
+    facts = provenance() | {  # what else the numbers depend on, for results.json
+        "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
+        "grid": evaluation.grid,
+        "seed": evaluation.seed,
+        "screen": evaluation.screen,
         "checkpoint": {"name": checkpoint, "sha256": checkpoint_sha256} if checkpoint else None,
         "device": place,
         "precision": precision,
@@ -362,18 +367,6 @@ def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
     if processes.is_global_zero:
         found = scored_pairs(evaluation.data, evaluation.split, evaluation.variant, evaluation.limit)
     return processes.broadcast(found)
-
-
-def _facts(evaluation: Evaluation, pairs: "ScoredPairs") -> dict:
-    """What else the numbers depend on, for results.json."""
-    from evaluation.results import provenance
-
-    return provenance() | {
-        "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
-        "grid": evaluation.grid,
-        "seed": evaluation.seed,
-        "screen": evaluation.screen,
-    }
 
 
 def cli(args: list[str] | None = None) -> None:

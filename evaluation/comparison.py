@@ -50,7 +50,6 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tu
         ValueError: a recipe differs between the two.
     """
     documents = [read_results(folder) for folder in folders]
-    by_folder = list(zip(folders, documents, strict=True))
     recipes = [{name: metric["recipe"] for name, metric in document["metrics"].items()} for document in documents]
     for name in recipes[0]:
         if recipes[0][name] != recipes[1].get(name):
@@ -73,7 +72,8 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tu
     rows = {}
     for change in changes:
         rows.setdefault(change.setting, {})[change.metric] = change
-    return changes, [path, write_joint_report(output, {folder.name: one for folder, one in by_folder}, rows)]
+    by_folder = {folder.name: document for folder, document in zip(folders, documents, strict=True)}
+    return changes, [path, write_joint_report(output, by_folder, rows)]
 
 
 def format_changes(changes: Sequence[Change]) -> str:

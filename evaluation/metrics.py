@@ -140,26 +140,16 @@ def make_metrics(
     inception = InceptionPatches(inception_backbone) if names & sets.keys() else None
     made = {}
     for name in (name for name in METRICS if name in names):
-        common = {"name": name, "title": METRICS[name]}
-        higher = name not in LOWER_IS_BETTER
-        if name in plain:
-            function, recipe = plain[name]
-            made[name] = Metric(**common, higher_is_better=higher, function=function, recipe=recipe)
-        elif name in loaded:
-            function = loaded[name]()
-            made[name] = Metric(
-                **common,
-                higher_is_better=higher,
-                function=function,
-                recipe=function.recipe,
-                reason=function.reason,
-                reference=name != "consistency",
-                extra=name == "consistency",
-            )
-        else:
+        if name in sets:
             function, recipe = sets[name]
             recipe = f"{recipe}: {inception.recipe}" if inception.recipe else None
-            made[name] = SetMetric(
-                **common, features=inception.__call__, function=function, recipe=recipe, reason=inception.reason
-            )
+            made[name] = SetMetric(name, METRICS[name], inception.__call__, function, recipe, inception.reason)
+            continue
+        if name in plain:
+            (function, recipe), reason = plain[name], None
+        else:
+            function = loaded[name]()
+            recipe, reason = function.recipe, function.reason
+        higher, blind = name not in LOWER_IS_BETTER, name == "consistency"  # to the ground truth
+        made[name] = Metric(name, METRICS[name], higher, function, recipe, reason, reference=not blind, extra=blind)
     return made

@@ -16,14 +16,7 @@ from matplotlib.transforms import Bbox
 from base.files import replacing
 from evaluation.scoring import BLURRY, PREDICTOR
 
-_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)  # Okabe and Ito's, for every eye
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, for every eye
 _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those of the front are labelled
 

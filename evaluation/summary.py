@@ -11,7 +11,6 @@ import torch
 
 from evaluation.controls import LABELS, Verdict, judge
 from evaluation.grid import key
-from evaluation.journal import Score
 from evaluation.metrics import MetricError
 from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SHARP, Plan, feature_kinds
 from evaluation.statistics import Estimate, estimates
@@ -58,20 +57,16 @@ def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = N
         for image in plan.images:
             score = scores.get((row, image.name))
             if score is not None and image.name not in unseen.get(label, ()):
-                lines.append(_line(label, score, metrics))
-    table = pd.DataFrame(lines)
-    return table.astype(dict.fromkeys(metrics, float))
+                values = {metric: score.metrics.get(metric) for metric in metrics}
+                own = {"setting": label, "image": score.image, "seconds": score.seconds}
+                lines.append(own | values | {"missing": score.missing})
+    return pd.DataFrame(lines).astype(dict.fromkeys(metrics, float))
 
 
 def row_keys(plan: Plan) -> dict[str, str]:
     """Label -> name in the journal, of every row in the order of the results."""
     keys = {label: label for label in plan.fixed_rows}
     return keys | {label: key(setting) for label, setting in plan.by_label.items()}
-
-
-def _line(label: str, score: Score, metrics: Sequence[str]) -> dict[str, Any]:
-    values = {metric: score.metrics.get(metric) for metric in metrics}
-    return {"setting": label, "image": score.image, "seconds": score.seconds, **values, "missing": score.missing}
 
 
 def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] | None = None) -> list[Row]:
