@@ -39,13 +39,6 @@ def cli(args: list[str], run: bool = True) -> Command:
     return command
 
 
-def _replay(file: str, flags: list[str]) -> None:
-    from training.guards import replay
-
-    run = cli(flags, run=False)
-    print("\n".join(replay(Path(file), run.model, run.trainer.precision)))
-
-
 def _main(args: list[str]) -> None:
     name, flags = (args[0], args[1:]) if args else ("", [])
     if {"-h", "--help"} & {name, *flags}:
@@ -60,7 +53,10 @@ def _main(args: list[str]) -> None:
                 "replay wants a file first: python train.py replay FILE --config ... (the run's own flags)"
             )
         check(name, flags[1:])
-        _replay(flags[0], flags[1:])
+        from training.guards import replay
+
+        run = cli(flags[1:], run=False)
+        print("\n".join(replay(Path(flags[0]), run.model, run.trainer.precision)))
         return
     check(name, flags)
     cli(args)

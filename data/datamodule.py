@@ -109,16 +109,6 @@ class DeblurDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        for name, value in {
-            "patch_size": patch_size,
-            "batch_size": batch_size,
-            "crops_per_image": crops_per_image,
-            "mix_batches": mix_batches,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}.")
-        if batch_size % crops_per_image:
-            raise ValueError(f"crops_per_image ({crops_per_image}) must divide batch_size ({batch_size}).")
         self.roots = {"train": train, "val": val, "test": test}
         self.blur = blur
         self.augment = augment
@@ -132,6 +122,11 @@ class DeblurDataModule(pl.LightningDataModule):
         self.on_error = on_error
         self.seed = seed
         self.skipped: dict[str, int] = {}
+        for name in ("patch_size", "batch_size", "crops_per_image", "mix_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if batch_size % crops_per_image:
+            raise ValueError(f"crops_per_image ({crops_per_image}) must divide batch_size ({batch_size}).")
 
     def setup(self, stage: str) -> None:
         """List the files of a stage (fit, validate, test) and say what they are; DatasetError or ImageError."""

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from models.weights import CheckpointError, read_safetensors
 from training.averages import Averages
 from training.resume import changes, read_checkpoint
+from training.tracking import log_values
 
 SETTLED = 20  # losses that must be known before one can be called a spike
 
@@ -80,7 +81,7 @@ class Guard(Callback):
             f"step {trainer.global_step + 1} is skipped, its loss or gradient is not finite (loss {loss:g});"
             f" {self.in_a_row} in a row, {self.skipped} in all; batch: {', '.join(self.batch['name'])}"
         )
-        self._log(trainer, {"guard/skipped": self.skipped})
+        log_values(trainer, {"guard/skipped": self.skipped}, trainer.global_step + 1)  # of the step at hand
         if self.in_a_row >= self.patience:
             raise TrainingFault(
                 f"{self.in_a_row} steps in a row had a loss or gradient that is not finite; look at the last with"
@@ -99,12 +100,8 @@ class Guard(Callback):
             if loss > self.spike * usual:
                 names = ", ".join(self.batch["name"])
                 rank_zero_info(f"step {trainer.global_step + 1}: loss {loss:g}, usually {usual:g}; batch: {names}")
-                self._log(trainer, {"guard/spike": loss / usual})
+                log_values(trainer, {"guard/spike": loss / usual}, trainer.global_step + 1)
         self.losses.append(loss)
-
-    def _log(self, trainer: Trainer, values: dict) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step + 1)  # of the step at hand
 
     def _save(self, trainer: Trainer) -> Path:
         path = Path(trainer.default_root_dir) / "faults" / f"step_{trainer.global_step + 1}.safetensors"
@@ -169,15 +166,9 @@ def replay(path: Path, model: LightningModule, precision: str) -> list[str]:
         raise CheckpointError(f"this config is not that of {path}: {'; '.join(differing)}")
     model.load_state_dict(checkpoint.get("current_model_state", checkpoint["state_dict"]))
     report = _Report()
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(max_steps=1, devices=1, precision=precision, callbacks=[report], **quiet)
-    trainer.fit_loop.epoch_loop.batch_progress.total.ready = about[
-        "batch"
-    ]  # what the step's random numbers follow from
+    # What the step's random numbers follow from.
+    trainer.fit_loop.epoch_loop.batch_progress.total.ready = about["batch"]
     trainer.fit(model, DataLoader([batch | {"name": about["name"]}], batch_size=None))
     return [f"batch {about['batch']}: {', '.join(about['name'])}", *report.lines]

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from base.files import replacing
 from base.revision import commit
 from models.pipeline import DeblurPipeline
-from training.tracking import log_pipeline
+from training.tracking import log_pipeline, log_values
 
 
 class RecordConfig(SaveConfigCallback):
@@ -85,8 +85,7 @@ class Steps(Callback):
             return
         _end_step(trainer)
         if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
-            for logger in trainer.loggers:
-                logger.log_metrics({"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
+            log_values(trainer, {"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
         pl_module.log("step", trainer.global_step)  # Lightning takes a value of this name as the step of the others

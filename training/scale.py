@@ -31,11 +31,11 @@ class Scale(Callback):
         batch, processes = trainer.datamodule.batch_size, trainer.world_size
         accumulated = trainer.accumulate_grad_batches
         crops = batch * processes * accumulated
-        factor = 1.0 if self.lr_batch is None else math.sqrt(crops / self.lr_batch)
-        pl_module.lr *= factor
-        scaled = (
-            "" if self.lr_batch is None else f", {factor:.3g} times model.lr: the root of {crops} / {self.lr_batch}"
-        )
+        scaled = ""
+        if self.lr_batch is not None:
+            factor = math.sqrt(crops / self.lr_batch)
+            pl_module.lr *= factor
+            scaled = f", {factor:.3g} times model.lr: the root of {crops} / {self.lr_batch}"
         rank_zero_info(
             f"a step: {processes} processes x {batch} crops x {accumulated} accumulated batches = {crops} crops;"
             f" learning rate {pl_module.lr:.3g} at its peak{scaled}"
@@ -47,9 +47,8 @@ class Scale(Callback):
                     network.enable_gradient_checkpointing(recompute)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seeds = (
-            trainer.strategy.all_gather(torch.tensor(torch.initial_seed(), device=pl_module.device)).flatten().tolist()
-        )
+        own = torch.tensor(torch.initial_seed(), device=pl_module.device)
+        seeds = trainer.strategy.all_gather(own).flatten().tolist()
         each = ", ".join(f"{rank}: {seed}" for rank, seed in enumerate(seeds))
         batch = trainer.datamodule.batch_size
         rank_zero_info(

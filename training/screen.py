@@ -22,18 +22,14 @@ NOISE = (
 )
 
 
-class _Quiet(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().strip().startswith(NOISE)
-
-
-_QUIET = _Quiet()
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().strip().startswith(NOISE)
 
 
 def quiet() -> None:
     """Drop Lightning's `NOISE`, and warnings that are meant for the authors of libraries."""
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).addFilter(_QUIET)  # once, however often it is called
+        logging.getLogger(name).addFilter(_is_news)  # once, however often it is called
     warnings.filterwarnings("ignore", message=r"(?s).*deprecated")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # when resumed
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from evaluation.fidelity import MetricError, psnr, ssim
 from evaluation.panels import panel
 from evaluation.perceptual import Lpips
-from models.pipeline import DeblurOutput
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
 BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
@@ -61,7 +60,8 @@ class Track(Callback):
         for name, part in pl_module.named_children():
             gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
             if gradients:  # none where the part is frozen, or the guard left the step out
-                _log(trainer, {f"grad_norm/{name}": nn.utils.get_total_norm(gradients).item()}, trainer.global_step + 1)
+                norm = nn.utils.get_total_norm(gradients).item()
+                log_values(trainer, {f"grad_norm/{name}": norm}, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if "losses" not in outputs:
@@ -74,7 +74,7 @@ class Track(Callback):
             return
         sums = trainer.strategy.reduce(self.sums, reduce_op="sum").T.tolist()
         means = {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops}
-        _log(trainer, means, trainer.global_step)
+        log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,7 +86,8 @@ class Track(Callback):
         blurry, sharp, name = batch["blurry"].float(), batch["sharp"].float(), batch["name"][0]
         columns = {"blurry": blurry, "prediction": outputs.predictions}
         if getattr(pl_module, "denoiser", None) is not None:
-            drawn = self._draw(pl_module, batch)
+            settings = replace(pl_module.validation, num_samples=self.samples, average=False)
+            drawn = pl_module.pipeline()(blurry[:1], settings, names=[name], output_type="pt")
             columns |= {f"sample {k}": sample[None] for k, sample in enumerate(drawn.images, start=1)}
             columns |= {"mean": drawn.images.mean(0, keepdim=True)}
             columns |= {} if drawn.std is None else {"std": drawn.std}
@@ -104,10 +105,6 @@ class Track(Callback):
         up = "SSIM" if self.lpips.reason is not None else "LPIPS"
         _draw_curve(self.points, up, path)
         _show(trainer, "val/curve", path, "the images of the panels")
-
-    def _draw(self, pl_module: LightningModule, batch: dict) -> DeblurOutput:
-        settings = replace(pl_module.validation, num_samples=self.samples, average=False)
-        return pl_module.pipeline()(batch["blurry"][:1], settings, names=batch["name"][:1], output_type="pt")
 
     def _add_points(self, columns: dict[str, Tensor], sharp: Tensor) -> None:
         prediction, sample = columns["prediction"], columns["sample 1"]
@@ -152,7 +149,8 @@ def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) ->
     logger.experiment.log_artifact(artifact)
 
 
-def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:
+def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:
+    """Give every logger the values of a step."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step)
 
