@@ -77,9 +77,9 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
             sentence = f"{split} has {len(listing.pairs)} pairs, the published {listing.layout} has {published}."
             faults.append(Fault("count", split, "", (), sentence))
     work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
-    for (split, pair), (found, marks) in zip(work, _all(work, num_workers), strict=True):
+    for (split, pair), (found, mark) in zip(work, _all(work, num_workers), strict=True):
         faults += found
-        for mark in marks:
+        if mark is not None:
             prints.setdefault(mark, []).append((split, pair))
     faults += _leaks(prints) + _shared_scenes(listings)
     first = next(iter(listings.values()))
@@ -93,7 +93,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     }
 
 
-def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[tuple[list[Fault], list[bytes]]]:
+def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[tuple[list[Fault], bytes | None]]:
     """Examine all pairs, in order, with a progress bar."""
     bar = {"total": len(work), "desc": "examining", "unit": "pair", "dynamic_ncols": True}
     workers = min(os.cpu_count() or 1 if num_workers is None else num_workers, len(work) // 8)
@@ -114,8 +114,8 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[
         pool.shutdown()
 
 
-def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
-    """The faults of one pair, and marks that equal images share: of the sharp side's content, turned small."""
+def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:
+    """The faults of one pair, and a mark that equal images share, of the sharp side's pixels; None if unreadable."""
     faults = []
 
     def fault(kind: str, sentence: str) -> None:
@@ -128,18 +128,19 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
         except images.ImageError as error:
             faults.append(Fault("unreadable", split, pair.name, (str(file),), str(error)))
     if len(sides) < 2:
-        return faults, []
+        return faults, None
     blurry, sharp = sides
+    mark = hashlib.sha256(sharp.movedim(0, -1).contiguous().numpy().tobytes()).digest()
     if blurry.dtype != sharp.dtype:
         bits = ["8" if side.dtype == torch.uint8 else "16" for side in sides]
         fault("depth", f"{pair.blurry} has {bits[0]} bits and {pair.sharp} has {bits[1]}: save both alike.")
     if blurry.shape != sharp.shape:
         ours, theirs = (f"{side.shape[2]}x{side.shape[1]}" for side in sides)
         fault("size", f"{pair.blurry} has {ours} pixels and {pair.sharp} has {theirs}.")
-        return faults, _marks(sharp)
+        return faults, mark
     if blurry.dtype == sharp.dtype and torch.equal(blurry, sharp):
         fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")
-        return faults, _marks(sharp)
+        return faults, mark
     blurry, sharp = (images.to_float(side).mean(0) for side in sides)
     right, down, share = find_shift(blurry, sharp)
     change = (blurry.mean().clamp_min(1e-4) / sharp.mean().clamp_min(1e-4)).log().abs().item()
@@ -150,7 +151,7 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], list[bytes]]:
         fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
     elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # darker images have less detail
         fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
-    return faults, _marks(sides[1])
+    return faults, mark
 
 
 def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
@@ -176,11 +177,6 @@ def detail(image: Tensor) -> float:
     """Mean absolute second difference of an (H, W) image averaged over 2 x 2 pixels, which leaves noise out."""
     small = F.avg_pool2d(image[None], 2)[0]
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
-
-
-def _marks(sharp: Tensor) -> list[bytes]:
-    """Marks of an image: its exact pixels. Two images that share one are the same."""
-    return [hashlib.sha256(sharp.movedim(0, -1).contiguous().numpy().tobytes()).digest()]
 
 
 def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
