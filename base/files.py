@@ -37,6 +37,11 @@ def require_writable(folder: Path) -> None:
         raise OSError(f"cannot write into the folder {folder}: {error.strerror}") from error
 
 
+def is_free(folder: Path) -> bool:
+    """Whether a folder can be made: nothing has its name, or an empty folder."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
 def remove_parts(folder: Path) -> None:
     """Remove what killed processes left of `replacing` in `folder`; nobody else may be writing there."""
     for part in folder.glob(".*.part*"):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from base.command_line import call
-from base.files import replacing
+from base.files import is_free, replacing
 from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
 from models.hub import find_folder
@@ -77,7 +77,7 @@ def export(
     if (precision == "int8") != (calibration is not None):
         raise CheckpointError("--precision int8 and --calibration PAIRS, of training images, go together")
     folder = Path(output)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not is_free(folder):
         raise CheckpointError(f"{folder} is not an empty folder: give a new one")
     pipeline = load_pipeline(source, "cpu", "fp32")
     if isinstance(pipeline.predictor, OnnxNetwork):

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from base.files import replacing
+from base.files import is_free, replacing
 from base.stop import run_command
 from models.checkpoints import Weights, from_ckpt, from_folder, networks
 from models.hub import find_folder
@@ -54,7 +54,7 @@ def export(
                     f"the {part}'s {key} has values that are not finite in {dtype}: choose another dtype"
                 )
     folder = Path(output)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not is_free(folder):
         raise CheckpointError(f"{folder} is not an empty folder: give a new one")
     with replacing(folder) as part:
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)

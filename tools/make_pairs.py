@@ -22,6 +22,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from tqdm import tqdm
 
 from base.command_line import call
+from base.files import is_free
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
@@ -162,7 +163,7 @@ def make(
     blur, section = read_blur(config)
     blur = blur.uniform() if uniform else blur
     found, folder = find_photos(photos, names), Path(output)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not is_free(folder):
         raise DatasetError(f"{folder} is not an empty folder: give a new one.")
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
     facts |= {"candidates": candidates}

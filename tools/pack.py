@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from jsonargparse import auto_cli
 
-from base.files import replacing
+from base.files import is_free, replacing
 from base.stop import run_command
 from data.checks import check_files
 from data.images import ImageError
@@ -51,7 +51,7 @@ def main(
     except ImportError:
         raise DatasetError(NEEDED) from None
     target = Path(output)
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    if not is_free(target):
         raise DatasetError(f"{output} is not empty: give a new folder.")
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
