@@ -31,9 +31,7 @@ class Augment:
         ):
             if not 0 <= value <= top:
                 raise ValueError(f"Augment's {name} must be from 0 to {top}, not {value}.")
-        self.exposure = exposure
-        self.saturation = saturation
-        self.white_balance = white_balance
+        self.exposure, self.saturation, self.white_balance = exposure, saturation, white_balance
         self.cutblur = cutblur
 
     def __call__(self, blurry: Tensor, sharp: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -147,16 +147,10 @@ class SyntheticBlur:
         # For each camera part how often an object moves, and a scene is soft.
         self.moves = self._by_part("ObjectMotion's probability", moving.probability if moving else 0.0)
         self.softens = self._by_part("Softening's share", soften.share if soften else 0.0)
-        self.moving = moving
-        self.soften = soften
-        self.response = response
-        self.file_values = file_values
-        self.gamma = gamma
-        self.saturation = saturation
-        self.shot_noise = shot_noise
-        self.read_noise = read_noise
-        self.jpeg = jpeg
-        self.clean = clean
+        self.moving, self.soften = moving, soften
+        self.response, self.gamma, self.file_values = response, gamma, file_values
+        self.saturation, self.shot_noise, self.read_noise = saturation, shot_noise, read_noise
+        self.jpeg, self.clean = jpeg, clean
         parts = [*self.camera, *([moving] if moving else [])]
         self.margin = max((part.margin for part in parts), default=0) + (soften.margin if soften else 0)
 

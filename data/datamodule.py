@@ -110,17 +110,10 @@ class DeblurDataModule(pl.LightningDataModule):
     ):
         super().__init__()
         self.roots = {"train": train, "val": val, "test": test}
-        self.blur = blur
-        self.augment = augment
-        self.variant = variant
-        self.patch_size = patch_size
-        self.batch_size = batch_size
-        self.crops_per_image = crops_per_image
-        self.mix_batches = mix_batches
-        self.val_crop = val_crop
-        self.num_workers = num_workers
-        self.on_error = on_error
-        self.seed = seed
+        self.variant, self.blur, self.augment = variant, blur, augment
+        self.patch_size, self.val_crop = patch_size, val_crop
+        self.batch_size, self.crops_per_image, self.mix_batches = batch_size, crops_per_image, mix_batches
+        self.num_workers, self.on_error, self.seed = num_workers, on_error, seed
         self.skipped: dict[str, int] = {}
         for name in ("patch_size", "batch_size", "crops_per_image", "mix_batches"):
             if getattr(self, name) < 1:

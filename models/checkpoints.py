@@ -23,19 +23,8 @@ from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 from models.weights import check_keys, read_folder, read_torch, shapes
 
-NETWORKS = {
-    c.__name__: c
-    for c in (
-        U2NetPredictor,
-        UNetPredictor,
-        SlimPredictor,
-        IdentityPredictor,
-        ZeroPredictor,
-        SpandrelPredictor,
-        Denoiser,
-        SlimDenoiser,
-    )
-}
+PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor)
+NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 PARTS = ("predictor", "denoiser")
 
 Precision = Literal["auto", "fp32", "bf16"]

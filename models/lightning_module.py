@@ -125,9 +125,7 @@ class Predict(L.LightningModule):
     def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
         return self.restore(batch)
 
-    @torch.compiler.set_stance("force_eager")
-    def test_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
-        return self.restore(batch)
+    test_step = validation_step
 
     def on_fit_start(self) -> None:
         if self.compiled:

@@ -5,28 +5,18 @@ missing. So it is hidden while diffusers is imported; whoever compiles a network
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-
-@contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Let imports of a module fail, as if it were not installed, unless it is loaded already."""
-    hide = module not in sys.modules
-    if hide:
-        sys.modules[module] = None
-    try:
-        yield
-    finally:
-        if hide:
-            del sys.modules[module]
-
-
-with _hidden("torch._dynamo"):
+_hides = "torch._dynamo" not in sys.modules  # else it is loaded already
+if _hides:
+    sys.modules["torch._dynamo"] = None  # whose import then fails, as if it were not installed
+try:
     from diffusers import ConfigMixin, DDIMScheduler, DDPMScheduler, ModelMixin, SchedulerMixin
     from diffusers.configuration_utils import register_to_config
     from diffusers.utils import BaseOutput
     from diffusers.utils.torch_utils import randn_tensor
+finally:
+    if _hides:
+        del sys.modules["torch._dynamo"]
 
 __all__ = [
     "BaseOutput",

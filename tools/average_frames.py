@@ -13,12 +13,12 @@ from typing import Literal
 
 import torch
 from jsonargparse import auto_cli
-from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from torch import Tensor
 from tqdm import tqdm
 
 from base.stop import run_command
 from data import images, search
+from data.blur import from_light, to_light
 from data.layouts import DatasetError
 
 VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"}
@@ -30,12 +30,7 @@ def average(frames: list[Tensor], response: str = "srgb", gamma: float = 2.2) ->
     srgb: the standard's curve; gamma: value = light^(1/gamma), GoPro's `blur_gamma`; none: of the values themselves,
     GoPro's `blur`.
     """
-    stack = torch.stack(frames)
-    if response == "srgb":
-        return linear_rgb_to_rgb(rgb_to_linear_rgb(stack).mean(0))
-    if response == "gamma":
-        return (stack**gamma).mean(0) ** (1 / gamma)
-    return stack.mean(0)
+    return from_light(to_light(torch.stack(frames), response, gamma).mean(0), response, gamma)
 
 
 def read_frames(source: str) -> Iterator[Tensor]:

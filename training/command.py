@@ -81,11 +81,8 @@ class Command(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(Averages, "ema")
-        parser.add_lightning_class_args(Scores, "scores")
-        parser.add_lightning_class_args(Guard, "guard")
-        parser.add_lightning_class_args(Scale, "scale")
-        parser.add_lightning_class_args(Gates, "gates")
+        for name, kind in {"ema": Averages, "scores": Scores, "guard": Guard, "scale": Scale, "gates": Gates}.items():
+            parser.add_lightning_class_args(kind, name)
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to score")
         parser.add_argument(
             "--auto_resume",
