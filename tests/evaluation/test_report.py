@@ -1,195 +1,20 @@
-"""The curve, the panels and the page out of a folder of results; the page is used in a real browser."""
+"""The panels and the page out of a folder of results; the page is used in a real browser."""
 
 import html.parser
-import itertools
 import json
-import random
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.text import Annotation
 from PIL import Image
 
 from evaluation import report
-from evaluation.controls import LABELS
-from evaluation.plots import plot_curve
 from evaluation.report import write_report
-from tests.evaluation.images import RESTORED, SHARP
+from tests.evaluation.document import REASON, nothing, results, write
 
-SAMPLERS = ("ddim", "ddpm", "unipc")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-REASON = "LPIPS is missing: VGG16's weights could not be loaded; give them with --vgg_backbone FILE."
-
-
-def estimate(mean, half, predictor=None):
-    entry = {"mean": mean, "low": mean - half, "high": mean + half, "n": 6, "missing": None}
-    return entry | {
-        "difference": None if predictor is None else mean - predictor,
-        "difference_low": None if predictor is None else mean - predictor - half / 3,
-        "difference_high": None if predictor is None else mean - predictor + half / 3,
-    }
-
-
-def nothing(missing=None):
-    names = ("mean", "low", "high", "difference", "difference_low", "difference_high")
-    return dict.fromkeys(names) | {"n": 0, "missing": missing}
-
-
-def results(count: int = 12) -> dict:
-    """The contents of a results.json: a cloud of settings around a falling curve, its front, and images of it."""
-    numbers = random.Random(0)
-    places = [("blurry", {}, 25.7, 0.28, 0.0), ("predictor", {}, 26.0, 0.32, 0.11)]
-    for k in range(count):
-        steps = (2, 5, 10, 20, 50, 100)[k // 3 % 6]
-        x, y = 25.9 - steps / 120 + numbers.gauss(0, 0.1), 0.31 - steps / 800 + numbers.gauss(0, 0.008)
-        places.append((f"{SAMPLERS[k % 3]} {steps}", {"sampler": SAMPLERS[k % 3], "steps": steps}, x, y, steps / 40))
-    rows = []
-    for k, (label, fields, x, y, seconds) in enumerate(places, start=-2):
-        beaten = any(a >= x and b <= y and (a, b) != (x, y) for _, _, a, b, _ in places)
-        scores = {
-            "psnr": estimate(x, 0.25, 26.0 if fields else None),
-            "lpips": estimate(y, 0.02, 0.32 if fields else None),
-        }
-        rows.append(
-            {"setting": label, "fields": fields, "images": 6, "screened_out": None, "front": not beaten, "preset": None}
-        )
-        rows[-1] |= {"seconds": seconds, "metrics": scores | {"lpips_vgg": nothing(REASON)}, "verdict": None}
-        if fields:
-            gaps = {"sharpened": -0.004 + k / 1000, "noised": -0.02}
-            entries = {name: {"mean": gap, "low": gap - 0.003, "high": gap + 0.003} for name, gap in gaps.items()}
-            word = "yes" if k == 0 else "no" if k > 6 else "unclear"
-            rows[-1]["verdict"] = {"perceptual": word, "differences": entries, "missing": None}
-    sharp = {"setting": "sharp", "fields": {}, "images": 6, "screened_out": None, "front": False, "preset": None}
-    sharp |= {"seconds": 0.0, "verdict": None}
-    sharp["metrics"] = {"psnr": nothing() | {"mean": "inf"}, "lpips": nothing(), "lpips_vgg": nothing(REASON)}
-    rows.insert(2, sharp)
-    rows[3:3] = [
-        rows[1]
-        | {"setting": label, "front": False}
-        | {"metrics": {"psnr": estimate(x, 0.2, 26.0), "lpips": estimate(y, 0.02, 0.32), "lpips_vgg": nothing(REASON)}}
-        for slope, labels in zip((0.05, 0.02), LABELS.values(), strict=True)
-        for label, x, y in ((label, 26.0 - k / 2, 0.32 - slope * k) for k, label in enumerate(labels, start=1))
-    ]
-    front = [row for row in rows if row["front"]]
-    own = [row for row in front if row["fields"]] or [row for row in rows if row["fields"]]
-    own[0]["preset"], own[-1]["preset"] = "fidelity, balanced", "perceptual"
-    rows[-1] |= {"screened_out": "on 2 of 6 images: beaten by ddim 5", "images": 2, "front": False}
-    kinds = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted", "sharp": None}
-    return {
-        "command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more",
-        "checkpoint": {"name": "runs/demo/checkpoint", "sha256": "ab" * 32},
-        "data": {"root": "photos", "split": "test", "variant": "blur", "images": 6},
-        "grid": "configs/grid/demo.yaml",
-        "seed": 0,
-        "device": "cpu",
-        "precision": "bf16",
-        "git_commit": "c0ffee",
-        "versions": {"torch": "2.15.0"},
-        "metrics": {
-            "psnr": {"title": "PSNR (dB)", "recipe": "PSNR: RGB, 8 bits", "reason": None, "higher_is_better": True},
-            "lpips": {"title": "LPIPS (AlexNet)", "recipe": "LPIPS: v0.1", "reason": None, "higher_is_better": False},
-            "lpips_vgg": {"title": "LPIPS (VGG16)", "recipe": None, "reason": REASON, "higher_is_better": False},
-        },
-        "axes": {"distortion": "psnr", "perception": "lpips"},
-        "controls": {
-            "rows": LABELS,
-            "recipes": {"sharpened": "an unsharp mask", "noised": "noise & its shape"},
-            "verdict": "below both controls",
-        },
-        "statistics": "Mean over the images with its 95 % bootstrap interval.",
-        "rows": rows,
-        "examples": [
-            {
-                "setting": row["setting"],
-                "image": image,
-                "rank": rank,
-                "scores": {"psnr": 27.123, "lpips": 0.1234},
-                "files": {kind: f"examples/{kind}.png" for kind in kinds},
-            }
-            for row in own[:2]
-            for rank, image in (("best", "clock/1"), ("median", "wall</script>"), ("worst", "cat"))
-        ],
-    }
-
-
-def write(folder: Path, document: dict) -> Path:
-    (folder / "examples").mkdir(exist_ok=True)
-    names = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted"}
-    for kind, name in names.items():
-        Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
-    Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
-    (folder / "results.json").write_text(json.dumps(document))
-    return folder
-
-
-# The curve
-
-
-def labels(figure) -> list[Annotation]:
-    return [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
-
-
-@pytest.mark.parametrize("count", [2, 12, 18])
-def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
-    figure = plot_curve(results(count), tmp_path / "pareto.png")
-    boxes = [text.get_window_extent() for text in labels(figure)]
-    boxes.append(figure.axes[0].get_legend().get_window_extent())
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    assert len(boxes) == count + 3
-    with Image.open(tmp_path / "pareto.png") as image:
-        assert image.size == (1500, 975)
-
-
-def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
-    document = results()
-    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
-    points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
-    assert set(points) == {*SAMPLERS, "blurry", "predictor"}
-    for sampler in SAMPLERS:
-        own = [row["metrics"] for row in document["rows"] if row["fields"].get("sampler") == sampler]
-        assert points[sampler] == [[m["psnr"]["mean"], m["lpips"]["mean"]] for m in own]
-    [line] = [line for line in axes.lines if line.get_label() == "Pareto front"]
-    front = sorted(
-        (r["metrics"]["psnr"]["mean"], r["metrics"]["lpips"]["mean"]) for r in document["rows"] if r["front"]
-    )
-    assert line.get_xydata().tolist() == [list(point) for point in front]
-    ends = {tuple(np.round(end, 6)) for c in axes.containers for bar in c[2] for s in bar.get_segments() for end in s}
-    for row in document["rows"]:
-        psnr, lpips = row["metrics"]["psnr"], row["metrics"]["lpips"]
-        if row["fields"] or row["setting"] in ("blurry", "predictor"):
-            assert (round(psnr["low"], 6), round(lpips["mean"], 6)) in ends
-            assert (round(psnr["mean"], 6), round(lpips["high"], 6)) in ends
-    for control, labels in LABELS.items():
-        [line] = [line for line in axes.lines if line.get_label() == control]
-        own = {row["setting"]: row["metrics"] for row in document["rows"]}
-        points = [[own[at]["psnr"]["mean"], own[at]["lpips"]["mean"]] for at in ("predictor", *labels)]
-        assert line.get_xydata().tolist() == points and line.get_linewidth() < 1
-    least = min(x for group in points_of(axes) for x, _ in group)
-    assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
-    assert axes.yaxis_inverted() and not axes.xaxis_inverted()
-    assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
-    assert any(text.get_text().endswith(" perceptual") for text in axes.texts)
-
-
-def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
-    document = results()
-    document["axes"]["perception"] = "ssim"
-    reason = "LPIPS is missing: no network."
-    document["metrics"]["lpips"] |= {"reason": reason, "recipe": None}
-    document["metrics"]["ssim"] = {"title": "SSIM", "recipe": "SSIM", "reason": None, "higher_is_better": True}
-    for row in document["rows"]:
-        row["metrics"]["ssim"] = estimate(1 - (row["metrics"]["lpips"]["mean"] or 0), 0.01)
-    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
-    assert reason in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
-    assert not axes.yaxis_inverted()
-
-
-def points_of(axes) -> list[list]:
-    return [c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")]
 
 
 # The page, read
