@@ -601,7 +601,7 @@ FAULTS = [
     ),
     *_of(
         "evaluate.py",
-        "test_flags.py test_evaluate.py",
+        "test_flags.py test_evaluate.py test_evaluate_command.py",
         ("--metrics is ignored", '*self.metrics.replace(" ", "").split(",")', '"lpips"'),
         (
             "--variant is ignored",
