@@ -1,6 +1,7 @@
 """The page: what a visitor sees and presses."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import gradio as gr
@@ -86,11 +87,7 @@ class Page:
 
 
 def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
-    actions = Actions(restorer, visits)
-    first = restorer.preset(None)
-    presets = list(restorer.pipeline.config.presets)
-    samplers = [name for name in get_args(Sampler) if (name == "flow") == (restorer.pipeline.flow is not None)]
-    draws = restorer.pipeline.denoiser is not None
+    actions, ui = Actions(restorer, visits), SimpleNamespace()  # the page's parts by their names
     with gr.Blocks(
         title="Predict and refine: image deblurring", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
     ) as page:
@@ -100,128 +97,147 @@ def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
             elem_id="title",
         )
         with gr.Row(elem_id="columns"):
-            with gr.Column(scale=1, min_width=300):
-                photo = gr.File(label="Photograph", elem_id="photo", height=130)
-                name = gr.Textbox(visible=False)
-                examples = gr.Dataset(
-                    components=[gr.Image(visible=False)],
-                    samples=[[str(path)] for path in EXAMPLES],
-                    type="index",
-                    label="Or one of these",
-                    elem_id="examples",
-                )
-                preset = gr.Dropdown(
-                    presets,
-                    value="balanced" if "balanced" in presets else None,
-                    label="Preset",
-                    elem_id="preset",
-                    visible=bool(presets),
-                )
-                with gr.Row():
-                    sampler = gr.Dropdown(
-                        samplers, value=first.sampler, label="Sampler", min_width=120, elem_id="sampler"
-                    )
-                    steps = gr.Number(first.steps, label="Steps", precision=0, minimum=1, min_width=80, elem_id="steps")
-                with gr.Row():
-                    count = gr.Number(
-                        first.num_samples, label="Samples", precision=0, minimum=1, min_width=80, elem_id="count"
-                    )
-                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
-                with gr.Row():
-                    run = gr.Button("Run", variant="primary", min_width=80, elem_id="run")
-                    cancel = gr.Button("Cancel", min_width=80, elem_id="cancel")
-                status = gr.HTML("<p>No photograph yet.</p>", elem_id="status")
-            with gr.Column(scale=3, min_width=320):
-                with gr.Row():
-                    left = gr.Dropdown([BEFORE], value=BEFORE[1], label="Left", elem_id="left")
-                    right = gr.Dropdown([NEWEST], value=NEWEST[1], label="Right", elem_id="right")
-                slider = gr.ImageSlider(
-                    format="png",
-                    show_label=False,
-                    buttons=["fullscreen"],
-                    max_height=680,
-                    interactive=False,
-                    elem_id="slider",
-                )
-                strength = gr.Slider(
-                    0,
-                    1,
-                    first.blend,
-                    step=0.01,
-                    label="Strength: from the prediction to the full sample",
-                    elem_id="strength",
-                    visible=draws,
-                )
-                with gr.Row():
-                    save = gr.Button("Download the right image", elem_id="save")
-                    file = gr.DownloadButton(visible="hidden", elem_id="file")
-                with gr.Tabs():
-                    with gr.Tab("Numbers"):
-                        facts = gr.HTML(elem_id="facts")
-                        command = gr.Textbox(
-                            label="The same file by sample.py", buttons=["copy"], interactive=False, elem_id="command"
-                        )
-                    with gr.Tab("Uncertainty"):
-                        heat = gr.Image(
-                            label="Standard deviation of the samples", buttons=["fullscreen"], elem_id="heat"
-                        )
-                    with gr.Tab("Mask"):
-                        where = gr.Radio(
-                            ["only where painted", "everywhere but where painted"],
-                            value="only where painted",
-                            label="The strength applies",
-                            elem_id="where",
-                        )
-                        mask = gr.ImageEditor(
-                            label="Paint on the photograph",
-                            sources=(),
-                            transforms=(),
-                            layers=False,
-                            brush=gr.Brush(default_size=40, colors=["#2f80ed"], color_mode="fixed"),
-                            buttons=["fullscreen"],
-                            elem_id="mask",
-                        )
-        result = [left, right, slider, facts, command, heat]
-        opened = [photo, status, mask, *result]
-        numbers = [sampler, steps, count, strength]
-        opening = photo.upload(
-            actions.open,
-            [photo, name],
-            opened,
-            js="(file, name) => [file, file ? file.orig_name : name]",
-            api_name="open",
-            show_progress_on=status,
-        )
-        # Also after one that was refused there is room for the next.
-        opening.failure(lambda: None, None, photo, api_visibility="private", show_progress="hidden")
-        examples.click(actions.example, examples, opened, api_visibility="private", show_progress_on=status)
-        preset.input(actions.numbers, preset, numbers, api_visibility="private", **FAST)
-        running = run.click(
-            actions.restore,
-            [preset, sampler, steps, count, seed, strength],
-            [status, *result],
-            api_name="restore",
-            show_progress_on=status,
-            concurrency_id="device",
-            concurrency_limit=1,
-        )
-        cancel.click(actions.cancel, None, status, cancels=running, api_name="cancel", queue=False)
-        strength.input(
-            actions.strength, [strength, left, right], result, api_name="strength", trigger_mode="always_last", **FAST
-        )
-        for event in (mask.input, where.input):
-            event(
-                actions.mask,
-                [mask, where, left, right],
-                result,
-                api_visibility="private",
-                trigger_mode="always_last",
-                **FAST,
-            )
-        for choice in (left, right):
-            choice.input(actions.look, [left, right], result, api_visibility="private", **FAST)
-        save.click(actions.save, right, file, api_name="save", **FAST).success(
-            None, js="() => document.querySelector('#file a, a#file, #file').click()"
-        )
+            _place_inputs(ui, restorer)
+            _place_results(ui, restorer)
+        _connect(ui, actions)
         page.unload(actions.leave)
     return page
+
+
+def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
+    """The left column: a photograph, and how it is restored."""
+    first = restorer.preset(None)
+    presets = list(restorer.pipeline.config.presets)
+    samplers = [name for name in get_args(Sampler) if (name == "flow") == (restorer.pipeline.flow is not None)]
+    with gr.Column(scale=1, min_width=300):
+        ui.photo = gr.File(label="Photograph", elem_id="photo", height=130)
+        ui.name = gr.Textbox(visible=False)
+        ui.examples = gr.Dataset(
+            components=[gr.Image(visible=False)],
+            samples=[[str(path)] for path in EXAMPLES],
+            type="index",
+            label="Or one of these",
+            elem_id="examples",
+        )
+        ui.preset = gr.Dropdown(
+            presets,
+            value="balanced" if "balanced" in presets else None,
+            label="Preset",
+            elem_id="preset",
+            visible=bool(presets),
+        )
+        with gr.Row():
+            ui.sampler = gr.Dropdown(samplers, value=first.sampler, label="Sampler", min_width=120, elem_id="sampler")
+            ui.steps = gr.Number(first.steps, label="Steps", precision=0, minimum=1, min_width=80, elem_id="steps")
+        with gr.Row():
+            ui.count = gr.Number(
+                first.num_samples, label="Samples", precision=0, minimum=1, min_width=80, elem_id="count"
+            )
+            ui.seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
+        with gr.Row():
+            ui.run = gr.Button("Run", variant="primary", min_width=80, elem_id="run")
+            ui.cancel = gr.Button("Cancel", min_width=80, elem_id="cancel")
+        ui.status = gr.HTML("<p>No photograph yet.</p>", elem_id="status")
+
+
+def _place_results(ui: SimpleNamespace, restorer: Restorer) -> None:
+    """The right column: two images side by side, and what is told of them."""
+    with gr.Column(scale=3, min_width=320):
+        with gr.Row():
+            ui.left = gr.Dropdown([BEFORE], value=BEFORE[1], label="Left", elem_id="left")
+            ui.right = gr.Dropdown([NEWEST], value=NEWEST[1], label="Right", elem_id="right")
+        ui.slider = gr.ImageSlider(
+            format="png",
+            show_label=False,
+            buttons=["fullscreen"],
+            max_height=680,
+            interactive=False,
+            elem_id="slider",
+        )
+        ui.strength = gr.Slider(
+            0,
+            1,
+            restorer.preset(None).blend,
+            step=0.01,
+            label="Strength: from the prediction to the full sample",
+            elem_id="strength",
+            visible=restorer.pipeline.denoiser is not None,
+        )
+        with gr.Row():
+            ui.save = gr.Button("Download the right image", elem_id="save")
+            ui.file = gr.DownloadButton(visible="hidden", elem_id="file")
+        with gr.Tabs():
+            with gr.Tab("Numbers"):
+                ui.facts = gr.HTML(elem_id="facts")
+                ui.command = gr.Textbox(
+                    label="The same file by sample.py", buttons=["copy"], interactive=False, elem_id="command"
+                )
+            with gr.Tab("Uncertainty"):
+                ui.heat = gr.Image(label="Standard deviation of the samples", buttons=["fullscreen"], elem_id="heat")
+            with gr.Tab("Mask"):
+                ui.where = gr.Radio(
+                    ["only where painted", "everywhere but where painted"],
+                    value="only where painted",
+                    label="The strength applies",
+                    elem_id="where",
+                )
+                ui.mask = gr.ImageEditor(
+                    label="Paint on the photograph",
+                    sources=(),
+                    transforms=(),
+                    layers=False,
+                    brush=gr.Brush(default_size=40, colors=["#2f80ed"], color_mode="fixed"),
+                    buttons=["fullscreen"],
+                    elem_id="mask",
+                )
+
+
+def _connect(ui: SimpleNamespace, actions: Actions) -> None:
+    """What each part does when it is used."""
+    result = [ui.left, ui.right, ui.slider, ui.facts, ui.command, ui.heat]
+    opened = [ui.photo, ui.status, ui.mask, *result]
+    numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
+    opening = ui.photo.upload(
+        actions.open,
+        [ui.photo, ui.name],
+        opened,
+        js="(file, name) => [file, file ? file.orig_name : name]",
+        api_name="open",
+        show_progress_on=ui.status,
+    )
+    # Also after one that was refused there is room for the next.
+    opening.failure(lambda: None, None, ui.photo, api_visibility="private", show_progress="hidden")
+    ui.examples.click(actions.example, ui.examples, opened, api_visibility="private", show_progress_on=ui.status)
+    ui.preset.input(actions.numbers, ui.preset, numbers, api_visibility="private", **FAST)
+    running = ui.run.click(
+        actions.restore,
+        [ui.preset, ui.sampler, ui.steps, ui.count, ui.seed, ui.strength],
+        [ui.status, *result],
+        api_name="restore",
+        show_progress_on=ui.status,
+        concurrency_id="device",
+        concurrency_limit=1,
+    )
+    ui.cancel.click(actions.cancel, None, ui.status, cancels=running, api_name="cancel", queue=False)
+    ui.strength.input(
+        actions.strength,
+        [ui.strength, ui.left, ui.right],
+        result,
+        api_name="strength",
+        trigger_mode="always_last",
+        **FAST,
+    )
+    for event in (ui.mask.input, ui.where.input):
+        event(
+            actions.mask,
+            [ui.mask, ui.where, ui.left, ui.right],
+            result,
+            api_visibility="private",
+            trigger_mode="always_last",
+            **FAST,
+        )
+    for choice in (ui.left, ui.right):
+        choice.input(actions.look, [ui.left, ui.right], result, api_visibility="private", **FAST)
+    ui.save.click(actions.save, ui.right, ui.file, api_name="save", **FAST).success(
+        None, js="() => document.querySelector('#file a, a#file, #file').click()"
+    )
