@@ -204,11 +204,7 @@ def _image_file(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: 
 
 
 def write(
-    path: str | Path,
-    image: Tensor,
-    like: ImageFile | None = None,
-    depth: int | None = None,
-    compress_level: int = 6,
+    path: str | Path, image: Tensor, like: ImageFile | None = None, depth: int | None = None, compress_level: int = 6
 ) -> None:
     """Write a (3, H, W) image in [0, 1], clipped and rounded; the suffix chooses the format.
 

@@ -83,8 +83,6 @@ class SetMetric:
     recipe: str | None
     reason: str | None = None
     higher_is_better: ClassVar[bool] = False
-    reference: ClassVar[bool] = True
-    extra: ClassVar[bool] = False
     is_set: ClassVar[bool] = True
 
     def distance(self, restored: Tensor, sharp: Tensor) -> float:

@@ -69,10 +69,7 @@ def _place(row: Mapping[str, Any], names: tuple[str, str]) -> tuple[float, float
 
 
 def _draw_rows(
-    axes: Axes,
-    rows: Sequence[Mapping[str, Any]],
-    places: Mapping[str, tuple[float, float]],
-    names: tuple[str, str],
+    axes: Axes, rows: Sequence[Mapping[str, Any]], places: Mapping[str, tuple[float, float]], names: tuple[str, str]
 ) -> None:
     """A point with its intervals for each row, one look per sampler."""
     looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}

@@ -1,7 +1,6 @@
 """Screening: all settings on a share of the images, then only those that may be on the Pareto front on the rest."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from evaluation.statistics import estimates
 
 SHARE = 4  # one image of so many
 FEWEST = 8  # images, since fewer tell little
-T = TypeVar("T")
 
 
-def split(images: Sequence[T]) -> tuple[list[T], list[T]]:
+def split(images: Sequence[ImagePair]) -> tuple[list[ImagePair], list[ImagePair]]:
     """The images on which all settings are run, and the rest: the same ones every time, whatever the settings."""
     order = [images[at] for at in np.random.default_rng(0).permutation(len(images))]
     count = min(len(images), max(FEWEST, len(images) // SHARE))

@@ -101,12 +101,7 @@ def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
 
 
 def denoiser_inputs(
-    denoiser: Callable[..., Tensor],
-    r_t: Tensor,
-    blurry: Tensor,
-    alpha_bar: Tensor,
-    x_init: Tensor,
-    s: Tensor | None,
+    denoiser: Callable[..., Tensor], r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor | None
 ) -> tuple[Tensor, ...]:
     """What the denoiser is called with for r_t (N, 3, H, W): the scale s (N, 1, H, W), too, where it `sees_scale`."""
     scale = (s,) if getattr(denoiser, "sees_scale", False) else ()

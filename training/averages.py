@@ -16,11 +16,7 @@ class Averages(WeightAveraging):
 
     def __init__(self, decay: float = 0.999):
         super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self.left_out: int | None = None
-
-    def leave_out(self, step: int) -> None:
-        """Take no average after this step (from 0)."""
-        self.left_out = step
+        self.left_out: int | None = None  # the step (from 0) after which no average is taken
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and step_idx != self.left_out

@@ -74,7 +74,7 @@ class Guard(Callback):
             buffer.copy_(before)
         for callback in trainer.callbacks:
             if isinstance(callback, Averages):
-                callback.leave_out(trainer.global_step)
+                callback.left_out = trainer.global_step
         self.skipped += 1
         self.in_a_row += 1
         rank_zero_info(
