@@ -120,15 +120,7 @@ class Gates(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._kept = []
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs,
-        batch: dict,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         # Not at the epoch's end, when the averaged weights may be gone again.
         if trainer.sanity_checking or pl_module.pipeline().denoiser is None or len(self._kept) == self.images:
             return

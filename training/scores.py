@@ -33,18 +33,12 @@ class Scores(Callback):
         sharp = batch["sharp"].float()
         scored = {"": outputs.images, "_prediction": outputs.predictions, "_blurry": batch["blurry"].float()}
         metrics = {"psnr": psnr} | ({"lpips": self.lpips} if self.lpips.reason is None else {})
+        options = {"on_step": False, "on_epoch": True, "batch_size": len(sharp), "sync_dist": True}
         for metric, function in metrics.items():
             for suffix, images in scored.items():
                 try:
                     value = function(images, sharp).mean()
                 except MetricError:  # not finite, or too small: a mean with a hole in it must not look whole
                     value = torch.tensor(float("nan"))
-                pl_module.log(
-                    f"{stage}/{metric}{suffix}",
-                    value,
-                    prog_bar=metric == "psnr" and not suffix,
-                    on_step=False,
-                    on_epoch=True,
-                    batch_size=len(sharp),
-                    sync_dist=True,
-                )
+                shown = metric == "psnr" and not suffix
+                pl_module.log(f"{stage}/{metric}{suffix}", value, prog_bar=shown, **options)
