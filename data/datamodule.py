@@ -156,13 +156,8 @@ class DeblurDataModule(pl.LightningDataModule):
         return self.roots[split]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
-        options = {
-            "seed": seed,
-            "crops_per_image": self.crops_per_image,
-            "scale": source.scale,
-            "repeat": source.repeat,
-            "skip": self.on_error == "skip",
-        }
+        options = {"scale": source.scale, "repeat": source.repeat, "seed": seed, "skip": self.on_error == "skip"}
+        options["crops_per_image"] = self.crops_per_image
         if source.root is not None and is_packed(source.root):
             pairs = Packed(source.root)
             rank_zero_info(f"train: {len(pairs)} packed pairs of {source.root}")

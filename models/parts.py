@@ -4,6 +4,7 @@ diffusers imports torch._dynamo to mark blocks of transformers, which are not us
 missing. So it is hidden while diffusers is imported; whoever compiles a network imports it then.
 """
 
+# ruff: noqa: F401 (the other modules take these names from here)
 import sys
 
 _hides = "torch._dynamo" not in sys.modules  # else it is loaded already
@@ -17,14 +18,3 @@ try:
 finally:
     if _hides:
         del sys.modules["torch._dynamo"]
-
-__all__ = [
-    "BaseOutput",
-    "ConfigMixin",
-    "DDIMScheduler",
-    "DDPMScheduler",
-    "ModelMixin",
-    "SchedulerMixin",
-    "randn_tensor",
-    "register_to_config",
-]

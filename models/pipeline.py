@@ -341,12 +341,7 @@ class DeblurPipeline(ConfigMixin):
                 samples.add(blended(x_init, r_0, s, samples.setting.blend, in_place=last))
             del r_0
         predictions = to_world(x_init)
-        return [
-            DeblurOutput(
-                images=samples.images(), predictions=predictions, std=samples.std(), expected_error=expected_error
-            )
-            for samples in collected
-        ]
+        return [DeblurOutput(samples.images(), predictions, samples.std(), expected_error) for samples in collected]
 
 
 def _to_network(x: Tensor) -> Tensor:

@@ -82,12 +82,11 @@ def check_keys(expected: dict[str, tuple], found: dict[str, tuple], what: str) -
     """CheckpointError naming the first differing key unless both have the same keys and shapes."""
     for key in sorted(expected.keys() | found.keys()):
         if key not in found:
-            raise CheckpointError(f"{what} is of another architecture: it lacks {key} {expected[key]}")
-        if key not in expected:
-            raise CheckpointError(
-                f"{what} is of another architecture: it has {key} {found[key]}, which is not expected"
-            )
-        if expected[key] != found[key]:
-            raise CheckpointError(
-                f"{what} is of another architecture: {key} has shape {found[key]}, expected {expected[key]}"
-            )
+            difference = f"it lacks {key} {expected[key]}"
+        elif key not in expected:
+            difference = f"it has {key} {found[key]}, which is not expected"
+        elif expected[key] != found[key]:
+            difference = f"{key} has shape {found[key]}, expected {expected[key]}"
+        else:
+            continue
+        raise CheckpointError(f"{what} is of another architecture: {difference}")
