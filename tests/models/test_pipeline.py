@@ -248,3 +248,14 @@ def test_no_denoiser_is_said_by_refine_shared_too(blurry):
     assert torch.equal(output.images, prediction.clamp(0, 1))
     with pytest.raises(ValueError, match="a predictor and no denoiser"):
         pipeline.refine_shared(blurry, prediction, [SamplingSettings()])
+
+
+def test_what_bands_take_is_measured_apart_from_what_the_whole_network_takes(monkeypatch):
+    """408 bytes a pixel whole and 206 in bands, so 80 MB are enough for 512 x 512."""
+    monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 0)
+    pipeline = tiny_pipeline()
+    prediction = SamplingSettings(blend=0.0)
+    small = pipeline(torch.rand(1, 3, 300, 300), prediction, memory=50_000_000)
+    large = pipeline(torch.rand(1, 3, 512, 512), prediction, memory=80_000_000)
+    assert (small.tiles["predictor"], large.tiles["predictor"]) == (None, None)
