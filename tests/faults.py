@@ -315,7 +315,7 @@ FAULTS = [
     ),
     *_of(
         "models/guard.py",
-        "test_sample.py",
+        "models/test_guard.py",
         ("a sample's sharpness is compared in other units", "torch.iinfo(blurry.dtype).max)", "1)"),
         ("colours may drift by 20 levels", "COLOUR_DRIFT = 2 / 255", "COLOUR_DRIFT = 20 / 255"),
     ),
@@ -338,6 +338,10 @@ FAULTS = [
             "ckpt_path=self.ckpt_path, weights_only=True)\n\n",
             "ckpt_path=None, weights_only=True)\n\n",
         ),
+    ),
+    *_of(
+        "training/command.py",
+        "training/test_takeover.py",
         ("--auto_resume false resumes", "elif self.config.auto_resume:", "else:"),
     ),
     *_of(

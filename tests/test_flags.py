@@ -400,7 +400,7 @@ TRAIN = {
     "trainer.precision": ("bf16-mixed", lambda run: run.trainer.precision == "bf16-mixed"),
 }
 TRAIN_APART = {
-    "auto_resume": "tests/training/test_resume.py",
+    "auto_resume": "tests/training/test_takeover.py: without auto_resume a run starts anew",
     "print_config": "test_print_config_prints_what_a_run_is_made_of",
     "ema.decay": "tests/training/test_values.py: the best checkpoints hold the last weights where it is 0",
     "model.compiled": "tests/training/test_speed.py",

@@ -70,6 +70,10 @@ def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
         assert change in caplog.text
 
 
+def test_without_auto_resume_a_run_starts_anew_over_what_is_there(started):
+    assert resume(started, "run", "--auto_resume", "false", "--trainer.max_steps", "1")["global_step"] == 1
+
+
 class StopAfterOne(Callback):
     """Ends the run after the step at hand."""
 
