@@ -1,4 +1,4 @@
-"""What a predictor can say beside x_init: how wrong it expects to be."""
+"""The predictor's optional estimate of its own error."""
 
 import math
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class SizeHead(nn.Module):
-    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; they get no gradient.
+    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
 
-    Starts at 0.02 everywhere, about a good prediction's error in [-1, 1].
+    It starts at 0.02 everywhere, about the error of a good prediction in [-1, 1].
     """
 
     def __init__(self, channels: int, unshuffle: int):

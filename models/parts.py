@@ -1,7 +1,7 @@
-"""The parts of diffusers that are used here, without the compiler, which takes longer to load than all else.
+"""The parts of diffusers that are used here, imported without the compiler, which takes longest to load.
 
-diffusers imports torch._dynamo to mark blocks of transformers, which are not used here, and does without where it is
-missing. So it is hidden while diffusers is imported; whoever compiles a network imports it then.
+diffusers imports torch._dynamo only to mark transformer blocks, which are not used here, and works without it. So it
+is hidden while diffusers is imported; code that compiles a network imports it then.
 """
 
 import sys
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def _hidden(module: str) -> Iterator[None]:
-    """Let imports of a module fail, as if it were not installed, unless it is loaded already."""
+    """Make imports of a module fail as if it were not installed, unless it is already loaded."""
     hide = module not in sys.modules
     if hide:
         sys.modules[module] = None
