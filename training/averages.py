@@ -6,12 +6,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class Averages(WeightAveraging):
-    """Exponential moving averages of weights and buffers, updated after every step by one kernel per type.
+    """Exponential moving averages of weights and buffers, updated after every step by one kernel per dtype.
 
-    Validation, checkpoints' `state_dict` and the exported pipeline have the averages.
+    Validation, the `state_dict` of checkpoints and the exported pipeline use the averages.
 
     Args:
-        decay: share of the old average in the new one.
+        decay: weight of the old average in the new one.
     """
 
     def __init__(self, decay: float = 0.999):
@@ -19,7 +19,7 @@ class Averages(WeightAveraging):
         self.left_out: int | None = None
 
     def leave_out(self, step: int) -> None:
-        """Take no average after this step (from 0)."""
+        """Skip the update of the averages after this step (counted from 0)."""
         self.left_out = step
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
@@ -27,7 +27,7 @@ class Averages(WeightAveraging):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":  # torch asks for this counter's value in every step, and the host would wait for a device
+        if stage == "fit":  # torch reads this counter in every step; on a device the host would wait for it
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
     def state_dict(self) -> dict:
@@ -35,4 +35,4 @@ class Averages(WeightAveraging):
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        self.left_out = state_dict.get("left_out")  # not in checkpoints of older versions
+        self.left_out = state_dict.get("left_out")  # older checkpoints lack it
