@@ -1,4 +1,4 @@
-"""The checks at the start of a run: the heads and ends of all files. tools/doctor.py looks at the pixels too."""
+"""The checks at the start of a run: the beginning and end of every file. tools/doctor.py also looks at the pixels."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from data.layouts import DatasetError, Pair
 
 
 def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
-    """Read every file's head; sizes must agree, and files be whole.
+    """Read every file's header: the sizes of a pair must agree, and the files must be complete.
 
-    All faults are named in one DatasetError; with on_error="skip" they are left to be passed over.
+    All faults are reported in one DatasetError; with on_error="skip" nothing is checked here.
     """
     if on_error == "skip":
         return
@@ -32,7 +32,7 @@ def check_pairs(pairs: Sequence[Pair], on_error: str = "stop") -> None:
 
 
 def check_sharp(files: Sequence[Path], on_error: str = "stop") -> None:
-    """As check_pairs, for sharp photographs."""
+    """The same as `check_pairs` for sharp photographs."""
     if on_error == "skip":
         return
     faults = []
@@ -53,12 +53,12 @@ def _raise(faults: list[ValueError]) -> None:
 
 
 def _head(file: Path) -> tuple[int, int]:
-    """(width, height) out of a file's head, its orientation applied; ImageError where it or the end is damaged."""
+    """(width, height) from a file's header, with its orientation applied; ImageError if header or end is damaged."""
     try:
         with Image.open(file) as image:
             size = image.size
             kind = image.format
-            # For the orientation of other formats Pillow would decode the whole image; cameras write JPEG.
+            # For other formats Pillow would have to decode the image to find the orientation; cameras write JPEG.
             turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
         with open(file, "rb") as opened:
             opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
