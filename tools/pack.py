@@ -1,8 +1,8 @@
 """Pack a dataset into shards that are read without decoding: python -m tools.pack ROOT SHARDS
 
-The shards hold the decoded pixels (bit for bit, 64 MB a shard), so they take several times the room of PNG files.
-Train on them by giving their folder as data.train, or its address in an object store (s3://, gs://, azure://), from
-which litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
+The shards hold the decoded pixels without loss (64 MB per shard), so they are several times larger than PNG files. To
+train on them, give their folder as data.train, or its address in an object store (s3://, gs://, azure://), from which
+litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
 """
 
 import os
@@ -21,7 +21,7 @@ from data.packed import NEEDED, shard_sizes
 
 
 def sample(pair: Pair) -> dict:
-    """What a shard stores of a pair: its name and its pixels, height x width x 3."""
+    """The shard's entry for a pair: its name and its pixels, height x width x 3."""
     blurry, sharp = pair.read()
     return {"name": pair.name, "blurry": _pixels(blurry), "sharp": _pixels(sharp)}
 
@@ -42,11 +42,11 @@ def main(
     """Pack a split of a dataset.
 
     Args:
-        root: root folder of the dataset, of any layout.
-        output: folder to write to; must be new or empty. It gets its name when all is in it.
+        root: root folder of the dataset, in any layout.
+        output: folder to write to; must be new or empty. It appears under its name when it is complete.
         split: train, val or test.
         variant: kind of blurry images.
-        layout: the dataset's layout; none: it is recognised.
+        layout: the dataset's layout; none: recognised automatically.
         num_workers: processes that decode and write.
         shard_bytes: size of a shard.
     """
@@ -59,7 +59,7 @@ def main(
         raise DatasetError(f"{output} is not empty: give a new folder.")
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
-    check_pairs(pairs)  # what heads and ends of files show is named at once; the rest where it is met
+    check_pairs(pairs)  # finds damaged headers and truncated files at once; other faults are found on decoding
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -80,7 +80,7 @@ def main(
                 "fewer num_workers or free memory."
             )
         os.replace(part, target)
-    except RuntimeError as error:  # litdata's, with the traceback of the process that failed
+    except RuntimeError as error:  # of litdata, with the traceback of the process that failed
         raise _first_cause(str(error)) or error from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -89,7 +89,7 @@ def main(
 
 
 def _first_cause(traceback: str) -> ValueError | None:
-    """What an image or pair had wrong, out of the traceback of another process; None for other errors."""
+    """The fault of an image or pair, from the traceback of another process; None for other errors."""
     for kind in (ImageError, DatasetError):
         _, found, rest = traceback.partition(f"{kind.__module__}.{kind.__name__}: ")
         if found:
@@ -100,7 +100,7 @@ def _first_cause(traceback: str) -> ValueError | None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
-        from tools import pack  # the functions of the importable module, which the writing processes can find
+        from tools import pack  # imports this file as a module, so that the writing processes find its functions
 
         auto_cli(pack.main, as_positional=True)
     except (DatasetError, ImageError, OSError) as error:
