@@ -187,7 +187,7 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
         from evaluation.scoring import count_scores
 
         done, wanted = count_scores(plan)
-        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to go on") from None
+        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
 
 
 def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
@@ -394,4 +394,4 @@ def cli(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("evaluate.py", cli, "stopped; run again to go on"))
+    sys.exit(run_command("evaluate.py", cli, "stopped; run again to resume"))

@@ -28,7 +28,7 @@ from models.settings import SamplingSettings, preset_settings
 if TYPE_CHECKING:
     from deployment.restoration import Restoration
 
-STOPPED = "stopped, {} done; run again to go on"
+STOPPED = "stopped, {} done; run again to resume"
 
 
 NUMBERS = get_type_hints(SamplingSettings)

@@ -309,4 +309,4 @@ def cli(args: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    sys.exit(run_command("benchmarks.few_steps", cli, "stopped; run again to go on"))
+    sys.exit(run_command("benchmarks.few_steps", cli, "stopped; run again to resume"))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from deployment.batch_worker import Job, Worker
 
 NEEDED = "deployment.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
-STOPPED = "stopped; run again to go on"
+STOPPED = "stopped; run again to resume"
 SHOWN = 20  # failures that are printed one by one
 WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
 OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels

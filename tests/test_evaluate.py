@@ -532,7 +532,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):
     process.send_signal(signal.SIGINT)
     first = process.wait()
     assert first.returncode == 130 and "Traceback" not in first.stderr
-    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
+    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to resume"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
     score(given)
     assert [line["setting"] for line in rows(tmp_path / "out")][-2:] == ["ddim 3", "ddim 2"]

@@ -92,7 +92,7 @@ class Command(LightningCLI):
             type=bool,
             default=True,
             help="fit resumes from the newest checkpoint in trainer.default_root_dir, unless --ckpt_path is given;"
-            " false starts anew, over what is there",
+            " false starts anew and overwrites that run",
         )
         parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "fit": "train, or resume the run in trainer.default_root_dir",
     "validate": "score a checkpoint on data.val",
     "test": "score a checkpoint on data.test, whole images",
-    "replay": "do a step again whose batch a run saved: train.py replay FILE --config ...",
+    "replay": "repeat a step whose batch a run saved: train.py replay FILE --config ...",
 }
 COMMON = {
     "config FILE": "the run; more than one are merged, and flags override them",
@@ -42,7 +42,7 @@ COMMON = {
 GENERAL = {
     "seed_everything": "seed of the run",
     "ckpt_path": "checkpoint to resume from, or to score",
-    "auto_resume": "false: start anew, over what is in the run's folder",
+    "auto_resume": "false: start anew and overwrite the run in its folder",
     "print_config": "print the config that all this makes, and exit",
 }
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
