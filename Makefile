@@ -1,4 +1,4 @@
-# Every command here stands in README.md too; make only saves the typing.
+# Every command here is also in README.md; make only saves typing.
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
@@ -20,22 +20,22 @@ demo: $(VENV)/installed
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
 	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
 
-# A page at http://127.0.0.1:7860; Ctrl-C ends it.
+# Serves a page at http://127.0.0.1:7860 until Ctrl-C.
 web: $(VENV)/installed
 	$(PY) app.py
 
-# The extras come with it, so that what they serve is tested, too.
+# Installs the extras, too, so that what depends on them is tested.
 test: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs $(PYTEST)
 
 test-slow: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs -m slow
 
-# Small faults put into a copy of the program, one at a time: which of them does no test notice?
+# Put small faults into a copy of the program, one at a time, and list those that no test notices.
 mutate: $(VENV)/extras
 	$(PY) -m tests.mutate --output docs/faults.md
 
-# On a machine with a CUDA device: its tests, then its speed, as JSON with the device's name.
+# On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
 	$(PY) -m pytest -m gpu -rs
 	$(PY) -m benchmarks.sampling --device cuda --checkpoint pretrained/lite --output benchmarks/results/sampling_gpu.json

@@ -29,16 +29,16 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass
 class Served:
-    """How the page is served, and how it restores.
+    """How to serve the page, and how it restores images.
 
     Args:
-        host: address to serve at; 127.0.0.1 is this machine alone, 0.0.0.0 its network. GRADIO_SERVER_NAME in the
-            environment goes before the default.
+        host: address to serve at; 127.0.0.1 is reachable from this machine only, 0.0.0.0 from its network. The
+            environment variable GRADIO_SERVER_NAME overrides the default.
         port: of the page.
-        checkpoint, device, precision, provider, memory: as of sample.py.
+        checkpoint, device, precision, provider, memory: as in sample.py.
         auth: NAME:PASSWORD that visitors have to give.
-        max_size: megabytes (1e6 bytes) of an uploaded file.
-        max_pixels: megapixels of a photograph.
+        max_size: largest uploaded file in megabytes (1e6 bytes).
+        max_pixels: largest photograph in megapixels.
     """
 
     host: str = os.environ.get("GRADIO_SERVER_NAME", LOCAL[0])
@@ -68,11 +68,11 @@ def start(served: Served, folder: Path) -> Page:
     """Serve the page in threads of this process.
 
     Args:
-        served: how.
-        folder: an empty one, for what visitors leave.
+        served: the options.
+        folder: an empty folder for visitors' files.
 
     Raises:
-        ValueError, OSError: the page cannot be served; one sentence.
+        ValueError, OSError: the page cannot be served.
     """
     if served.checkpoint is not None:
         stored_index(served.checkpoint)
@@ -80,7 +80,7 @@ def start(served: Served, folder: Path) -> Page:
     files.mkdir()
     kept.mkdir()
     os.environ |= {"GRADIO_TEMP_DIR": str(files), "GRADIO_ANALYTICS_ENABLED": "False"}
-    # Not above: these take seconds, and gradio reads the environment when it is imported.
+    # Not at the top: these take seconds to import, and gradio reads the environment at import.
     from web.page import Page
     from web.restoration import Restorer
     from web.visits import Visits
@@ -92,7 +92,7 @@ def start(served: Served, folder: Path) -> Page:
 
 
 def serve(served: Served) -> None:
-    """Serve the page until Ctrl-C; what visitors left is removed then."""
+    """Serve the page until Ctrl-C, then remove visitors' files."""
     if served.host not in LOCAL and served.auth is None:
         print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
     with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
@@ -121,7 +121,7 @@ def _main(args: list[str]) -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
     return run_command("app.py", lambda: _main(sys.argv[1:] if args is None else args), "stopped")
 
 

@@ -24,7 +24,7 @@ from models.index import INDEX, is_hub_id, pretrained
 from models.options import require_known as require_device
 from models.settings import SamplingSettings, sharing_samples
 
-if TYPE_CHECKING:  # these take seconds to import, and what is wrong with a command line is said before
+if TYPE_CHECKING:  # these take seconds to import, and errors in the command line are reported first
     from lightning.fabric import Fabric
 
     from data.scored_pairs import ScoredPairs
@@ -37,41 +37,42 @@ if TYPE_CHECKING:  # these take seconds to import, and what is wrong with a comm
 class Evaluation:
     """The command line.
 
-    Writes results.csv and .json (one row per setting, and the rows blurry, predictor, sharp and two controls),
-    per_image.parquet, report.html, pareto.png, panels, and journal/, out of which a run that was stopped is resumed.
-    Under torchrun or SLURM each process takes its share of the images.
+    Writes results.csv and results.json (one row per setting, and the rows blurry, predictor, sharp and two controls),
+    per_image.parquet, report.html, pareto.png, panels, and journal/, from which a stopped run is resumed. Under
+    torchrun or SLURM the processes share the images.
 
     Args:
         data: root folder of a dataset of pairs, in any layout of docs/data.md, or a CSV manifest.
         output: folder for the results.
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
             pretrained/lite, which comes with the repository.
-        grid: YAML file with the settings to score, as configs/grid/quick.yaml; default: the checkpoint's presets.
-        outputs: folder of images that another program restored, named as the pairs of the dataset: scored as one
-            more row, or alone where no grid is given.
-        compare: two checkpoints in place of one, A and B: the same grid on the same images and noise, into the
+        grid: YAML file with the settings to score, such as configs/grid/quick.yaml; default: the checkpoint's presets.
+        outputs: folder of images that another program restored, named as the pairs of the dataset. They are scored as
+            an additional row, or alone if no grid is given.
+        compare: two checkpoints instead of one, A and B: the same grid on the same images and noise, written to the
             folders A and B of the output, and comparison.csv and report.html with the paired differences.
         split: which split of the dataset.
-        variant: which blurry images of the dataset, such as blur_gamma; blur is the first of every layout.
+        variant: which blurry images of the dataset, such as blur_gamma; blur is the first variant of every layout.
         seed: the same seed gives the same noise for an image of the same name, in every setting.
         screen: run all settings on a quarter of the images, and on the rest only those that may be on the Pareto front
             (docs/evaluation.md).
-        device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
-        precision: of the networks; auto is bf16 where the device computes in it.
-        provider: of an ONNX folder, what onnxruntime runs it on (docs/deployment.md); default: cpu.
-        batch_size: images that the networks see at a time; default: what suits the device and the images' size.
-        metrics: names, separated by commas, out of docs/metrics.md; psnr and ssim are always there.
+        device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
+        precision: of the networks; auto is bf16 where the device supports it in hardware.
+        provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
+        batch_size: images per batch of the networks; default: chosen by the device and the images' size.
+        metrics: names from docs/metrics.md, separated by commas; psnr and ssim are always included.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers likewise, for lpips_vgg; default: torchvision's cache or a download.
+        vgg_backbone: VGG16's feature layers in the same formats, for lpips_vgg; default: torchvision's cache or a
+            download.
         inception_backbone: torch-fidelity's Inception weights, for fid and kid; default: torch's cache or download.
         kernels: .npz file with the blur kernel of each image, for consistency.
-        limit: score only so many pairs, spread evenly over the list.
-        panel: where to write the comparison of a few images at the best setting; default: panel.png in the output.
+        limit: score at most this many pairs, spread evenly over the list.
+        panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
         save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between
             them (balanced) into the checkpoint's folder, for sample.py --preset.
-        wandb_project: also log table, curve and panels to Weights & Biases, offline where there is no API key.
-        overwrite: start anew in a folder that holds the scores of something else.
+        wandb_project: also log table, curve and panels to Weights & Biases, offline if there is no API key.
+        overwrite: discard the scores of another evaluation in the output folder.
     """
 
     data: str
@@ -115,26 +116,26 @@ class Evaluation:
 
     @property
     def panel_path(self) -> Path:
-        """Where the panel goes."""
+        """The file for the panel."""
         return Path(self.panel) if self.panel else Path(self.output) / "panel.png"
 
     @property
     def metric_names(self) -> set[str]:
-        """Those asked for, and psnr and ssim."""
+        """The requested metrics, and psnr and ssim."""
         return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
 
     @cached_property
     def settings(self) -> list[SamplingSettings]:
-        """The grid's; none without a grid."""
+        """The settings of the grid; empty without a grid."""
         if self.grid is None:
             return []
-        from evaluation.grid import read_grid  # not above: help and wrong names are said without it
+        from evaluation.grid import read_grid  # not at the top: help and checks of names do not need it
 
         return read_grid(self.grid, SamplingSettings)
 
 
 def main(evaluation: Evaluation) -> None:
-    """Score one checkpoint, or none, or compare two."""
+    """Score one checkpoint, or only other programs' images, or compare two checkpoints."""
     check(evaluation)
     processes = find_processes()
     output, writes = Path(evaluation.output), processes.is_global_zero
@@ -156,7 +157,7 @@ def main(evaluation: Evaluation) -> None:
 
 
 def check(evaluation: Evaluation) -> None:
-    """Say which name or path of a command line is wrong, in a moment, before the libraries and the data are loaded."""
+    """Raise ValueError for a wrong name or path, before the libraries and the data are loaded."""
     require_known(evaluation.metric_names)
     require_device(evaluation.device)
     data = Path(evaluation.data)
@@ -176,7 +177,7 @@ def check(evaluation: Evaluation) -> None:
 
 
 def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
-    """Evaluate one checkpoint, or none."""
+    """Evaluate one checkpoint, or only other programs' images."""
     plan = prepare(evaluation, processes)
     try:
         screened_out = run(evaluation, plan)
@@ -186,11 +187,11 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
         from evaluation.scoring import count_scores
 
         done, wanted = count_scores(plan)
-        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to go on") from None
+        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
 
 
 def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
-    """Load what is needed; what is wrong with it is said before anything is restored."""
+    """Load everything the evaluation needs; errors are raised before anything is restored."""
     checkpoint = _checkpoint(evaluation)
     pairs = _pairs(evaluation, processes)
 
@@ -260,10 +261,10 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
 
 def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
-    """Score every setting on every image; when screening, only those that may be on the front on most of them.
+    """Score every setting on every image; with screening, most images only with settings that may be on the front.
 
     Returns:
-        Label -> why, of each setting that was screened out.
+        Label -> reason, for each setting that was screened out.
     """
     from evaluation.scoring import score_images
     from evaluation.screening import screen, split
@@ -280,7 +281,7 @@ def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
 
 
 def summarise(plan: "Plan", screened_out: dict[str, str]) -> "Results":
-    """Means with their intervals, the front and the presets out of the journal."""
+    """Compute means with intervals, the front and the presets from the journal."""
     from evaluation.results import Results
     from evaluation.scoring import steps_of
     from evaluation.screening import split
@@ -297,7 +298,7 @@ def summarise(plan: "Plan", screened_out: dict[str, str]) -> "Results":
 
 
 def publish(evaluation: Evaluation, plan: "Plan", results: "Results") -> None:
-    """Write the files, and log and store what was asked for."""
+    """Write the files; log the results and store the presets if requested."""
     from evaluation.examples import keep_examples, write_panel
     from evaluation.report import write_report
     from evaluation.results import format_table, write_results
@@ -322,7 +323,7 @@ def publish(evaluation: Evaluation, plan: "Plan", results: "Results") -> None:
 
 
 def _checkpoint(evaluation: Evaluation) -> str | None:
-    """The checkpoint that is scored; None where images of another program are scored alone."""
+    """The checkpoint to score; None if only another program's images are scored."""
     checkpoint = evaluation.checkpoint
     if checkpoint is None and (evaluation.settings or not evaluation.outputs):
         checkpoint = pretrained()
@@ -332,7 +333,7 @@ def _checkpoint(evaluation: Evaluation) -> str | None:
 
 
 def _presets(pipeline: "DeblurPipeline | None", checkpoint: str | None) -> list[SamplingSettings]:
-    """The checkpoint's presets, each once."""
+    """The checkpoint's presets, without duplicates."""
     if pipeline is None:
         return []
     settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
@@ -342,9 +343,9 @@ def _presets(pipeline: "DeblurPipeline | None", checkpoint: str | None) -> list[
 
 
 def find_processes() -> "Fabric":
-    """Lightning Fabric over the processes that torchrun or SLURM started, or this one alone.
+    """Lightning Fabric over the processes that torchrun or SLURM started, or over this one alone.
 
-    It is asked for ranks, barriers and a broadcast only, so it runs on the CPU whatever the networks run on.
+    It is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run.
     """
     from lightning.fabric import Fabric
 
@@ -353,14 +354,14 @@ def find_processes() -> "Fabric":
     nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
     try:
         fabric = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
-    except RuntimeError as error:  # SLURM's variables do not fit together, such as --ntasks without --ntasks-per-node
+    except RuntimeError as error:  # inconsistent SLURM variables, such as --ntasks without --ntasks-per-node
         raise ValueError(" ".join(str(error).split())) from error
     fabric.launch()
     return fabric
 
 
 def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
-    """The pairs to score, read by the first process: a bad file stops the run now."""
+    """The pairs to score, read by the first process, so that a bad file stops the run early."""
     from data.scored_pairs import scored_pairs
 
     found = None
@@ -370,7 +371,7 @@ def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
 
 
 def cli(args: list[str] | None = None) -> None:
-    """The command line; ValueError and OSError, one sentence, where something is wrong with it."""
+    """Run the command line. Raises ValueError or OSError if something is wrong with it."""
     args = sys.argv[1:] if args is None else args
     if {"-h", "--help"} & set(args):
         usage = "usage: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"
@@ -386,4 +387,4 @@ def cli(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("evaluate.py", cli, "stopped; run again to go on"))
+    sys.exit(run_command("evaluate.py", cli, "stopped; run again to resume"))

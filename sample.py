@@ -28,7 +28,7 @@ from models.settings import SamplingSettings, preset_settings
 if TYPE_CHECKING:
     from deployment.restoration import Restoration
 
-STOPPED = "stopped, {} done; run again to go on"
+STOPPED = "stopped, {} done; run again to resume"
 
 
 NUMBERS = get_type_hints(SamplingSettings)
@@ -38,20 +38,20 @@ KINDS = get_type_hints(Options) | NUMBERS
 def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int:
     """Restore images, each in its own format and depth, with its metadata.
 
-    Under torchrun each process takes its share of the list.
+    Under torchrun the processes share the list.
 
     Args:
         inputs: images, folders of images (searched recursively) and patterns such as photos/**/*.png.
         options: what is written, and how it is computed.
-        numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
 
     Returns:
-        How many images could not be restored; each is named on stderr.
+        The number of images that could not be restored; each is named on stderr.
 
     Raises:
-        ValueError, OSError: nothing can be restored; one sentence.
+        ValueError, OSError: nothing can be restored.
     """
-    SamplingSettings(**numbers)  # says what is wrong before anything heavy
+    SamplingSettings(**numbers)  # raises for wrong values before anything heavy is loaded
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     check_settings(options, numbers)
     outputs.folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +66,10 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
 
 
 class _Run:
-    """The images of one process on their way through the pipeline."""
+    """Restores the images of one process."""
 
     def __init__(self, options: Options, numbers: dict[str, Any], outputs: Outputs):
-        # Not above: these take seconds, and what is wrong with a command line is found without them.
+        # Not at the top: these take seconds to import, and checks of the command line do not need them.
         from deployment.restoration import Restorer
         from models.devices import choose_device
 
@@ -86,7 +86,7 @@ class _Run:
         self.failures, self.written, self.replaced = list(outputs.missing), 0, Counter()
 
     def go(self) -> Iterator[int]:
-        """Restore all; yields how many are written."""
+        """Restore all images; yields the number written so far."""
         from tqdm import tqdm
 
         with tqdm(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
@@ -102,7 +102,7 @@ class _Run:
                 yield self.written
 
     def say_how_it_went(self) -> int:
-        """Print what was written, and on stderr what was not; returns how many could not be restored."""
+        """Print what was written and, on stderr, what was not; return the number of images that failed."""
         for failure in sorted(self.failures):
             print(f"sample.py: error: {failure}", file=sys.stderr)
         for suffix, count in sorted(self.outputs.skipped.items()):
@@ -123,7 +123,7 @@ class _Run:
         self.bar.write(f"{path}: {sentence}", sys.stderr)
 
     def _tell(self, one: Restoration) -> None:
-        """Say what is remarkable about a restoration."""
+        """Print what is notable about a restoration."""
         self._say_title(one.path, one.out.tiles)
         for remark in one.image.remarks:
             self._say(one.path, remark)
@@ -133,7 +133,7 @@ class _Run:
             self._say(one.path, fault + ", the prediction is written" * one.back)
 
     def _say_title(self, path: Path, tiles: dict[str, int | None]) -> None:
-        """Say once what is done, and of each image that is not done in the same tiles in which it is."""
+        """Print the title once, and the tiles of each image that differ from those in the title."""
         sides = ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
         if self.title:
             self.bar.write(f"{self.title}{sides}")
@@ -143,7 +143,7 @@ class _Run:
 
 
 def _help(flags: dict[str, str]) -> str:
-    """--help; the defaults of the numbers are those of the checkpoint."""
+    """The text of --help; defaults of sampling settings are those of the checkpoint."""
     source = flags.get("checkpoint") or pretrained()
     index = stored_index(source) or {}
     settings = preset_settings(index.get("presets", {}), flags.get("preset"), flow_of(index, source))
@@ -174,7 +174,7 @@ def _main(args: list[str]) -> int:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
     return run_command("sample.py", lambda: _main(sys.argv[1:] if args is None else args), STOPPED.format(0))
 
 

@@ -6,9 +6,9 @@
     python train.py replay runs/demo/faults/step_N.safetensors --config configs/demo.yaml
     python train.py --help
 
-Every value of a config file is also a flag. A run writes into trainer.default_root_dir: checkpoints/ (last, the one
-before it, best by PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and
-evaluate.py), config.yaml and logs/version_N/metrics.csv. A run that was stopped is resumed by the same command.
+Every value of a config file is also a flag. A run writes to trainer.default_root_dir: checkpoints/ (last, the previous
+one, best by PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and
+evaluate.py), config.yaml and logs/version_N/metrics.csv. The same command resumes a stopped run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def cli(args: list[str], run: bool = True) -> Command:
-    """Build what a command line describes, and do what its first word names; without `run` there is no first word."""
-    # Not above: these take seconds, and a wrong flag is found without them.
+    """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
+    # Not at the top: these take seconds to import, and wrong flags are found without them.
     from data.datamodule import DeblurDataModule
     from training.command import Command
 
@@ -63,13 +63,13 @@ def _main(args: list[str]) -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
     try:
-        # Until training begins, which then handles it: Lightning would exit with code 1.
+        # This handles Ctrl-C until training begins and does so itself; Lightning would exit with code 1.
         with interruptible("stopped before the first step; nothing was changed"):
             _main(sys.argv[1:] if args is None else args)
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        # jsonargparse wraps what a class says of its arguments in a list of all that it tried: say the first cause.
+        # jsonargparse wraps a class's error in a list of everything it tried: report the original cause.
         while isinstance(cause := error.__cause__ or _context(error), ValueError | OSError):
             error = cause
         print(f"train.py: error: {one_sentence(str(error))}", file=sys.stderr)

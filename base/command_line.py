@@ -1,6 +1,6 @@
-"""Command lines: names and choices checked before any parser, and the look of --help, for all scripts.
+"""Command lines of all scripts: check flags and choices before any parser runs, and format --help.
 
-The parser behind them is jsonargparse, whose own words for what is wrong are long.
+Values are parsed by jsonargparse, whose own error messages are long.
 """
 
 import json
@@ -13,22 +13,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from base.messages import UsageError, nearest, one_of, one_sentence
 
-STRICT = {"allow_abbrev": False, "exit_on_error": False}  # options of a parser: whole names alone, and it raises
+STRICT = {"allow_abbrev": False, "exit_on_error": False}  # parser options: no abbreviated flags, raise errors
 WORDS = {bool: "true|false", int: "N", float: "NUMBER", str: "TEXT", tuple[str, str]: "TEXT TEXT"}
-TRUTHS = ("true", "false", "yes", "no", "on", "off")  # taken as the value of a flag of yes or no, not as an image
+TRUTHS = ("true", "false", "yes", "no", "on", "off")  # a boolean flag takes these as its value, not as an image's name
 
 
 def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list[str], dict[str, str]]:
-    """What stands on a command line without a flag, and the flags' values; of a bare flag of yes or no true, of a flag
-    that takes two texts their JSON.
+    """Split a command line into its positional words and its flags' values.
+
+    A boolean flag without a value is true; a flag that takes two strings has them as JSON.
 
     Args:
         args: the command line.
         kinds: the flags' names, without dashes, and their annotations.
-        script: what to call for help, as sample.py.
+        script: the script that --help is recommended for, such as sample.py.
 
     Raises:
-        UsageError: an unknown flag, a flag without its value, or a value that is none of the allowed ones.
+        UsageError: an unknown flag, a flag without its value, or a value that is not an allowed choice.
     """
     rest, others, flags = list(args), [], {}
     while rest:
@@ -60,16 +61,16 @@ def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list
 
 
 def values(owners: Sequence[type], flags: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of dataclasses, with their defaults where no flag is given.
+    """The values of dataclass fields, with defaults for flags that are not given.
 
     Args:
-        owners: whose fields are the flags.
+        owners: dataclasses whose fields are the flags.
         flags: from `split`.
 
     Raises:
-        UsageError: a value is of another kind.
+        UsageError: a value has the wrong type.
     """
-    from jsonargparse import ArgumentParser  # not above: most of what is wrong, and help, is said without it
+    from jsonargparse import ArgumentParser  # not at the top: help and most errors do not need it
 
     parser = ArgumentParser(**STRICT)
     for owner in owners:
@@ -82,14 +83,14 @@ def values(owners: Sequence[type], flags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def call(function: Callable, args: Sequence[str] | None, script: str, about: str, nargs: str | None = None) -> None:
-    """Call a function with what a command line says: its first argument without a flag, all others by flags.
+    """Call a function with arguments from a command line: the first is positional, all others are flags.
 
     Args:
         function: its docstring describes its arguments.
-        args: the command line; none: that of this process.
-        script: what --help names the command.
-        about: what --help says of it.
-        nargs: how many values its first argument takes, as argparse says it.
+        args: the command line; None: that of this process.
+        script: the command's name in --help.
+        about: the command's description in --help.
+        nargs: the number of values of the first argument, as in argparse.
     """
     from jsonargparse import ArgumentParser
 
@@ -101,7 +102,7 @@ def call(function: Callable, args: Sequence[str] | None, script: str, about: str
 
 
 def class_help(owner: type, texts: Mapping[str, str] | None = None) -> list[str]:
-    """The lines of --help about a dataclass whose fields are flags; the descriptions are its own unless given."""
+    """The --help lines of a dataclass whose fields are flags; `texts` replaces the descriptions in its docstring."""
     kinds, texts, lines = get_type_hints(owner), texts or descriptions(owner.__doc__), []
     for field in fields(owner):
         default = field.default if isinstance(field.default, str | int | float) and field.default is not False else ""
@@ -110,20 +111,20 @@ def class_help(owner: type, texts: Mapping[str, str] | None = None) -> list[str]
 
 
 def choices(kind: Any) -> list[str]:
-    """The values that an annotation lists, as they are typed; none where it lists none."""
+    """The values that an annotation lists, as a user types them; empty if it lists none."""
     if get_origin(kind) is Literal:
         return [str(value) for value in get_args(kind)]
     return [value for part in get_args(kind) for value in choices(part)]
 
 
 def word_for(kind: Any) -> str:
-    """What stands for a flag's value in --help."""
+    """The placeholder of a flag's value in --help."""
     known = [WORDS[part] for part in (kind, *get_args(kind)) if part in WORDS]
     return "|".join(choices(kind)) or known[0]
 
 
 def flag_help(name: str, value: str, default: Any, text: str) -> list[str]:
-    """The lines of --help about a flag."""
+    """The --help lines of a flag."""
     lines = [f"  --{name} {value}{f' = {default}' if default not in ('', None) else ''}"]
     return lines + ([fill(text, 116, initial_indent=" " * 6, subsequent_indent=" " * 6)] if text else [])
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process writes at a time."""
+"""Files and folders that are replaced atomically, and folders that only one process may write to."""
 
 import os
 import shutil
@@ -9,15 +9,15 @@ from tempfile import TemporaryFile
 
 
 class FolderInUse(OSError):
-    """Another process writes into a folder; the message is one sentence that names both."""
+    """Another process writes into a folder; the message names both."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write a file or a folder to; it takes the place of `path` when the block ends.
+    """A temporary path beside `path` to write a file or a folder to; it replaces `path` when the block ends.
 
-    If the block raises, what was written is removed and `path` stays as it was. A folder can only take the place of
-    an empty one.
+    If the block raises, what was written is removed and `path` stays as it was. A folder can only replace an empty
+    folder.
     """
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def require_writable(folder: Path) -> None:
-    """Make a folder where it is missing; OSError in one sentence where no file can be written into it."""
+    """Create a folder if it is missing. OSError, in one sentence, if no file can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -38,31 +38,31 @@ def require_writable(folder: Path) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a folder can be made: nothing has its name, or an empty folder."""
+    """Whether a folder can be created: its path does not exist, or is an empty folder."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what killed processes left of `replacing` in `folder`; nobody else may be writing there."""
+    """Remove temporary files that killed processes left in `folder`; no other process may be writing there."""
     for part in folder.glob(".*.part*"):
         _remove(part)
 
 
 def locked(path: Path, timeout: float = -1) -> AbstractContextManager:
-    """Hold a lock file, waiting for it so many seconds (negative: as long as it takes; filelock.Timeout after that).
+    """Hold a lock file, waiting at most `timeout` seconds for it (negative: no limit), then raise filelock.Timeout.
 
-    The lock goes with the process that holds it, however that ends; the file stays.
+    The lock is released when its process ends for any reason; the file stays.
     """
-    from filelock import FileLock  # not above: it takes as long to import as all else that a command needs to start
+    from filelock import FileLock  # not at the top: its import would double the start time of a command
 
     return FileLock(path, timeout)
 
 
 @contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made where missing, for this process alone; released when it ends, however that ends.
+    """Hold `folder` for this process alone; create it if it is missing. Released when the process ends for any reason.
 
-    The lock is `.lock` in the folder, and the process that holds it stands in `.lock.pid`.
+    The lock is `.lock` in the folder; `.lock.pid` names the process that holds it.
 
     Raises:
         FolderInUse: another process holds it.
@@ -72,7 +72,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     lock = locked(folder / ".lock", timeout=0)
     try:
         lock.acquire()
-    except TimeoutError:  # what filelock.Timeout is
+    except TimeoutError:  # base class of filelock.Timeout
         pid = owner.read_text().strip() if owner.is_file() else "unknown"
         raise FolderInUse(
             f"another run (pid {pid}) uses {folder}: wait until it has ended, or give another folder"

@@ -12,20 +12,20 @@ class UsageError(ValueError):
 
 
 def nearest(word: str, words: list[str], otherwise: str = "") -> str:
-    """The end of a sentence about an unknown word: the one that was probably meant, or else `otherwise`."""
+    """The end of an error message about an unknown word: the closest known word, or else `otherwise`."""
     found = get_close_matches(word, words, 1)
     return f": did you mean {found[0]}?" if found else otherwise
 
 
 def one_of(name: str, value: str, choices: list[str]) -> str:
-    """The sentence about a value that is none of the allowed ones."""
+    """The error message for a value that is not one of the allowed ones."""
     return f"{name} is one of {', '.join(choices)}, not {value}{nearest(value, choices)}"
 
 
 def one_sentence(message: str) -> str:
-    """An error message in a line; what jsonargparse says in a tree of all that it tried, as what a user can do.
+    """An error message in one line; jsonargparse's nested messages are reduced to what a user can do about them.
 
-    A value that is none of the allowed ones is named with these, an unknown name with the nearest known one.
+    A value that is not allowed is named with the allowed ones, an unknown name with the closest known one.
     """
     if not re.search(r"Parser key|Does not validate|Expected a", message):
         return " ".join(message.split())
@@ -56,14 +56,14 @@ def one_sentence(message: str) -> str:
 
 
 def _value(message: str) -> str:
-    """The value that was given: of a flag inside of a class, what its parser says of it."""
+    """The given value; for a flag of a nested class, the one that its own parser reports."""
     found = re.findall(r"Got value: (.*)", message) or re.findall(r"Given value: (.*)", message)
     inner = re.search(r"NestedArg\(key='[^']*', val='?(.*?)'?\)$", found[0]) if found else None
     return inner[1] if inner else found[0].strip() if found else ""
 
 
 def _nearest_argument(word: str, path: str) -> str:
-    """`nearest` of a class's arguments, where it can be found: whoever says so has imported it."""
+    """`nearest` among a class's arguments, if the class has been imported."""
     import inspect
     import sys
 

@@ -1,4 +1,4 @@
-"""What a progress bar is told."""
+"""Progress bars."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 
 def counted(bar: tqdm, images: int) -> Callable[[Iterable], Iterator]:
-    """Wraps the denoising steps of so many images, and tells them to the bar."""
+    """A wrapper of denoising steps that advances the bar by `images` per step."""
 
     def progress(steps: Iterable) -> Iterator:
         for step in steps:

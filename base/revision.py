@@ -1,4 +1,4 @@
-"""Which version of the code, and of what it uses, made a result."""
+"""The version of the code, and of its dependencies, that made a result."""
 
 import platform
 import subprocess
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def commit(*paths: str) -> str | None:
-    """The git commit of this code, with "-dirty" where files differ from it; None outside git.
+    """The git commit of this code, with "-dirty" if files differ from it; None outside git.
 
     Args:
-        paths: git's pathspecs of the files that are compared; none: all.
+        paths: git pathspecs of the files to compare; none: all.
     """
     try:
         head = _git("rev-parse", "HEAD")
@@ -20,7 +20,7 @@ def commit(*paths: str) -> str | None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Python's version and those of installed packages."""
+    """The versions of Python and of installed packages."""
     return {"python": platform.python_version()} | {package: version(package) for package in packages}
 
 

@@ -1,4 +1,4 @@
-"""Ending a command from outside."""
+"""End a command by a signal."""
 
 import signal
 import sys
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class Stopped(BaseException):
-    """A signal ended the command; no error, and nothing that only catches errors may catch it.
+    """A signal ended the command. It is not an error, so code that catches only errors must not catch it.
 
     Attributes:
-        signal: its number.
+        signal: the signal's number.
     """
 
     def __init__(self, number: int, message: str = ""):
@@ -20,7 +20,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Let Ctrl-C raise `Stopped`, with what is to be said, inside the block; unlike KeyboardInterrupt no traceback."""
+    """Let Ctrl-C raise `Stopped` with this sentence inside the block, instead of a KeyboardInterrupt with traceback."""
 
     def stop(number: int, frame) -> None:
         raise Stopped(number, sentence)
@@ -33,12 +33,12 @@ def interruptible(sentence: str) -> Iterator[None]:
 
 
 def run_command(name: str, command: Callable[[], int | None], stopped: str) -> int:
-    """Run a command; returns its exit code, after one sentence on stderr where the input is at fault or it was stopped.
+    """Run a command and return its exit code; wrong input or a stop is reported in one sentence on stderr.
 
     Args:
-        name: of the script, before what it says.
+        name: the script's name, for its messages.
         command: returns its exit code; None is 0.
-        stopped: what Ctrl-C says.
+        stopped: the message for Ctrl-C.
     """
     try:
         with interruptible(stopped):

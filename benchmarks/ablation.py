@@ -1,11 +1,11 @@
-"""Train arms that differ in one thing with equal arithmetic, and score them on held-out photographs.
+"""Train variants ("arms") that differ in one thing with equal compute, and score them on held-out photographs.
 
 python -m benchmarks.ablation --photos PHOTOS --output runs/ablation --minutes 35
 
-An arm is the base config with a few values in other places (benchmarks/ablation.yaml). Its number of steps follows from
-what its networks cost, so that all arms train with the same number of floating-point operations. A run that is done is
-skipped, so the same command goes on with the ablation; ablation.json, .csv and .png hold what is done so far. PHOTOS
-has sharp photographs and the lists train.txt and test.txt.
+An arm is the base config with a few values changed (benchmarks/ablation.yaml). Its number of steps is chosen by the
+cost of its networks, so that all arms train with the same number of floating-point operations. Finished runs are
+skipped, so the same command resumes the ablation; ablation.json, .csv and .png hold the results so far. PHOTOS has
+sharp photographs and the lists train.txt and test.txt.
 """
 
 import copy
@@ -34,7 +34,7 @@ TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
 
 
 def changed(base: dict, arm: dict) -> dict:
-    """The config of an arm: `base` with the values that `arm` names by their path, as "model.init_args.lr"."""
+    """The config of an arm: `base` with the values that `arm` gives by path, such as "model.init_args.lr"."""
     config = copy.deepcopy(base)
     for path, value in arm.items():
         *folders, name = path.split(".")
@@ -46,7 +46,7 @@ def changed(base: dict, arm: dict) -> dict:
 
 
 def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: int, lpips: list[str]) -> dict[str, Any]:
-    """Train one arm, or go on with it; how many steps and operations it took, and of how many parameters."""
+    """Train or resume one arm; returns its numbers of steps, operations and parameters."""
     import train
     from training.speed import step_flops
 
@@ -78,7 +78,7 @@ def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: in
 def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
     """Column -> image -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ...
 
-    Of frames, which take long, the PSNR of the prediction alone: they are there for networks that depend on the size.
+    Whole frames take long, so only the PSNR of their prediction is computed, for networks that depend on the size.
     """
     from data.layouts import find_pairs
     from data.pairs import read_pair
@@ -103,9 +103,9 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
 
 
 def table(runs: list[dict], reference: str) -> list[dict]:
-    """One row an arm: for each column the mean over images and seeds, its difference to the reference, each seed's.
+    """One row per arm: for each column the mean over images and seeds, its difference to the reference, and all seeds.
 
-    The difference is of the seeds that both have, paired by image; its 95 % interval is over images.
+    The difference uses the seeds that both have, paired by image; its 95 % interval is over images.
     """
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     by_arm = {arm: {run["seed"]: run for run in runs if run["arm"] == arm} for arm in arms}
@@ -131,7 +131,7 @@ def table(runs: list[dict], reference: str) -> list[dict]:
 
 
 def plot(rows: list[dict], reference: str, path: Path) -> None:
-    """A dot a seed and a bar at the mean, an arm a line, for the columns of the crops; what is far off is a number."""
+    """Plot each arm as a line with a dot per seed and a bar at the mean, for the columns of crops; outliers as text."""
     known = dict.fromkeys(column for row in rows for column in row if column.startswith("crops/"))
     columns = [column for column in known if "/blurry/" not in column]
     figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.2 + 0.32 * len(rows)), dpi=150, layout="constrained")
@@ -172,7 +172,7 @@ def plot(rows: list[dict], reference: str, path: Path) -> None:
 
 
 def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
-    """ablation.json, .csv and .png, of the runs so far."""
+    """Write ablation.json, .csv and .png of the runs so far."""
     rows = table(runs, reference)
     write_json(folder / "ablation.json", {**facts, "reference": reference, "rows": rows, "runs": runs})
     columns = list(dict.fromkeys(column for row in rows for column in row if "/" in column))
@@ -203,9 +203,9 @@ def main(
         photos: folder of sharp photographs with train.txt and test.txt.
         output: folder of the runs, the held-out images, and ablation.json, .csv and .png.
         arms: the YAML file.
-        only: names of arms, with commas and no space between them; none: all.
-        teraflop: arithmetic of every run, in place of the file's.
-        minutes: begin no run after so long; the same command goes on. A run is never cut short.
+        only: names of arms, separated by commas without spaces; none: all.
+        teraflop: compute of every run, overriding the file's.
+        minutes: start no run after this time; the same command resumes. A run is never cut short.
         lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
     """
     from evaluation.metrics import make_metrics
@@ -250,7 +250,7 @@ def main(
             write_json(done, run)
             runs.append(run)
             write(folder, runs, plan["reference"], facts)
-            gc.collect()  # a trainer and its model hold each other
+            gc.collect()  # a trainer and its model refer to each other
     if not runs:
         raise ValueError("no run is done, and there was no time to begin one: give more --minutes")
     write(folder, runs, plan["reference"], facts)

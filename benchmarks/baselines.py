@@ -1,8 +1,8 @@
-"""Restore a test set by classical methods, as pictures to score: python -m benchmarks.baselines DATA --output FOLDER
+"""Restore a test set by classical methods, as images to score: python -m benchmarks.baselines DATA --output FOLDER
 
-FOLDER/unsharp_mask needs nothing but the picture. FOLDER/richardson_lucy and FOLDER/wiener are given the true kernel,
-which only a synthetic test set with one kernel a picture has (tools.make_pairs --uniform true): what knowing the blur
-is worth. All three are scikit-image's.
+FOLDER/unsharp_mask needs only the image. FOLDER/richardson_lucy and FOLDER/wiener are given the true kernel, which only
+a synthetic test set with one kernel per image has (tools.make_pairs --uniform true); they show what knowing the blur is
+worth. All three are scikit-image's.
 """
 
 import sys
@@ -21,21 +21,21 @@ from data.layouts import find_pairs
 
 
 def unsharp_mask(blurry: np.ndarray, radius: float, amount: float) -> np.ndarray:
-    """Add what a Gaussian takes away. (H, W, 3) in [0, 1], in the file's values."""
-    # With channel_axis -1 scikit-image 0.26 leaves most rows unset.
+    """Unsharp mask with a Gaussian, on (H, W, 3) in [0, 1], in the file's values."""
+    # With channel_axis -1 scikit-image 0.26 leaves most rows uninitialised.
     return filters.unsharp_mask(blurry, radius, amount, channel_axis=2)
 
 
 def deconvolve(blurry: np.ndarray, kernel: np.ndarray, method: str, strength: float) -> np.ndarray:
-    """Undo a known kernel in linear light, where cameras blur. (H, W, 3) sRGB in [0, 1] -> the same.
+    """Invert a known kernel in linear light, where cameras blur. (H, W, 3) sRGB in [0, 1] -> the same.
 
     Args:
-        kernel: odd-sided, of sum 1, as it spreads a point of light.
+        kernel: the point spread function, odd-sided, of sum 1.
         method: richardson_lucy (strength: iterations) or wiener (strength: balance).
     """
     margin = len(kernel)
     light = np.where(blurry <= 0.04045, blurry / 12.92, ((blurry + 0.055) / 1.055) ** 2.4)  # IEC 61966-2-1
-    # Reflected surroundings, so that the border does not ring as against black.
+    # Padded by reflection; a black border would cause ringing.
     wide = np.pad(light, ((margin, margin), (margin, margin), (0, 0)), mode="reflect")
     channels = []
     for channel in np.moveaxis(wide, -1, 0):
@@ -56,9 +56,9 @@ def restore(
     iterations: int = 30,
     balance: float = 0.01,
 ) -> None:
-    """Write FOLDER/METHOD/NAME.png for every blurry picture.
+    """Write FOLDER/METHOD/NAME.png for every blurry image.
 
-    Choose the numbers on photographs that are not in the test set.
+    Choose the parameters on photographs that are not in the test set.
 
     Args:
         data: root folder of a dataset of pairs; kernels.npz in it gives the kernels.
@@ -66,7 +66,7 @@ def restore(
         split: which split of the dataset.
         radius, amount: of the unsharp mask: the Gaussian's standard deviation in pixels, and the strength.
         iterations: of Richardson-Lucy.
-        balance: of Wiener, how much smoothness counts against the data.
+        balance: of Wiener, the weight of smoothness against the data.
     """
     pairs = find_pairs(data, split)
     file = Path(data) / "kernels.npz"

@@ -1,10 +1,10 @@
-"""What Ray costs over plain sample.py, and what a second worker is worth: python -m benchmarks.batch
+"""Measure Ray's overhead over plain sample.py, and the gain of a second worker: python -m benchmarks.batch
 
-overhead: photographs through the identity network, so that reading, writing and scheduling are all there is: sample.py
-in this process and deployment.batch with one worker, in turn, on a local folder; milliseconds per photograph. Starting
-is omitted: deployment.batch is timed from its first rows on, sample.py from its first line.
-scaling: the same with pretrained/lite, by one worker and by two of one core each; photographs per second.
-Merged into benchmarks/results/batch.json, with what it ran on.
+overhead: photographs through the identity network, so that only reading, writing and scheduling take time: sample.py in
+this process and deployment.batch with one worker, alternating, on a local folder; milliseconds per photograph. Start-up
+is excluded: deployment.batch is timed from its first rows, sample.py from its first line.
+scaling: the same with pretrained/lite, by one worker and by two, on one core each; photographs per second.
+Results are merged into benchmarks/results/batch.json, with the machine they were measured on.
 """
 
 import json
@@ -35,7 +35,7 @@ from models.untrained import IdentityPredictor
 
 
 def draw(folder: Path, count: int, side: int) -> None:
-    """Soft random photographs with a little noise, PNG."""
+    """Write smooth random photographs with a little noise, as PNG."""
     generator = torch.Generator().manual_seed(0)
     for i in range(count):
         coarse = torch.rand(1, 3, 16, 16, generator=generator)
@@ -53,7 +53,7 @@ def by_sample(source: Path, target: Path, checkpoint: str) -> float:
 
 
 def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
-    """Seconds per photograph of deployment.batch, from its first rows on; of all workers together."""
+    """Seconds per photograph of deployment.batch with all workers, timed from its first rows."""
     options = Options(str(target), checkpoint, device="cpu")
     place, rows = batch.images_of(str(source), options, batch.Flags())
     job = Job(options, {}, place, Place(str(target)), ())
@@ -62,12 +62,12 @@ def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
         manifest.add([row | plain(manifest_facts(job)) for row in made])
         times.append(time.perf_counter())
         counts.append(len(made))
-    first = workers  # the first chunk of each worker may have waited for it
+    first = workers  # the time of each worker's first chunk may include waiting for the worker
     return (times[-1] - times[first - 1]) / sum(counts[first:])
 
 
 def manifest_facts(job: Job) -> dict:
-    """Of the length of those of a run; what they say does not matter here."""
+    """Facts of the same size as those of a run; their content does not matter here."""
     return {"checkpoint_sha256": "0" * 64, "seed": job.options.seed, "settings": {"blend": 0.0}}
 
 
@@ -83,11 +83,11 @@ def main(
 
     Args:
         cases: overhead, scaling or both, separated by a comma.
-        photographs: how many each run restores.
+        photographs: number of photographs per run.
         side: of the photographs in pixels.
-        repeats: how often each is measured; the median counts.
-        quick: few and small ones, to try the program.
-        output: JSON file, in which the other cases are kept.
+        repeats: measurements of each; the median counts.
+        quick: few and small photographs, to try the program.
+        output: JSON file; its other cases are kept.
     """
     photographs, side, repeats = (24, 64, 1) if quick else (photographs, side, repeats)
     file = Path(output)

@@ -1,8 +1,8 @@
 """Processor time of synthetic blur per training crop: python -m benchmarks.blur [--before COMMIT]
 
-The mixture of docs/data.md, kind by kind, each half in linear light and half in file values, with noise and JPEG in six
-of ten, in batches of 16 crops of 128 pixels. --before measures the same with the package `data` of another commit, in
-turns with this one. Prints a table and writes benchmarks/results/blur.json.
+The mixture of docs/data.md, kind by kind, each half in linear light and half in file values, six in ten with noise and
+JPEG, in batches of 16 crops of 128 pixels. --before also measures the package `data` of another commit, alternating
+with this one. Prints a table and writes benchmarks/results/blur.json.
 """
 
 import io
@@ -46,14 +46,14 @@ def milliseconds(blur: Callable) -> float:
         start = time.process_time()
         blur(sharp, generators)
         times.append(1000 * (time.process_time() - start) / BATCH)
-    return median(times[1:])  # the first prepares FFTs
+    return median(times[1:])  # the first call prepares FFTs
 
 
 def measure(kernels: str | None) -> dict[str, float]:
-    """Milliseconds per crop of each kind, by the package `data` that Python finds first."""
+    """Milliseconds per crop of each kind, with the first package `data` on Python's path."""
     from data import blur as package
 
-    before = hasattr(package, "UniformShake")  # names of commits up to 3366663
+    before = hasattr(package, "UniformShake")  # names used up to commit 3366663
     found = {}
     for name, (_, kind, arguments, moves) in MIX.items():
         if kind == "MeasuredKernels":
@@ -78,13 +78,13 @@ def measure(kernels: str | None) -> dict[str, float]:
 
 
 def mean(kinds: dict[str, float]) -> float:
-    """The mixture's cost from its kinds'."""
+    """The mixture's cost from the costs of its kinds."""
     shares = {name: MIX[name][0] for name in kinds}
     return sum(cost * shares[name] for name, cost in kinds.items()) / sum(shares.values())
 
 
 def run(tree: Path, kernels: str | None) -> dict[str, float]:
-    """`measure` in a process of its own, with the packages of a tree."""
+    """Run `measure` in its own process, with the packages of a tree."""
     code = f"import json; from benchmarks.blur import measure; print(json.dumps(measure({kernels!r})))"
     environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
@@ -104,8 +104,8 @@ def main(
     Args:
         kernels: an .npz file of measured kernels; none: the mixture without them.
         before: a commit whose package `data` is measured too.
-        rounds: measurements of each, in turns; the medians count.
-        output: where the numbers go.
+        rounds: measurements of each, alternating; the medians count.
+        output: JSON file for the numbers.
     """
     kernels = str(Path(kernels).resolve()) if kernels else None
     with tempfile.TemporaryDirectory() as folder:

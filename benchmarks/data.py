@@ -1,7 +1,7 @@
-"""Training crops a second, by how they are read: python -m benchmarks.data [--source FOLDER] [--seconds 4]
+"""Training crops per second by input format: python -m benchmarks.data [--source FOLDER] [--seconds 4]
 
-All on the same 1280x720 PNG pairs in one run: (a) one decode for each crop, (b) several crops a decode, (c) packed
-shards. Prints a table and writes benchmarks/results/data.json. Blur is apart: benchmarks/blur.py.
+All on the same 1280x720 PNG pairs in one run: (a) one decode per crop, (b) several crops per decode, (c) packed shards.
+Prints a table and writes benchmarks/results/data.json. Blur is measured separately, in benchmarks/blur.py.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ PATCH = 128
 
 
 def make_pairs(root: Path, count: int) -> None:
-    """Pairs of 1280x720 that compress about as photographs do: smooth structure with some noise."""
+    """Write 1280x720 pairs that compress about as well as photographs: smooth structure with some noise."""
     blur = SyntheticBlur([CameraShake()], shot_noise=(1e-4, 1e-4))
     size = 720 + 2 * blur.margin, 1280 + 2 * blur.margin
     for number in range(count):
@@ -43,7 +43,7 @@ def make_pairs(root: Path, count: int) -> None:
 
 
 def rate(batches: Iterator, seconds: float) -> float:
-    """Crops a second out of an endless iterator, after what its workers had read ahead."""
+    """Crops per second from an endless iterator, after the batches that its workers had prefetched."""
     for _ in range(8):
         next(batches)
     crops, start = 0, time.perf_counter()
@@ -68,10 +68,10 @@ def main(
 
     Args:
         source: a dataset of 1280x720 pairs; none: eight are made.
-        output: where the numbers go.
-        seconds: of each measurement, of which there are three.
+        output: JSON file for the numbers.
+        seconds: length of each of three measurements.
         workers: processes that read.
-        crops_per_image: crops of each decoded or unpacked pair in (b) and (c).
+        crops_per_image: crops per decoded or unpacked pair in (b) and (c).
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def main(
                 TrainPairs(shards, PATCH, **several), 2, workers
             ),
         }
-        # In turns, so that what else the machine does meets all alike; the medians count.
+        # Alternating, so that other load on the machine affects all alike; the medians count.
         rounds = [{name: rate(way(), seconds) for name, way in ways.items()} for _ in range(3)]
     rows = {name: median(one[name] for one in rounds) for name in ways}
     first = next(iter(rows.values()))

@@ -1,12 +1,12 @@
-"""ONNX files beside PyTorch: what exports, how close it is, how fast, and what INT8 costs.
+"""Compare ONNX files with PyTorch: which networks export, parity, speed, and what INT8 costs.
 
 python -m benchmarks.deployment --calibration PAIRS --photos PHOTOS --data synthetic=PAIRS gopro=PAIRS
 python -m benchmarks.deployment --cases support --networks 'unet,nafnet'
 python -m benchmarks.deployment --cases speed --calibration PAIRS --threads 2
 
 The cases are support (each network, on one tile), photos (whole restorations in the same tiles), quality (INT8 against
-float32, on pairs), speed (1280x720, taken in turns) and start (from nothing to a restored image). What is measured is
-merged into the JSON file, and the tables in deployment.md beside it are made of that.
+float32, on pairs), speed (1280x720, alternating) and start (from process start to a restored image). Results are merged
+into the JSON file, and the tables in deployment.md beside it are made from that.
 """
 
 import json
@@ -43,12 +43,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def lite(name: str) -> Callable[[], nn.Module]:
-    """A network of the published checkpoint."""
+    """Returns a function that loads a network of the published checkpoint."""
     return lambda: networks(load_pipeline(str(ROOT / "pretrained" / "lite"), precision="fp32"))[name]
 
 
 def untrained(name: str, *arguments, **options) -> Callable[[], nn.Module]:
-    """A network as it is before training, but for its last layers, which would be zero."""
+    """Returns a function that makes an untrained network, with its zero-initialised last layers made random."""
     from models.checkpoints import NETWORKS
 
     def make() -> nn.Module:
@@ -73,7 +73,7 @@ def nafnet() -> nn.Module:
     return SpandrelPredictor(weights=network.state_dict())
 
 
-NETWORKS = {  # part, side of a tile, and how to make it
+NETWORKS = {  # part, tile size, and a function that makes it
     "lite predictor": ("predictor", 512, lite("predictor")),
     "lite denoiser": ("denoiser", 512, lite("denoiser")),
     "U2-Net full": ("predictor", 512, untrained("U2NetPredictor", "full")),
@@ -86,7 +86,7 @@ NETWORKS = {  # part, side of a tile, and how to make it
 
 
 def measure_support(folder: Path, pattern: str) -> dict:
-    """Each network in float32 and float16 on the CPU: exported, parity, seconds a tile; or what is in the way."""
+    """Export each network in float32 and float16 on the CPU: parity and seconds per tile, or why it fails."""
     found = {}
     for name, (part, side, make) in NETWORKS.items():
         if not any(fnmatch(name.lower(), f"*{word.strip().lower()}*") for word in pattern.split(",")):
@@ -107,7 +107,7 @@ def measure_support(folder: Path, pattern: str) -> dict:
 
 
 def in_turns(runs: dict[str, Callable[..., Tensor]], given: tuple[Tensor, ...], repeats: int) -> dict[str, float]:
-    """Seconds of each, the least of so many calls that take turns, after one that does not count."""
+    """Seconds of each function: the fastest of `repeats` alternating calls after one for warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     with torch.no_grad():
         for k in range(repeats + 1):
@@ -120,7 +120,7 @@ def in_turns(runs: dict[str, Callable[..., Tensor]], given: tuple[Tensor, ...], 
 
 
 def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit: int) -> dict:
-    """Whole restorations of photographs: ONNX against PyTorch, behind the same padding and in the same tiles."""
+    """Whole restorations of photographs: ONNX against PyTorch, with the same padding and tiles."""
     from data import images, search
 
     paths = search.find(source)
@@ -139,17 +139,17 @@ def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit
 
 
 def as_torch(deployed: DeblurPipeline, pipeline: DeblurPipeline, blurry: Tensor, name: str) -> Tensor:
-    """What a deployed pipeline would restore with PyTorch's networks in place of its graphs: like with like."""
+    """Restore as the deployed pipeline would with PyTorch's networks instead of its graphs, for a fair comparison."""
     with ExitStack() as swapped:
         for part, network in networks(pipeline).items():
             exported = getattr(deployed, part)
-            exported._run = network.forward  # a module would be registered as a part, and the graph run all the same
+            exported._run = network.forward  # assigning the module would register it, and the graph would still run
             swapped.callback(delattr, exported, "_run")
         return deployed(blurry, names=[name], output_type="pt").images
 
 
 def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int | None) -> dict:
-    """PSNR and LPIPS of the prediction and of the whole restoration, INT8 against float32, means over the pairs."""
+    """PSNR and LPIPS of the prediction and of the restoration, INT8 against float32, means over the pairs."""
     from data.layouts import find_pairs
     from data.pairs import read_pair
     from evaluation.metrics import make_metrics
@@ -180,7 +180,7 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
 
 
 def measure_speed(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
-    """Seconds at 1280x720 of the predictor and of a whole restoration, taken in turns; and what INT8 spends them on."""
+    """Seconds at 1280x720 of predictor and restoration, alternating, and the costliest operators of INT8."""
     blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
     pipelines = {f"torch {precision}": load_pipeline(checkpoint, precision=precision) for precision in ("fp32", "bf16")}
     pipelines |= {f"onnx {kind}": load_pipeline(str(folder)) for kind, folder in folders.items()}
@@ -202,7 +202,7 @@ def measure_speed(checkpoint: str, folders: dict[str, Path], repeats: int) -> di
 
 
 def profile(folder: Path, given: tuple[Tensor, ...], name: str) -> dict[str, float]:
-    """The share of the time of the operators that take most of it, by onnxruntime's own profile of three runs."""
+    """The costliest operators and their share of the time, by onnxruntime's profile of three runs."""
     import onnxruntime
 
     network = OnnxNetwork(folder, name)
@@ -222,7 +222,7 @@ def profile(folder: Path, given: tuple[Tensor, ...], name: str) -> dict[str, flo
 
 
 def measure_start(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
-    """Seconds from nothing to a restored photograph of 1280x720, by sample.py in a process of its own; medians."""
+    """Seconds from process start to a restored photograph of 1280x720, by sample.py in its own process; medians."""
     from PIL import Image
 
     sources = {"torch auto": checkpoint} | {f"onnx {kind}": str(folder) for kind, folder in folders.items()}
@@ -235,13 +235,13 @@ def measure_start(checkpoint: str, folders: dict[str, Path], repeats: int) -> di
                 words = [sys.executable, "sample.py", photo, "--checkpoint", source, "--output", f"{place}/out"]
                 begin = time.perf_counter()
                 subprocess.run([*words, "--overwrite"], cwd=ROOT, check=True, capture_output=True)
-                if k:  # the first fills the caches
+                if k:  # the first run fills the caches
                     seconds[name].append(time.perf_counter() - begin)
     return {name: round(median(each), 2) for name, each in seconds.items()}
 
 
 def markdown(found: dict) -> str:
-    """The tables of what was measured."""
+    """The result tables."""
     lines = []
     if "support" in found:
         lines += [
@@ -282,16 +282,16 @@ def main(
     """Measure the chosen cases, and write the JSON file and the tables.
 
     Args:
-        checkpoint: what photos, quality, speed and start are measured on.
-        cases: with commas between them.
-        calibration: pairs of training images for INT8; not looked at where --work holds the folders already.
-        photos: photographs, for the case photos.
+        checkpoint: the checkpoint for photos, quality, speed and start.
+        cases: separated by commas.
+        calibration: pairs of training images for INT8; not needed if --work already holds the folders.
+        photos: photographs for the case photos.
         data: datasets of pairs for the case quality, as NAME=FOLDER.
-        networks: for the case support, parts of the names of the networks, with commas between them.
-        limit: of pairs of each dataset.
-        threads: of PyTorch and of onnxruntime; none: as many as PyTorch takes by itself.
-        repeats: of what is timed.
-        work: folder for what is exported on the way; what lies there is used again.
+        networks: for the case support, parts of the names of the networks, separated by commas.
+        limit: largest number of pairs per dataset.
+        threads: of PyTorch and of onnxruntime; none: PyTorch's default.
+        repeats: of timed calls.
+        work: folder for exported networks; existing ones are reused.
         output: folder for deployment.json and deployment.md.
     """
     chosen = cases.split(",")
@@ -339,7 +339,7 @@ def main(
 
 
 def needed(value, flag: str):
-    """The value of a flag that a case cannot do without."""
+    """The value of a flag that a case requires; ValueError if it is missing."""
     if not value:
         raise ValueError(f"this case needs --{flag}")
     return value

@@ -1,9 +1,9 @@
-"""What a grid costs against its settings one by one: python -m benchmarks.evaluation --checkpoint pretrained/lite
+"""Cost of a grid relative to its settings one by one: python -m benchmarks.evaluation --checkpoint pretrained/lite
 
-Both in this process, with everything loaded, on the same random images in the same batches: first each setting by
-itself (a predictor pass, then `DeblurPipeline.refine`), then as evaluate.py does it, where the predictor runs once and
-settings that differ in num_samples, average and blend alone share their samples. Metrics, disk and start-up are omitted
-on both sides. Prints the ratio and writes benchmarks/results/evaluation.json.
+Both are run in this process, with everything loaded, on the same random images in the same batches: first each setting
+alone (a predictor pass, then `DeblurPipeline.refine`), then as in evaluate.py, where the predictor runs once and
+settings that differ only in num_samples, average and blend share their samples. Metrics, disk and start-up are excluded
+in both. Prints the ratio and writes benchmarks/results/evaluation.json.
 """
 
 import time
@@ -28,7 +28,7 @@ Progress = Callable[[Iterable], Iterable]
 def one_by_one(
     pipeline: DeblurPipeline, blurry: torch.Tensor, settings: Sequence[SamplingSettings], progress: Progress
 ) -> None:
-    """Restore a batch by each setting alone."""
+    """Restore a batch with each setting separately."""
     for setting in settings:
         pipeline.refine(blurry, pipeline.predict(blurry), setting, progress=progress)
 
@@ -36,14 +36,14 @@ def one_by_one(
 def together(
     pipeline: DeblurPipeline, blurry: torch.Tensor, settings: Sequence[SamplingSettings], progress: Progress
 ) -> None:
-    """Restore a batch by all settings as evaluate.py does."""
+    """Restore a batch with all settings, as evaluate.py does."""
     prediction = pipeline.predict(blurry)
     for group in sharing_samples(settings):
         pipeline.refine_shared(blurry, prediction, group, progress=progress)
 
 
 def seconds(function: Callable[..., None], *arguments) -> float:
-    """How long a function takes, with what it started on the device."""
+    """Time of a function, including the work it started on the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -66,14 +66,14 @@ def main(
     """Measure and write.
 
     Args:
-        checkpoint: what evaluate.py takes.
-        grid: its settings.
+        checkpoint: as for evaluate.py.
+        grid: as for evaluate.py.
         size: side of the images.
         images: number of images.
-        rounds: of each measurement, in turns; the medians count.
-        device: where.
-        batch_size: images that the networks see at a time; none: as evaluate.py chooses.
-        output: where the numbers go.
+        rounds: of each measurement, alternating; the medians count.
+        device: device to run on.
+        batch_size: images per batch of the networks; none: as evaluate.py chooses.
+        output: JSON file for the numbers.
     """
     place = choose_device(device)
     pipeline = load_pipeline(checkpoint, place)

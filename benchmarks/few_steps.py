@@ -1,12 +1,12 @@
-"""What a refiner's steps buy: its scores by the number of denoiser evaluations, as a table and a plot.
+"""Scores of a refiner by the number of denoiser evaluations, as a table and a plot.
 
 python -m benchmarks.few_steps pretrained/lite --data synthetic=PAIRS frames=OTHER_PAIRS
 python -m benchmarks.few_steps runs/refine/checkpoint runs/flow/checkpoint --data PAIRS --start 2
 
-A checkpoint that was trained by diffusion is sampled by ddim (eta 0 and 1) and dpmsolver++ in 1 to 50 steps, one that
-was trained as a consistency flow in 1 to 5; both may be named, in any order. Beside them stand the blurry images, the
-prediction, and the prediction sharpened and noised. Writes few_steps.md, .json and .png. The scores of each image are
-kept in --work as soon as they are there: the same command goes on where it was stopped.
+A checkpoint trained by diffusion is sampled with ddim (eta 0 and 1) and dpmsolver++ in 1 to 50 steps, one trained as a
+consistency flow in 1 to 5; both may be given, in any order. The blurry images, the prediction, and the prediction
+sharpened and noised are scored for comparison. Writes few_steps.md, .json and .png. The scores of each image are stored
+in --work at once, so the same command resumes a stopped run.
 """
 
 import sys
@@ -35,7 +35,7 @@ from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings, Schedule
 
 DIFFUSION_STEPS, FLOW_STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50), (1, 2, 3, 4, 5)
-SEEDS = 3  # samples of each image, whose noise differs
+SEEDS = 3  # samples per image, with different noise
 SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4), "lpips_squeeze": ("LPIPS, SqueezeNet", 4)}
 DIVERSITY = "diversity"
 RECIPE = (
@@ -47,7 +47,7 @@ RECIPE = (
 
 @dataclass(frozen=True)
 class OfSample:
-    """A metric of one of an image's samples, in the place of `evaluation.metrics.Metric`."""
+    """A metric applied to one of an image's samples; stands in for `evaluation.metrics.Metric`."""
 
     metric: Metric
     sample: int
@@ -55,12 +55,12 @@ class OfSample:
 
     @property
     def reason(self) -> str | None:
-        """Why there is no such metric."""
+        """Why the metric is missing, if it is."""
         return self.metric.reason
 
     @property
     def reference(self) -> bool:
-        """Whether the ground truth is looked at."""
+        """Whether the metric uses the ground truth."""
         return self.metric.reference
 
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
@@ -72,20 +72,20 @@ class OfSample:
 
 
 class Diversity:
-    """Standard deviation over an image's samples, in 8-bit levels, its mean over pixels and channels."""
+    """Standard deviation over an image's samples, in 8-bit levels, averaged over pixels and channels."""
 
     is_set = extra = reference = False
     reason = None
 
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Of the samples (K, 3, H, W) in [0, 1] -> (1,)."""
+        """The diversity of samples (K, 3, H, W) in [0, 1] -> (1,)."""
         if len(restored) == 1:
             raise MetricError("there is one image and no sample")
         return 255 * restored.clamp(0, 1).std(0).mean()[None]
 
 
 def settings_of(flow: bool, start: float | None, schedule: Schedule, blend: float) -> list[SamplingSettings]:
-    """What a checkpoint is sampled by."""
+    """The settings with which a checkpoint is sampled."""
     common = {"blend": blend, "num_samples": SEEDS}
     if flow:
         return [SamplingSettings("flow", steps=steps, **common) for steps in FLOW_STEPS]
@@ -97,7 +97,7 @@ def settings_of(flow: bool, start: float | None, schedule: Schedule, blend: floa
 def score(
     checkpoint: str, settings: Sequence[SamplingSettings], name: str, data: str, folder: Path, options: dict[str, Any]
 ) -> tuple[Plan, dict[tuple[str, str], Score]]:
-    """The plan, and every score of a checkpoint on a dataset, (row, image) -> score; what is known is kept."""
+    """The plan and all scores of a checkpoint on a dataset, (row, image) -> score; stored scores are reused."""
     folder.mkdir(parents=True, exist_ok=True)
     grid = folder / "grid.yaml"
     with replacing(grid) as part:
@@ -153,7 +153,7 @@ def rows_of(plan: Plan, scores: dict[tuple[str, str], Score]) -> list[dict[str, 
 
 
 def merged(tables: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of several checkpoints: what stands beside the settings once, where it is the same for both."""
+    """The rows of several checkpoints; rows that are not settings appear once if they agree."""
     rows = list(tables[0])
     for number, table in enumerate(tables[1:], start=2):
         known = {row["row"]: row for row in rows}
@@ -168,7 +168,7 @@ def merged(tables: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """The tables, one for each dataset."""
+    """The tables, one per dataset."""
     return "\n".join(line for name, result in results.items() for line in _table(name, result))
 
 
@@ -190,7 +190,7 @@ def _table(name: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """For each dataset PSNR and LPIPS by the number of evaluations, with their spread, and the prediction as a line."""
+    """Plot PSNR and LPIPS by the number of evaluations for each dataset, with spread; the prediction is a line."""
     figure = Figure(figsize=(4.2 * len(SCORES), 3.4 * len(results)), dpi=150, layout="constrained")
     panels = figure.subplots(len(results), len(SCORES), squeeze=False)
     for line, (name, result) in zip(panels, results.items(), strict=True):
@@ -216,7 +216,7 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def _curves(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each sampler that have a metric, by the number of evaluations."""
+    """The rows of each sampler that have this metric, by the number of evaluations."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if "fields" in row and row[metric] is not None:
@@ -239,20 +239,20 @@ def main(
     work: str = "runs/few_steps",
     output: str = "benchmarks/results",
 ) -> None:
-    """Score, and write the table, its numbers and the plot.
+    """Score the checkpoints, and write the table, its numbers and the plot.
 
     Args:
-        checkpoints: one that was trained by diffusion, one that was trained as a consistency flow, or both.
-        data: datasets as evaluate.py takes them; NAME=FOLDER gives one a name in the table.
+        checkpoints: one trained by diffusion, one trained as a consistency flow, or both.
+        data: datasets as for evaluate.py; NAME=FOLDER names one in the table.
         start: noise level that the diffusion samplers start from, as sample.py's --start.
         schedule: noise levels that the diffusion samplers visit.
         blend: of prediction and sample.
-        limit: score only so many pairs of each dataset, spread evenly over the list.
+        limit: score at most this many pairs of each dataset, spread evenly over the list.
         split: which split of the datasets.
         seed: of the noise.
-        device: as evaluate.py's.
-        precision: as evaluate.py's.
-        work: folder for what is known of each image.
+        device: as for evaluate.py.
+        precision: as for evaluate.py.
+        work: folder for the scores of each image.
         output: folder for few_steps.md, .json and .png.
     """
     named = {}
@@ -309,4 +309,4 @@ def cli(args: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    sys.exit(run_command("benchmarks.few_steps", cli, "stopped; run again to go on"))
+    sys.exit(run_command("benchmarks.few_steps", cli, "stopped; run again to resume"))

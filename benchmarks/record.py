@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: what it ran on, and a JSON file that is whole or not there."""
+"""The record of a benchmark: the machine it ran on, and a JSON file that is written atomically."""
 
 import json
 import os
@@ -16,21 +16,21 @@ import torch
 from base.files import replacing
 from base.revision import commit
 
-CODE = ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # what a measurement can depend on
+CODE = ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
 
 
 def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
-    """What a measurement depends on beside its subject, as it is now.
+    """What a measurement depends on besides its subject, at this moment.
 
     Args:
-        device: as torch names it; written is the name of the GPU or of the processor.
-        threads: of torch in the measuring process; none: those of this one.
+        device: torch device name; the record has the name of the GPU or of the processor.
+        threads: of torch in the measuring process; none: those of this process.
     """
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads or torch.get_num_threads(),
-        "load_average": round(os.getloadavg()[0], 2),  # above the cores: other work took part of them
+        "load_average": round(os.getloadavg()[0], 2),  # above the number of cores: other work was running
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit(*CODE),
@@ -39,7 +39,7 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
 
 
 def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> Any:
-    """function(*arguments) in a new process with so many threads of torch: its memory and caches are its own."""
+    """Run function(*arguments) in a new process with this many torch threads, and with its own memory and caches."""
     with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
         return process.submit(function, *arguments).result()
 

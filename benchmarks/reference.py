@@ -1,11 +1,11 @@
-"""A restoration beside one pass of NAFNet, the field's usual yardstick, at one size in one run.
+"""Time a restoration against one pass of NAFNet, a common reference, at the same size.
 
 python -m benchmarks.reference pretrained/lite
 python -m benchmarks.reference pretrained/lite --steps 1
 
-NAFNet (Chen et al., ECCV 2022) is its GoPro network of width 32, as spandrel builds it, with random weights: its time
-does not depend on them. Both are in the same precision and in channels_last. The two take turns; the ratio is that of
-their fastest calls.
+NAFNet (Chen et al., ECCV 2022) is its GoPro network of width 32, as built by spandrel, with random weights, which do
+not affect its time. Both run in the same precision and in channels_last. They alternate, and the ratio is that of their
+fastest calls.
 """
 
 from typing import Literal
@@ -33,16 +33,16 @@ def main(
     device: str = "cpu",
     output: str = "benchmarks/results/reference.json",
 ) -> None:
-    """Time both and write what came out.
+    """Time both and write the results.
 
     Args:
         checkpoint: exported folder, hub id or .ckpt file.
         steps: of ddim; 0 for the prediction alone.
         width, height: of the image, in pixels.
-        rounds: calls of each, in turns, after one that warms up.
+        rounds: calls of each, alternating, after one for warm-up.
         precision: of both.
         device: cpu, cuda, cuda:1 or mps.
-        output: JSON file; replaced.
+        output: JSON file; it is replaced.
     """
     from spandrel.architectures.NAFNet import NAFNet
 

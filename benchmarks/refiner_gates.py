@@ -1,9 +1,9 @@
-"""Does a refiner refine? Its errors in flat regions and at edges, and the power of its samples, in seconds.
+"""Check within seconds whether a refiner works: its errors in flat regions and at edges, and its samples' power.
 
     python -m benchmarks.refiner_gates pretrained/lite PAIRS
 
-PAIRS is a dataset in any layout of docs/data.md. Of each image the centre is taken. Prints a table; with --output FILE
-also writes it as JSON, with the command's arguments, the checkpoint's hash and the commit.
+PAIRS is a dataset in any layout of docs/data.md. The centre of each image is used. Prints a table; with --output FILE
+it is also written as JSON, with the command's arguments, the checkpoint's hash and the commit.
 """
 
 import sys
@@ -38,13 +38,13 @@ def main(
     """Print the gates of a checkpoint's refiner.
 
     Args:
-        checkpoint: what sample.py's --checkpoint takes.
+        checkpoint: as sample.py's --checkpoint.
         data: blurry and sharp pairs.
         split: of the dataset.
-        images: how many are taken, from the first on.
-        crop: pixels a side of their centres.
-        settings: how the samples are drawn whose power is compared; none: by ddim in 8 steps with eta 1, and of a
-            consistency flow in a step a segment.
+        images: number of images, starting with the first.
+        crop: side in pixels of the centre crops.
+        settings: sampling settings for the power of samples; none: ddim in 8 steps with eta 1, or for a consistency
+            flow one step per segment.
         sigmas: noise levels.
         precision: of the networks.
         seed: of the noise.

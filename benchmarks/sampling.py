@@ -1,12 +1,12 @@
-"""Seconds and memory of a restoration, case by case, each in a process of its own.
+"""Time and memory of a restoration, case by case, each in its own process.
 
 python -m benchmarks.sampling --config configs/gopro_lite.yaml --cases 'predictor/*,10/*/eager,stem'
 python -m benchmarks.sampling --checkpoint pretrained/lite --cases photo --photo PHOTO.jpg
 python -m benchmarks.sampling --checkpoint pretrained/lite --cases agreement --photos REALBLUR
 
-A case is WORK/PRECISION-LAYOUT/MODE: the predictor alone or a number of steps (with the predictor), for example
-10/bf16-channels_last/compiled; or matmul, stem, photo, agreement. What is measured is merged into the JSON file, so
-that the cases can be run in parts; every case has its own device, versions, commit and command there.
+A case is WORK/PRECISION-LAYOUT/MODE, where WORK is the predictor alone or a number of steps (with the predictor), for
+example 10/bf16-channels_last/compiled; or matmul, stem, photo, agreement. Results are merged into the JSON file, so the
+cases can be run in parts; every case has its own device, versions, commit and command there.
 """
 
 import json
@@ -63,7 +63,7 @@ def step_of(pipeline, blurry):
 
 
 def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:
-    """One case of CASES, in this process."""
+    """Measure one case of CASES in this process."""
     from models.settings import SamplingSettings
 
     work, layout, mode = case.split("/")
@@ -99,7 +99,7 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
 
 
 def measure_stem(checkpoint: str, device: str, width: int, height: int, repeats: int, layout: str) -> dict:
-    """What a step would save if the part of its first convolution that sees the condition were kept from before."""
+    """The saving per step if the first convolution's output for the condition were cached."""
     from torch.nn.functional import conv2d
 
     pipeline = pipeline_of(checkpoint, device, layout)
@@ -129,7 +129,7 @@ def measure_stem(checkpoint: str, device: str, width: int, height: int, repeats:
 
 
 def measure_photo(checkpoint: str, device: str, photo: str, size: tuple[int, int], flags: list[str]) -> dict:
-    """sample.py itself on a large photo, four steps: seconds and the peak of its resident memory."""
+    """Run sample.py on a large photo with four steps: seconds and peak resident memory."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +146,7 @@ def measure_photo(checkpoint: str, device: str, photo: str, size: tuple[int, int
 
 
 def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
-    """Mean PSNR between what bf16 and fp32 restore out of the same noise, ten steps."""
+    """Mean PSNR between restorations in bf16 and fp32 with the same noise, ten steps."""
     from data import images, search
     from evaluation.metrics import psnr
     from models.settings import SamplingSettings
@@ -164,7 +164,7 @@ def measure_agreement(checkpoint: str, device: str, photos: str, most: int | Non
 
 
 def untrained(config: str, folder: Path) -> str:
-    """A pipeline folder with the networks of a training config, as they are before training."""
+    """Write a pipeline folder with the untrained networks of a training config."""
     import yaml
     from diffusers import DDPMScheduler
 
@@ -184,7 +184,7 @@ def untrained(config: str, folder: Path) -> str:
 
 
 def ratios(cases: dict) -> dict:
-    """How many times as fast each case is as the same work in plain fp32."""
+    """The speed-up of each case over the same work in plain fp32."""
     plain = {work: cases.get(f"{work}/fp32-nchw/eager", {}).get("seconds") for work in WORK}
     return {
         case: round(plain[case.split("/")[0]] / record["seconds"], 2)
@@ -209,17 +209,17 @@ def main(
     """Measure the chosen cases, print them, and merge them into the JSON file.
 
     Args:
-        checkpoint: what to run: exported folder, hub id or .ckpt.
-        config: in place of a checkpoint: the untrained networks of this training config.
-        cases: names or patterns of names, with commas between them.
+        checkpoint: exported folder, hub id or .ckpt to run.
+        config: instead of a checkpoint: the untrained networks of this training config.
+        cases: names or patterns of names, separated by commas.
         output: the JSON file.
         device: cpu or cuda.
-        threads: of torch; none: as many as it takes by itself.
+        threads: of torch; none: torch's default.
         repeats: timed calls after the first; their median counts.
         photo: the photo that the case photo enlarges to 24 megapixels.
         photos: folder for the case agreement, with blurry images in folders named blur.
         photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
-        quick: tiny images, to see whether it works.
+        quick: tiny images, to try the program.
     """
     chosen = [name for name in (*CASES, *OTHERS) if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:

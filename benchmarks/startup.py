@@ -1,10 +1,10 @@
-"""Seconds until a command answers (help, wrong flags, paths and names) or has restored a thumbnail, each in a process.
+"""Seconds until a command answers (help, wrong flags, paths and names) or restores a thumbnail, in its own process.
 
 python -m benchmarks.startup
 python -m benchmarks.startup --cases 'train/*' --repeats 5
 
-A case is SCRIPT/WHAT. What is measured is merged into the JSON file, with what it ran on. Beside the seconds on the
-clock, which other work on the machine lengthens, stand the processor's, user and system, of the command's processes.
+A case is SCRIPT/WHAT. Results are merged into the JSON file, with the machine they were measured on. Besides wall-clock
+time, which other load on the machine increases, the user and system time of the command's processes is recorded.
 """
 
 import json
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 FIT = ["train.py", "fit", "--config", "configs/demo.yaml"]
 SAMPLE = ["sample.py", "docs/examples", "--output", "restored"]
 SIDE = 256  # of the thumbnail
-CASES = {  # command, and the most seconds that it should take on two cores
+CASES = {  # command, and its time limit in seconds on two cores
     "sample/help": (["sample.py", "--help"], 1.0),
     "sample/path": (["sample.py", "nowhere.jpg", "--output", "restored"], 1.0),
     "sample/flag": ([*SAMPLE, "--step", "3"], 1.0),
@@ -51,7 +51,7 @@ CASES = {  # command, and the most seconds that it should take on two cores
 
 
 def seconds_of(command: list[str]) -> tuple[float, float]:
-    """How long a command takes to end, and how much of a processor's time."""
+    """Wall-clock and processor time of a command."""
     start, before = time.perf_counter(), _of_processor()
     subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, check=False)
     return time.perf_counter() - start, _of_processor() - before
@@ -63,7 +63,7 @@ def _of_processor() -> float:
 
 
 def _medians(command: list[str], repeats: int) -> list[float]:
-    seconds_of(command)  # fills the caches
+    seconds_of(command)  # warm-up: fills the caches
     return [median(times) for times in zip(*(seconds_of(command) for _ in range(repeats)), strict=True)]
 
 
@@ -71,9 +71,9 @@ def main(cases: str = "*/*", output: str = "benchmarks/results/startup.json", re
     """Measure the chosen cases, print them, and merge them into the JSON file.
 
     Args:
-        cases: names or patterns of names, with commas between them.
+        cases: names or patterns of names, separated by commas.
         output: the JSON file.
-        repeats: of each; the median counts. One more goes before them.
+        repeats: runs of each after one for warm-up; the median counts.
     """
     chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:

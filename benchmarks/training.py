@@ -1,11 +1,12 @@
-"""Crops a second and MFU of training, by config and option, each case in a process of its own.
+"""Crops per second and MFU of training, by config and option, each case in its own process.
 
 python -m benchmarks.training --cases 'demo/*,lite/*'
 python -m benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
 
-A case is CONFIG/OPTION. The option `default` is train.py as it is: bf16 where the device has it, channels_last, fused
-AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled; plain is fp32 and nchw.
-What is measured is merged into the JSON file, so that cases can be run in parts, with what each ran on.
+A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
+channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled; plain
+is fp32 and nchw. Results are merged into the JSON file with the machine they were measured on, so cases can be run in
+parts.
 """
 
 import csv
@@ -46,15 +47,15 @@ QUICK = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --dat
 INTERVALS = 3
 PROFILED = 2  # steps after the timed ones
 FIGURES = ("crops_per_s", "mfu", "data_wait", "peak_gib")
-BOUND = 0.05  # a larger share of waiting: the loader bounds the run
+BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
 
 
 class Off(Callback):
-    """Takes back what train.py does by itself.
+    """Disables optimisations that train.py applies by itself.
 
     Args:
-        channels_last: networks and crops.
-        fused: AdamW.
+        channels_last: whether networks and crops stay in channels_last.
+        fused: whether AdamW stays fused.
     """
 
     def __init__(self, channels_last: bool = True, fused: bool = True):
@@ -73,10 +74,10 @@ class Off(Callback):
 
 
 class Costliest(Callback):
-    """Writes the three kernels (on a CPU: operators) that take most time, and their shares, into costliest.json.
+    """Writes the three costliest kernels (on a CPU: operators) and their share of the time into costliest.json.
 
     Args:
-        start: the first step to look at; all after it are.
+        start: the first profiled step; all later steps are profiled, too.
     """
 
     def __init__(self, start: int):
@@ -100,11 +101,11 @@ class Costliest(Callback):
 
 
 def measure(case: str, data: str, device: str, interval: int, flags: list[str]) -> dict:
-    """One case, in this process: medians over `INTERVALS` intervals of `interval` steps each."""
+    """Measure one case in this process: medians over `INTERVALS` intervals of `interval` steps each."""
     import train
 
     config, option = case.split("/")
-    timed = 1 + INTERVALS * interval  # the first step warms up
+    timed = 1 + INTERVALS * interval  # the first step is for warm-up
     with tempfile.TemporaryDirectory() as folder:
         steps = str(timed + PROFILED)
         arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
@@ -117,7 +118,7 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
         run = train.cli(arguments)
         with open(Path(folder) / "logs" / "version_0" / "metrics.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("speed/mfu")]
-        # The first of them is of the few steps before the first multiple of the interval.
+        # The first row covers only the few steps before the first multiple of the interval.
         found = {name: median(float(row[f"speed/{name}"]) for row in rows[1:]) for name in FIGURES}
         costliest = json.loads((Path(folder) / "costliest.json").read_text())
     return {name: round(value, 4) for name, value in found.items()} | {
@@ -131,7 +132,7 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
 
 
 def ratios(cases: dict) -> dict:
-    """How many times as fast as its config's plain case each case is."""
+    """The speed-up of each case over its config's plain case."""
     plain = {config: cases.get(f"{config}/plain", {}).get("crops_per_s") for config in CONFIGS}
     return {
         case: round(record["crops_per_s"] / plain[case.split("/")[0]], 2)
@@ -154,15 +155,15 @@ def main(
     """Measure the chosen cases, print them, and merge them into the JSON file.
 
     Args:
-        cases: names or patterns of names, with commas between them.
+        cases: names or patterns of names, separated by commas.
         output: the JSON file.
         photos: folder of sharp photographs for demo and lite; none: those of the demo.
         pairs: dataset of pairs for gopro_lite, u2net and paper; none: four of 1280x720 are made.
         device: cpu or cuda.
-        threads: of torch; none: as many as it takes by itself.
-        steps: of each of three intervals, of which the median counts.
+        threads: of torch; none: torch's default.
+        steps: length of each of three intervals; the median counts.
         flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
-        quick: tiny crops, to see whether it works.
+        quick: tiny crops, to try the program.
     """
     chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:

@@ -1,19 +1,19 @@
-"""Augmentation of training pairs beyond crops and symmetries, batched on the device, both sides kept aligned."""
+"""Augmentation of training pairs beyond crops and symmetries, batched on the device; both images stay aligned."""
 
 import torch
 from torch import Generator, Tensor
 
 
 class Augment:
-    """Change (blurry, sharp) batches in [0, 1] alike; every part is off until it is asked for.
+    """Augment (blurry, sharp) batches in [0, 1], both alike. Every part is off by default.
 
     Args:
-        exposure: largest change in stops: light is multiplied by 2^u, u uniform in +-exposure, in the file's values.
-        saturation: largest change of the colourfulness: distances from grey are multiplied by 1 + u.
-        white_balance: largest change of each channel: multiplied by 1 + u.
-        cutblur: probability that a random rectangle of the blurry image is replaced by the sharp one, or all but
-            that rectangle (Yoo et al., "Rethinking data augmentation for image super-resolution", CVPR 2020), which
-            teaches to leave alone what is sharp.
+        exposure: largest change in stops: file values are multiplied by 2^u, u uniform in +-exposure.
+        saturation: largest change of saturation: distances from grey are multiplied by 1 + u.
+        white_balance: largest change of each channel, which is multiplied by 1 + u.
+        cutblur: probability that a random rectangle of the blurry image, or everything outside it, is replaced by the
+            sharp image (Yoo et al., "Rethinking data augmentation for image super-resolution", CVPR 2020). It teaches
+            the network to leave sharp regions alone.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Synthetic blur as a camera makes it: motion and defocus in light, then the sensor, then the file.
+"""Synthetic blur that follows a camera: motion and defocus in linear light, then the sensor, then the file.
 
-SyntheticBlur puts together a scene's blur out of the parts in data/camera.py, moving objects, and what the camera adds
-(response, saturation, noise, JPEG).
+SyntheticBlur combines the kinds of blur in data/camera.py with moving objects and what the camera adds (response,
+saturation, noise, JPEG).
 """
 
 import math
@@ -19,16 +19,16 @@ from data.camera import CameraShake, Defocus, MeasuredKernels, Range, SixDegrees
 
 
 class ObjectMotion:
-    """A moving thing in some images: a region with a soft edge and a motion of its own.
+    """A moving object in some images: a region with a soft edge and its own motion.
 
-    The region is cut out softly, its light and its mask are blurred by the thing's trajectory and laid over the
-    scene, which the camera's own blur has blurred already.
+    The region's light and its mask are blurred by the object's trajectory and composited over the scene, which the
+    camera's own blur has already blurred.
 
     Args:
-        probability: of an image to have such a region; a list has one number for each camera part of the blur.
-        length: range of its trajectory's length in pixels.
-        curvature: range of the direction's change.
-        size: range of the region's radius over the image's shorter side.
+        probability: that an image has such a region; a list has one value for each camera part of the blur.
+        length: range of the trajectory's length in pixels.
+        curvature: range of the change of direction.
+        size: range of the region's radius relative to the image's shorter side.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class ObjectMotion:
         self.margin = self.shake.margin
 
     def over(self, scene: Tensor, light: Tensor, generator: Generator) -> Tensor:
-        """Lay a moving region of `light` (3, H, W), the sharp scene, over the blurred `scene`, smaller by `margin`."""
+        """Composite a moving region of the sharp scene `light` (3, H, W) over the blurred `scene`, which is smaller by
+        `margin` on each side."""
         mask = self._mask(generator, *light.shape[-2:]).to(light)
         kernel = self.shake.kernel(generator)
         if len(kernel) == 1:
@@ -55,7 +56,7 @@ class ObjectMotion:
         return moved[:3] + (1 - moved[3:]) * scene
 
     def _mask(self, generator: Generator, height: int, width: int) -> Tensor:
-        """(1, H, W) in [0, 1]: a random star-shaped region of wavy outline."""
+        """(1, H, W) in [0, 1]: a random star-shaped region with a wavy outline."""
         top, left = torch.rand(2, generator=generator) * torch.tensor([height, width])
         radius = between(generator, self.size) * min(height, width)
         waves, phases = 0.15 * torch.randn(3, generator=generator), 2 * math.pi * torch.rand(3, generator=generator)
@@ -68,14 +69,14 @@ class ObjectMotion:
 
 
 class Softening:
-    """Scenes that are not perfectly sharp: a small Gaussian over the scene before anything else, so over both sides.
+    """Soften some scenes by a small Gaussian before anything else, which affects the blurry and the sharp image.
 
-    Photographs that were made smaller are crisper than frames of a video, and a network that saw only those sharpens
-    such frames beyond their ground truth. Blur, noise and JPEG come after it and are not softened.
+    Downscaled photographs are crisper than video frames, and a network that sees only those sharpens video frames
+    beyond their ground truth. Blur, noise and JPEG are applied later and are not softened.
 
     Args:
-        share: of the images, from 0 to 1; a list has one number for each camera part of the blur.
-        sigma: range, drawn uniformly, of the Gaussian's standard deviation in pixels.
+        share: of the images, from 0 to 1; a list has one value for each camera part of the blur.
+        sigma: range of the Gaussian's standard deviation in pixels, drawn uniformly.
     """
 
     def __init__(self, share: float | list[float] = 0.12, sigma: Range = (0.3, 1.2)):
@@ -88,31 +89,32 @@ class Softening:
         self.margin = math.ceil(3 * sigma[1])
 
     def __call__(self, sharp: Tensor, generator: Generator) -> Tensor:
-        """Soften a (3, H, W) image; its outer `margin` pixels are cut off."""
+        """Soften a (3, H, W) image and crop its outer `margin` pixels."""
         sigma = between(generator, self.sigma)
         (kernel,) = get_gaussian_kernel2d(2 * self.margin + 1, (sigma, sigma))
         return convolve(sharp, kernel, self.margin).clamp(0, 1)
 
 
 class SyntheticBlur:
-    """Blur sharp images as cameras do; every part is on or off by itself, and zero strength changes no bit.
+    """Blur sharp images as cameras do. Every part can be switched off, and zero strength changes no bit.
 
-    In this order (Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022): softening, to
-    light by the inverse response, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and
-    read noise, back by the response, JPEG. Shares are drawn for each image by itself.
+    The order is that of Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022: softening,
+    inverse response to light, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and read
+    noise, response, JPEG. All random choices are made separately for each image.
 
     Args:
-        camera: the kinds of blur of the whole image, one of which is drawn for each image.
-        weights: how often each is drawn, relative to each other; none: alike.
+        camera: kinds of blur of the whole image; one of them is drawn for each image.
+        weights: relative frequency of each; none: all equal.
         moving: a moving object in some images.
-        soften: some scenes softened, on both sides.
+        soften: softening of some scenes, in the blurry and the sharp image.
         response: from light to the file's values: srgb, gamma (value = light^(1/gamma), as GoPro's blur_gamma assumes
-            with 2.2), or linear, which takes the file's values for light.
-        file_values: share of the images whose file values are taken for light, whatever the response; GoPro's folder
-            `blur` was averaged so.
+            with 2.2), or linear, which treats the file's values as light.
+        file_values: share of the images whose file values are treated as light, whatever the response; GoPro's folder
+            `blur` was averaged this way.
         gamma: of the response gamma.
-        saturation: range of the factor by which light that is clipped in the file really exceeds the clip; 0: off.
-        shot_noise: range of the variance at full light of noise whose variance is proportional to the light,
+        saturation: range of the factor by which the true light exceeds the clipping level where the file is clipped; 0:
+            off.
+        shot_noise: range of the shot noise's variance at full light; it is proportional to the light and equals
             1 / (electrons of a full pixel); 0: off.
         read_noise: range of the standard deviation of the sensor's Gaussian noise, in light; 0: off.
         jpeg: range of the JPEG quality, 1 to 100, rounded; none: no JPEG.
@@ -144,7 +146,7 @@ class SyntheticBlur:
             raise ValueError(f"SyntheticBlur's jpeg must be a range from 1 to 100, not {tuple(jpeg)}.")
         if not gamma > 0:
             raise ValueError(f"SyntheticBlur's gamma must be above 0, not {gamma}.")
-        # For each camera part how often an object moves, and a scene is soft.
+        # One value for each camera part: how often an object moves, and how often a scene is soft.
         self.moves = self._by_part("ObjectMotion's probability", moving.probability if moving else 0.0)
         self.softens = self._by_part("Softening's share", soften.share if soften else 0.0)
         self.moving, self.soften = moving, soften
@@ -155,10 +157,10 @@ class SyntheticBlur:
         self.margin = max((part.margin for part in parts), default=0) + (soften.margin if soften else 0)
 
     def __call__(self, sharp: Tensor, generators: Sequence[Generator]) -> tuple[Tensor, Tensor]:
-        """Blur (N, 3, H, W) images in [0, 1], on their device, with one CPU generator each.
+        """Blur (N, 3, H, W) images in [0, 1], on their device, with one CPU generator per image.
 
         Returns (blurry, ground truth), each (N, 3, H - 2 margin, W - 2 margin). An image's result depends on the image
-        and its generator, not on its batch.
+        and its generator, not on the rest of the batch.
         """
         pairs = [self._pair(image, generator) for image, generator in zip(sharp, generators, strict=True)]
         blurry, truth = zip(*pairs, strict=True)
@@ -166,18 +168,18 @@ class SyntheticBlur:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether every image is blurred by one kernel: without SixDegrees and moving objects."""
+        """Whether every image is blurred by a single kernel, which excludes SixDegrees and moving objects."""
         return self.moving is None and not any(isinstance(part, SixDegrees) for part in self.camera)
 
     def kernel(self, generator: Generator) -> Tensor:
-        """The (K, K) kernel of sum 1 by which a blur that `has_kernels` spreads a point of light."""
+        """The (K, K) kernel of sum 1, the point spread function of a blur that `has_kernels`."""
         kind, _, seed = self._draw(generator)
         if not self.camera:
             return torch.ones(1, 1)
         return self.camera[kind].kernel(Generator().manual_seed(seed)).flip(0, 1)
 
     def uniform(self) -> "SyntheticBlur":
-        """The same blur without what has no single kernel; ValueError where nothing is left."""
+        """The same blur without the parts that have no single kernel; ValueError if none is left."""
         kept = [at for at, part in enumerate(self.camera) if not isinstance(part, SixDegrees)]
         if not kept:
             raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
@@ -187,7 +189,7 @@ class SyntheticBlur:
         return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, self.gamma, *sensor)
 
     def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
-        """Which camera part, the uniform numbers of everything else, and the seed of the parts' own draws."""
+        """The index of the camera part, uniform random numbers for all other choices, and a seed for the parts."""
         kind = int(torch.multinomial(self.weights, 1, generator=generator)) if self.camera else 0
         numbers = torch.rand(8, generator=generator).tolist()
         return kind, numbers, int(torch.randint(2**62, (), generator=generator))
@@ -200,10 +202,10 @@ class SyntheticBlur:
             low + (high - low) * number
             for number, (low, high) in ((gain, self.saturation), (shot, self.shot_noise), (read, self.read_noise))
         )
-        # One for each part, so that one that draws more numbers than before changes none of the others.
+        # One generator per part, so that a part that draws more numbers than before does not affect the others.
         own, thing, softness, grain = (Generator().manual_seed(seed + at) for at in range(4))
         parts = [*self.camera[kind : kind + 1], *([self.moving] if moves else [])]
-        margin = max((part.margin for part in parts), default=0)  # often less than what other parts need
+        margin = max((part.margin for part in parts), default=0)  # may be less than the margin of unused parts
         if soft:
             sharp = self.soften(cut(sharp, self.margin - margin - self.soften.margin), softness)
         else:
@@ -213,7 +215,7 @@ class SyntheticBlur:
         response = "linear" if plain else self.response
         light = to_light(sharp, response, self.gamma)
         if gain:
-            # Light at the clip is brighter than it says, by the factor 1 + gain; from 0.95 on it rises to that.
+            # Clipped light was brighter than recorded by the factor 1 + gain; the factor rises from 1 at 0.95.
             light = light * (1 + gain * ((light.amax(0) - 0.95) / 0.05).clamp(0, 1))
         still = cut(light, margin)
         scene = self.camera[kind](cut(light, margin - self.camera[kind].margin), own) if self.camera else still
@@ -246,24 +248,24 @@ def to_light(image: Tensor, response: str, gamma: float) -> Tensor:
 
 
 def from_light(light: Tensor, response: str, gamma: float) -> Tensor:
-    """The inverse of to_light."""
+    """The inverse of `to_light`."""
     if response == "srgb":
         return linear_rgb_to_rgb(light)
     return light ** (1 / gamma) if response == "gamma" else light
 
 
 def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> Tensor:
-    """Gaussian noise of variance shot * light + read^2.
+    """Add Gaussian noise of variance shot * light + read^2.
 
-    The Gaussian stands for the Poisson noise of many electrons (Foi et al., "Practical Poissonian-Gaussian noise
-    modeling and fitting for single-image raw-data", TIP 2008, section II), at a thirtieth of its time.
+    The Gaussian approximates the Poisson noise of many electrons (Foi et al., "Practical Poissonian-Gaussian noise
+    modeling and fitting for single-image raw-data", TIP 2008, section II) in a thirtieth of the time.
     """
     grain = torch.randn(light.shape, generator=generator).to(light)
     return light + grain * (shot * light + read**2).sqrt()
 
 
 def compress(image: Tensor, quality: int) -> Tensor:
-    """A (3, H, W) image in [0, 1] written as JPEG of a quality, with libjpeg's chroma subsampling 4:2:0, and read."""
+    """Compress a (3, H, W) image in [0, 1] as JPEG, with libjpeg's chroma subsampling 4:2:0, and decode it again."""
     values = image.mul(255).round_().byte().movedim(0, -1).cpu().numpy()
     read = imagecodecs.jpeg8_decode(imagecodecs.jpeg8_encode(np.ascontiguousarray(values), quality))
     return torch.from_numpy(read).to(image.device).movedim(-1, 0).float().div_(255)

@@ -1,7 +1,7 @@
 """The kinds of camera blur that SyntheticBlur draws from: shake, measured kernels, defocus, six degrees of freedom.
 
-Each is called with one image of light and a generator, and returns the blurred image without its outer `margin`
-pixels: those only serve as surroundings, so that no border has to be made up. Zero strength changes no bit.
+Each is called with one image of linear light and a generator. It returns the blurred image without its outer `margin`
+pixels, which only serve as context, so that no pixels beyond the border are needed. Zero strength changes no bit.
 """
 
 import math
@@ -15,29 +15,29 @@ from torch import Generator, Tensor
 
 Range = tuple[float, float]
 
-FINE = 64  # steps in which a path is drawn before it is sampled
-CHUNK = 2**16  # places that are warped at once: what a processor's cache holds
+FINE = 64  # steps in which a path is drawn before it is resampled
+CHUNK = 2**16  # pixels warped at once; they fit into a processor's cache
 
 
 class CameraShake:
     """The camera moves without rotation while its shutter is open: one random kernel for the whole image.
 
-    Every image gets a trajectory of its own (after the random motion of Boracchi and Foi, "Modeling the
-    performance of image restoration from motion blur", 2012, and of Kupyn et al., "DeblurGAN", 2018): its
-    direction and its speed perform random walks, the highest speed at most four times the lowest. The kernel
-    is the time spent at each place, centred at its centroid so that the blurry image is not shifted.
+    Every image gets its own trajectory (after the random motion of Boracchi and Foi, "Modeling the performance of image
+    restoration from motion blur", 2012, and of Kupyn et al., "DeblurGAN", 2018). Direction and speed follow random
+    walks, with a highest speed of at most four times the lowest. The kernel is the time spent at each position, centred
+    at its centroid so that the blurry image is not shifted.
 
     Args:
         length: range of the trajectory's length in pixels, drawn uniformly.
-        curvature: range, drawn uniformly, of the standard deviation in radians of the direction's change from
-            the start to the end of the exposure; 0 moves along a straight line, 3 loops.
+        curvature: range of the standard deviation, in radians, of the change of direction from the start to the end of
+            the exposure, drawn uniformly; 0 is a straight line, 3 makes loops.
     """
 
     def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0)):
         check_ranges("CameraShake", length=length, curvature=curvature)
         self.length = length
         self.curvature = curvature
-        # With speeds between v and 4 v no point is farther from the centroid than 2/3 of the length.
+        # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length.
         self.margin = math.ceil(2 / 3 * length[1])
 
     def kernel(self, generator: Generator) -> Tensor:
@@ -45,7 +45,7 @@ class CameraShake:
         return rasterise(self.trajectory(generator))
 
     def trajectory(self, generator: Generator) -> Tensor:
-        """A random (T, 2) trajectory of offsets (x, y) in pixels, at least four instants a pixel."""
+        """A random (T, 2) trajectory of offsets (x, y) in pixels, with at least four points per pixel of length."""
         length, curvature = between(generator, self.length), between(generator, self.curvature)
         return draw_trajectory(generator, length, curvature, max(16, math.ceil(4 * length)))
 
@@ -54,11 +54,11 @@ class CameraShake:
 
 
 class MeasuredKernels:
-    """Kernels from a file, one drawn for each image; for instance measured ones (Levin et al., CVPR 2009).
+    """Kernels from a file, for instance measured ones (Levin et al., CVPR 2009); one is drawn for each image.
 
     Args:
         file: an .npz file of square arrays of odd size; each is normalised to sum 1.
-        largest: kernels of more pixels per side are left out; bounds the margin.
+        largest: kernels with more pixels per side are ignored; limits the margin.
     """
 
     def __init__(self, file: str, largest: int = 41):
@@ -71,14 +71,14 @@ class MeasuredKernels:
             if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or len(kernel) % 2 == 0 or kernel.sum() <= 0:
                 raise ValueError(f"{file} holds {name}, which is no square kernel of odd size and positive sum.")
             if len(kernel) <= largest:
-                # A file shows what a point of light becomes: the mirror image of the offsets where a pixel looks.
+                # A file holds the point spread function, which is the mirror image of the offsets a pixel looks at.
                 self.bank.append(_centred(kernel / kernel.sum()).flip(0, 1))
         if not self.bank:
             raise ValueError(f"{file} holds no kernel of at most {largest} x {largest} pixels: raise largest.")
         self.margin = max(len(kernel) for kernel in self.bank) // 2
 
     def kernel(self, generator: Generator) -> Tensor:
-        """One of the kernels, each in its own size."""
+        """One of the kernels, in its own size."""
         return self.bank[int(torch.randint(len(self.bank), (), generator=generator))]
 
     def __call__(self, light: Tensor, generator: Generator) -> Tensor:
@@ -106,23 +106,23 @@ class Defocus:
 
 
 class SixDegrees:
-    """A hand-held camera that turns and moves in all six degrees of freedom.
+    """A hand-held camera that rotates and moves in all six degrees of freedom.
 
-    The pose follows smooth random paths about its mean; the image is the average of the scene, taken as a plane in
-    front of the camera, seen from poses along that path (Whyte et al., "Non-uniform deblurring for shaken images",
-    IJCV 2012, for rotations; Tai et al., "Richardson-Lucy deblurring for scenes under a projective motion path", TPAMI
-    2011, for homographies). There are as many poses as the path needs: `spacing` pixels from one to the next.
+    The pose follows smooth random paths around its mean. The result is the average of the views from poses along the
+    path, with the scene taken as a plane in front of the camera (Whyte et al., "Non-uniform deblurring for shaken
+    images", IJCV 2012, for rotations; Tai et al., "Richardson-Lucy deblurring for scenes under a projective motion
+    path", TPAMI 2011, for homographies). Neighbouring poses are `spacing` pixels apart.
 
     Args:
-        length: range, drawn uniformly, of the largest shift in pixels of a corner of the image from its place.
-        rotation: strength of turns about the two axes in the image plane (tilt and pan), relative to the others.
-        roll: strength of turns about the line of sight, which blur the corners and leave the centre sharp.
+        length: range of the largest shift of an image corner in pixels, drawn uniformly.
+        rotation: strength of rotations about the two axes in the image plane (tilt and pan), relative to the others.
+        roll: strength of rotations about the optical axis, which blur the corners and leave the centre sharp.
         translation: strength of shifts parallel to the image.
-        zoom: strength of moves along the line of sight.
-        focal: focal length over the photograph's longer side.
-        frame: longer side in pixels of the 4:3 photograph that the image is a crop of, at a random place, so that
-            the blur varies over the crop as it does there; none: the image is the whole photograph, as is a side
-            that is longer than the photograph's.
+        zoom: strength of shifts along the optical axis.
+        focal: focal length relative to the photograph's longer side.
+        frame: longer side in pixels of the 4:3 photograph of which the image is a crop, at a random position, so that
+            the blur varies over the crop as it would there. none: the image is the whole photograph, as it also is
+            along a side that is longer than the photograph's.
     """
 
     spacing = 1.0
@@ -152,7 +152,7 @@ class SixDegrees:
         return average_views(light, self.views(generator, *light.shape[-2:]), self.margin)
 
     def views(self, generator: Generator, height: int, width: int) -> Tensor:
-        """The (T, 3, 3) homographies of the pixels of an image of a size, for a random path of the camera."""
+        """(T, 3, 3) homographies for the pixels of an image of this size, along a random camera path."""
         centre = self._centre(generator, height, width)
         poses = self._path(generator, height, width, centre)
         return homographies(poses, self._focal(height, width), centre)
@@ -161,22 +161,22 @@ class SixDegrees:
         return self.focal * max(height, width, self.frame or 0)
 
     def _centre(self, generator: Generator, height: int, width: int) -> Tensor:
-        """The photograph's centre (x, y) in the image's pixels."""
+        """The photograph's centre (x, y) in pixel coordinates of the image."""
         centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
         if self.frame is None:
             return centre
         sides = torch.tensor([self.frame, 0.75 * self.frame])
-        sides = sides.flip(0) if torch.rand((), generator=generator) < 0.5 else sides  # crops are turned, too
+        sides = sides.flip(0) if torch.rand((), generator=generator) < 0.5 else sides  # crops may be rotated
         room = (sides - torch.tensor([width, height])).clamp_min(0)
         return centre + (torch.rand(2, generator=generator) - 0.5) * room
 
     def _path(self, generator: Generator, height: int, width: int, centre: Tensor) -> Tensor:
-        """(T, 6) poses: turns in radians about x, y and the line of sight; shifts x, y, z over the distance."""
+        """(T, 6) poses: rotations in radians about x, y and the optical axis; shifts x, y, z over the distance."""
         length = between(generator, self.length)
-        walk = torch.randn(FINE, 6, generator=generator).double().cumsum(0).cumsum(0)  # integrated twice: smooth
+        walk = torch.randn(FINE, 6, generator=generator).double().cumsum(0).cumsum(0)  # integrated twice for smoothness
         walk = walk - walk.mean(0)
         path = walk / walk.abs().amax(0).clamp_min(1e-6) * torch.rand(6, generator=generator) * self.strengths
-        # Small motions shift corners in proportion: six trials give the strength and the way travelled.
+        # Small motions shift corners proportionally, so six trial motions determine the strength and the path length.
         trial = 1e-3
         x, y = width - 1.0, height - 1.0
         corners = torch.tensor([[0, 0, 1], [x, 0, 1], [0, y, 1], [x, y, 1]], dtype=torch.float64).T
@@ -194,7 +194,7 @@ class SixDegrees:
 
 
 def draw_trajectory(generator: Generator, length: float, curvature: float, instants: int) -> Tensor:
-    """A random (instants, 2) trajectory of offsets (x, y) in pixels about its centroid; see CameraShake."""
+    """A random (instants, 2) trajectory of offsets (x, y) in pixels around its centroid; see CameraShake."""
     direction, pace = 2 * math.pi * torch.rand((), generator=generator).item(), torch.randn((), generator=generator)
     # Random walks whose standard deviation is 1 at the end of the exposure.
     walks = torch.randn(2, instants - 1, generator=generator) / math.sqrt(instants - 1)
@@ -208,16 +208,16 @@ def draw_trajectory(generator: Generator, length: float, curvature: float, insta
 
 
 def rasterise(trajectory: Tensor) -> Tensor:
-    """Draw a (T, 2) trajectory of offsets (x, y) as the smallest (K, K) kernel, K odd, that holds it; its sum is 1.
+    """Draw a (T, 2) trajectory of offsets (x, y) as the smallest (K, K) kernel, K odd, that contains it; its sum is 1.
 
-    Every instant spreads 1/T over its four nearest pixels (bilinear), which keeps the centroid. The offset
-    (0, 0) is the middle of the kernel. A trajectory that does not move is the kernel [[1]].
+    Every point spreads 1/T over its four nearest pixels (bilinear), which keeps the centroid. The offset (0, 0) is the
+    middle of the kernel. A trajectory without motion is the kernel [[1]].
     """
     radius = math.ceil(trajectory.abs().max().item())
     corner = trajectory.floor()
-    high = trajectory - corner  # share of the neighbour to the right, below
+    high = trajectory - corner  # weight of the neighbour to the right, or below
     low = 1 - high
-    stride = 2 * radius + 2  # one more, for the empty neighbours of the last row and column
+    stride = 2 * radius + 2  # one more for the last row's and column's neighbours, whose weight is 0
     kernel = trajectory.new_zeros(stride * stride)
     x, y = (corner.long() + radius).unbind(-1)
     for right, below in ((0, 0), (1, 0), (0, 1), (1, 1)):
@@ -227,7 +227,7 @@ def rasterise(trajectory: Tensor) -> Tensor:
 
 
 def disc(radius: float) -> Tensor:
-    """A (K, K) disc of a radius in pixels and of sum 1, its edge one pixel soft; radius 0 is a point."""
+    """A (K, K) disc of sum 1 with this radius in pixels and an edge one pixel soft; radius 0 is a point."""
     reach = math.ceil(radius + 0.5) if radius else 0
     axis = torch.arange(-reach, reach + 1.0)
     kernel = (radius + 0.5 - torch.hypot(axis[:, None], axis[None, :])).clamp(0, 1)
@@ -237,13 +237,13 @@ def disc(radius: float) -> Tensor:
 def convolve(image: Tensor, kernel: Tensor, margin: int) -> Tensor:
     """Average a (C, H, W) image over the offsets of a (K, K) kernel, K odd and at most 2 margin + 1.
 
-    blurry(p) = sum over d of kernel(d) sharp(p + d), for the pixels p that have `margin` others on every side:
+    blurry(p) = sum over d of kernel(d) sharp(p + d), for the pixels p with at least `margin` pixels on every side:
     (C, H - 2 margin, W - 2 margin). The kernel [[1]] changes no bit.
     """
     inside = cut(image, margin - len(kernel) // 2)
     if len(kernel) == 1:
         return inside
-    # By the FFT: on a CPU core kornia.filters.filter2d takes 2.5 times as long at 9 x 9, and 18 times at 33 x 33.
+    # By FFT: on a CPU core kornia.filters.filter2d takes 2.5 times as long at 9 x 9, and 18 times at 33 x 33.
     size = [scipy.fft.next_fast_len(side, real=True) for side in inside.shape[-2:]]
     spectrum = torch.fft.rfft2(inside, size) * torch.fft.rfft2(kernel.to(inside), size).conj()
     height, width = (side - len(kernel) + 1 for side in inside.shape[-2:])
@@ -251,11 +251,11 @@ def convolve(image: Tensor, kernel: Tensor, margin: int) -> Tensor:
 
 
 def homographies(poses: Tensor, focal: float, centre: Tensor) -> Tensor:
-    """The (T, 3, 3) maps of pixels (x, y, 1) that (T, 6) camera poses make of a plane in front of the camera.
+    """(T, 3, 3) homographies of pixels (x, y, 1), for (T, 6) camera poses and a plane in front of the camera.
 
-    K (R - t n^T) K^-1 with the turns R = exp([turns]) in radians, the shifts t over the plane's distance, n the line of
-    sight, and the principal point at `centre`, x and y (Hartley and Zisserman, Multiple View Geometry, 13.1).
-    A pose of zeros gives the identity exactly.
+    K (R - t n^T) K^-1 with rotations R = exp([angles]) in radians, shifts t relative to the plane's distance, n the
+    optical axis, and the principal point at `centre`, x and y (Hartley and Zisserman, Multiple View Geometry, 13.1).
+    A pose of zeros gives exactly the identity.
     """
     camera = torch.diag(poses.new_tensor([focal, focal, 1]))
     camera[:2, 2] = centre
@@ -265,29 +265,29 @@ def homographies(poses: Tensor, focal: float, centre: Tensor) -> Tensor:
     plane = torch.linalg.matrix_exp(skew)
     plane[..., :, 2] -= poses[:, 3:]
     views = camera @ plane @ torch.linalg.inv(camera)
-    still = (poses == 0).all(-1)[:, None, None]  # rounding would leave 1e-7 of a pixel
+    still = (poses == 0).all(-1)[:, None, None]  # rounding would leave an error of 1e-7 pixels
     return torch.where(still, torch.eye(3).to(views), views)
 
 
 def average_views(image: Tensor, views: Tensor, margin: int) -> Tensor:
     """Average a (C, H, W) image over (T, 3, 3) homographies of its pixels, without its outer `margin` pixels.
 
-    Pixels between others are bilinear; beyond the border the edge repeats. Homographies that are all the identity
-    change no bit.
+    Interpolation is bilinear, and the edge is repeated beyond the border. If all homographies are the identity, no bit
+    changes.
     """
     if torch.equal(views, torch.eye(3).to(views).expand_as(views)):
         return cut(image, margin)
     height, width = image.shape[-2:]
     x = torch.arange(margin, width - margin, device=image.device).float()
     y = torch.arange(margin, height - margin, device=image.device).float()[:, None]
-    # A pixel of the view shows what the inverse map finds; grid_sample counts from -1 to 1 between outer pixels.
+    # A pixel of the view is looked up through the inverse map; grid_sample's coordinates run from -1 to 1.
     unit = torch.tensor([[2 / (width - 1), 0, -1], [0, 2 / (height - 1), -1], [0, 0, 1]], dtype=torch.float64)
     inverse = (unit @ torch.linalg.inv(views.double())).to(image)[..., None, None]  # (T, 3, 3, 1, 1)
     total = torch.zeros_like(cut(image, margin))
     for part in inverse.split(max(1, CHUNK // (len(x) * len(y)))):
         across, down, depth = (part[:, row, 0] * x + (part[:, row, 1] * y + part[:, row, 2]) for row in range(3))
         places = torch.empty(*depth.shape, 2, dtype=image.dtype, device=image.device)  # (T, H, W, 2)
-        torch.div(across, depth, out=places[..., 0])  # a quarter of the time of a stack
+        torch.div(across, depth, out=places[..., 0])  # takes a quarter of the time of torch.stack
         torch.div(down, depth, out=places[..., 1])
         seen = F.grid_sample(image[None], places.flatten(0, 1)[None], padding_mode="border", align_corners=True)
         total += seen.view(len(image), len(part), *total.shape[-2:]).sum(1)
@@ -306,14 +306,14 @@ def between(generator: Generator, span: Range) -> float:
 
 
 def check_ranges(whose: str, **ranges: Range) -> None:
-    """ValueError, naming the argument, for a range that does not go upwards from 0 or more."""
+    """Raise ValueError, naming the argument, unless each range satisfies 0 <= low <= high."""
     for name, (low, high) in ranges.items():
         if not 0 <= low <= high:
             raise ValueError(f"{whose}'s {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
 
 
 def _centred(kernel: Tensor) -> Tensor:
-    """Move a kernel by whole pixels until its centroid is within half a pixel of the middle, in the room it needs."""
+    """Move a kernel by whole pixels until its centroid is within half a pixel of the middle; enlarge it as needed."""
     radius = len(kernel) // 2
     offsets = torch.arange(-radius, radius + 1.0)
     down, right = round((kernel.sum(1) @ offsets).item()), round((kernel.sum(0) @ offsets).item())

@@ -1,4 +1,4 @@
-"""The checks at the start of a run: the heads and ends of all files. tools/doctor.py looks at the pixels too."""
+"""The checks at the start of a run: the beginning and end of every file. tools/doctor.py also looks at the pixels."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from data.layouts import DatasetError, Pair
 
 
 def check_files(items: Sequence[Pair | Path]) -> None:
-    """Read every file's head, of pairs or of sharp photographs; sizes must agree, and files be whole.
+    """Read every file's header, of pairs or of sharp photographs: a pair's sizes must agree, all files be complete.
 
-    All faults are named in one DatasetError.
+    All faults are reported in one DatasetError.
     """
     faults, unit = [], "file" if isinstance(items[0], Path) else "pair"
     for item in tqdm(items, desc="checking files", unit=unit, dynamic_ncols=True, leave=False, delay=2):
@@ -35,12 +35,12 @@ def check_files(items: Sequence[Pair | Path]) -> None:
 
 
 def _head(file: Path) -> tuple[int, int]:
-    """(width, height) out of a file's head, its orientation applied; ImageError where it or the end is damaged."""
+    """(width, height) from a file's header, with its orientation applied; ImageError if header or end is damaged."""
     try:
         with Image.open(file) as image:
             size = image.size
             kind = image.format
-            # For the orientation of other formats Pillow would decode the whole image; cameras write JPEG.
+            # For other formats Pillow would have to decode the image to find the orientation; cameras write JPEG.
             turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
         with open(file, "rb") as opened:
             opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)

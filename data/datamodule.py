@@ -20,17 +20,17 @@ from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, pa
 from data.packed import Packed, is_packed
 from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten, generator_of
 
-GRACE = 10  # seconds that a worker lives on after SIGTERM
+GRACE = 10  # seconds that a worker keeps running after SIGTERM
 
 
 @dataclass(eq=False)
 class NumberStream(Sampler[int]):
-    """The numbers of the training stream, without end, for one rank.
+    """The numbers of the endless training stream for one rank.
 
-    Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each
-    rank. It begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
+    Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each rank. The
+    stream begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
     resumed run continues where its checkpoint was written. The trainer's max_steps ends the run. On several devices
-    the trainer needs use_distributed_sampler=False, or Lightning replaces this sampler.
+    the trainer needs use_distributed_sampler=False, otherwise Lightning replaces this sampler.
     """
 
     per_batch: int
@@ -38,8 +38,8 @@ class NumberStream(Sampler[int]):
     window: int
 
     def processed(self) -> int:
-        """Batches that the trainer has processed, restored before the loaders are made."""
-        # `processed` leaves out a batch in which a run died.
+        """Batches that the trainer has processed; restored from the checkpoint before the loaders are made."""
+        # `processed` does not count a batch in which a run died.
         return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
 
     def __iter__(self) -> Iterator[int]:
@@ -52,42 +52,40 @@ class NumberStream(Sampler[int]):
 
 
 def world_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Processes of a run, and which of them this is."""
+    """(number of processes, rank of this one)."""
     return (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
 
 
 class DeblurDataModule(pl.LightningDataModule):
     """Batches {"blurry", "sharp": (N, 3, H, W) float32 in [0, 1], "name": list of str}.
 
-    Training gives random crops without end (set max_steps), a pure function of the seed and of the batches
-    processed, so a resumed run sees exactly the batches it would have seen. Validation and test give frames
-    in order, one a batch.
+    Training yields random crops without end (set max_steps). They depend only on the seed and the number of batches
+    processed, so a resumed run sees exactly the batches of an uninterrupted one. Validation and test yield frames in
+    order, one per batch.
 
     Args:
-        train: the training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV
-            manifest, shards made by tools.pack, sharp photographs where `blur` is given, or a data.layouts.Source,
-            or a list of these to mix. Of pairs, `blur` takes the sharp side. ROOT/train is used where there is one.
-        val: the validation data; none: no validation. Pairs are recognised by their folders and
-            taken as they are, so that training on synthetic blur can be validated on real blur; sharp
-            photographs need `blur`. ROOT/val is used where there are such folders.
-        test: the test data, likewise.
-        blur: makes the blurry image from the sharp one, on the training device; in validation and test
-            always alike for a seed and an image's name, where the frames lose the blur's margin on every
-            side.
-        augment: changes the training pairs further, on the training device, blurry and sharp alike.
-        variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in
-            RealBlur J or R; "blur" is the first of every layout.
+        train: training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV manifest,
+            shards made by tools.pack, a folder of sharp photographs if `blur` is given, a data.layouts.Source, or a
+            list of these to mix. If `blur` is given, only the sharp images of pairs are used. ROOT/train is used if it
+            exists.
+        val: validation data; none: no validation. Pairs are recognised by their folders and used unchanged, so
+            training on synthetic blur can be validated on real blur; sharp photographs need `blur`. ROOT/val is used
+            if it exists.
+        test: test data, in the same forms.
+        blur: makes the blurry image from the sharp one, on the training device. In validation and test the blur
+            depends only on the seed and the image's name, and frames lose the blur's margin on every side.
+        augment: further augmentation of training pairs, on the training device, blurry and sharp alike.
+        variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in RealBlur
+            J or R; "blur" is the first one of every layout.
         patch_size: side of the training crops in pixels.
-        batch_size: training crops a step and device.
-        crops_per_image: crops cut from each decoded file; decoding costs more than all else. Must divide
-            batch_size.
-        mix_batches: batches whose crops are put in a random order together, so that the crops of one file do not
-            share a batch; costs memory for so many batches, and a resumed run reads at most so many again.
-        val_crop: validation looks at the centre of a frame, at most this many pixels high and wide, which
-            bounds its memory and time; null takes whole frames. The test always does.
-        num_workers: processes that read files; 0 reads in the main one.
-        on_error: what a damaged file does to training: stop it, or skip: it is named, counted, and another file
-            takes its place.
+        batch_size: training crops per step and device.
+        crops_per_image: crops cut from each decoded file, since decoding is the largest cost. Must divide batch_size.
+        mix_batches: number of batches whose crops are shuffled together, so that the crops of one file do not share a
+            batch. It costs memory for that many batches, and a resumed run reads up to that many again.
+        val_crop: largest height and width of the centre crop used in validation, which limits memory and time; null
+            uses whole frames. The test always uses whole frames.
+        num_workers: processes that read files; 0 reads in the main process.
+        on_error: what a damaged file does to training: stop ends it; skip reports and counts the file and uses another.
         seed: of the order, the crops and the blur.
     """
 
@@ -122,13 +120,13 @@ class DeblurDataModule(pl.LightningDataModule):
             raise ValueError(f"crops_per_image ({crops_per_image}) must divide batch_size ({batch_size}).")
 
     def setup(self, stage: str) -> None:
-        """List the files of a stage (fit, validate, test) and say what they are; DatasetError or ImageError."""
+        """List and report the files of a stage (fit, validate, test). Raises DatasetError or ImageError."""
         if stage == "fit":
             given = self._given("train")
             sources = [_source(one) for one in (given if isinstance(given, list) else [given])]
             if not sources:
                 raise DatasetError("No train data is given: the list data.train is empty.")
-            # The only dataset of a run has the run's seed, those of a mix have one each.
+            # A single dataset uses the run's seed; in a mix each has its own.
             seeds = [self.seed] if len(sources) == 1 else [seed_of(self.seed, "mix", i) for i in range(len(sources))]
             parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
@@ -140,7 +138,7 @@ class DeblurDataModule(pl.LightningDataModule):
             self.test_set = self._frames(_source(self._given("test")), "test", None)
 
     def _warn_of_shared_images(self) -> None:
-        """As where one folder without train/ and val/ is given for both."""
+        """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
         val = _sharp_files(self.val_set)
         shared = sorted(val & _sharp_files(self.train_set))
         if shared:
@@ -182,12 +180,12 @@ class DeblurDataModule(pl.LightningDataModule):
         return FrameSharp(files, base, self.blur.margin, self.seed, crop)
 
     def _list(self, source: Source, split: str) -> list[Pair]:
-        """The pairs of a split, after the cheap part of the doctor's checks."""
+        """The pairs of a split, after the fast checks of data/checks.py."""
         listing = source.list_pairs(split, self.variant)
         where = source.root or f"{source.blurry} and {source.sharp}"
         pairs = paired(listing, where)
         rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
-        if self.on_error == "stop":  # else what is damaged is passed over where it is met
+        if self.on_error == "stop":  # otherwise damaged pairs are skipped when they are read
             check_files(pairs)
         return pairs
 
@@ -211,7 +209,7 @@ class DeblurDataModule(pl.LightningDataModule):
         return self._frame_loader(self.test_set)
 
     def _frame_loader(self, dataset: Dataset) -> DataLoader:
-        """Frames in order, one at a time; of several processes each has its share."""
+        """Frames in order, one at a time; several processes share them."""
         world, rank = world_and_rank(self.trainer)
         sampler = DistributedSampler(dataset, world, rank, shuffle=False) if world > 1 else None
         return self._loader(dataset, sampler=sampler)
@@ -227,9 +225,9 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device, then augment; every image's draws have a seed of their own.
+        """Blur sharp photographs on the device, then augment; every image has its own seed.
 
-        Both sides come as channels_last, the layout of the networks' weights.
+        Both tensors are returned as channels_last, the layout of the networks' weights.
         """
         for sentence in batch.pop("errors", []):
             self.skipped[sentence] = self.skipped.get(sentence, 0) + 1
@@ -251,13 +249,13 @@ class DeblurDataModule(pl.LightningDataModule):
 
 
 def _outlive_sigterm(worker: int) -> None:
-    """A cluster sends SIGTERM to all processes of a job, but the main one still has a batch to finish."""
+    """Keep a worker alive after SIGTERM, which clusters send to all processes while the main one finishes a batch."""
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches them all; they end with the main one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; workers end with the main one
 
 
 def _sharp_files(dataset: Dataset) -> set[str]:
-    """The paths of a dataset's sharp images; packed ones have none."""
+    """The paths of a dataset's sharp images; empty for packed datasets."""
     if isinstance(dataset, Mix):
         return set().union(*map(_sharp_files, dataset.parts))
     if isinstance(dataset.items, Packed):

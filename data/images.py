@@ -1,4 +1,4 @@
-"""Read and write images: one place where files become tensors and tensors become files."""
+"""Read and write images. All conversion between files and tensors happens here."""
 
 import struct
 import warnings
@@ -33,22 +33,22 @@ if WRITABLE & HEIF:
     FORMATS |= {suffix: {"format": "HEIF", "quality": 95, "chroma": "444"} for suffix in HEIF}
     TRANSPARENT |= HEIF
 
-MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # where Pillow refuses too: 179 million
+MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # Pillow's limit too: 179 million
 
-# Tags of a TIFF file that tell about the photograph and not about how the file is laid out.
+# TIFF tags that describe the photograph, not the layout of the file.
 DESCRIPTIVE = {"ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright"}
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file's pixels, turned upright, and what else is kept when its restoration is written.
+    """An image file's pixels, rotated upright, and what is kept when its restoration is written.
 
     Args:
-        pixels: (3, H, W) uint8 or uint16; grey has three equal channels.
+        pixels: (3, H, W) uint8 or uint16; a grey image has three equal channels.
         alpha: (1, H, W) of the same type, or None.
         grey: whether the file has one colour channel.
-        exif, icc: the metadata, with the orientation taken out, and the colour profile; None for none.
-        frames: how many the file has; the first was read.
+        exif, icc: the metadata without the orientation, and the colour profile; None if the file has none.
+        frames: number of frames in the file; the first was read.
     """
 
     pixels: Tensor
@@ -60,7 +60,7 @@ class ImageFile:
 
     @property
     def remarks(self) -> list[str]:
-        """What is said, after the file's name, of what is not restored."""
+        """Notes on what is not restored; each follows the file's name."""
         return [f"has {self.frames} frames, the first is restored"] if self.frames > 1 else []
 
     @property
@@ -70,28 +70,28 @@ class ImageFile:
 
 
 def read(path: str | Path) -> Tensor:
-    """Read an image as (3, H, W) float32 in [0, 1]: `read_file` without what only writing needs."""
+    """Read an image as (3, H, W) float32 in [0, 1]; metadata is not returned."""
     return read_file(path).values
 
 
 def read_raw(path: str | Path) -> Tensor:
     """As `read`, but in the file's own numbers: uint8 to 255, or int32 to 65535 for 16 bits."""
     pixels = read_file(path).pixels
-    return pixels if pixels.dtype == torch.uint8 else pixels.int()  # torch cuts and turns no uint16
+    return pixels if pixels.dtype == torch.uint8 else pixels.int()  # torch cannot slice or rotate uint16
 
 
 def to_float(raw: Tensor) -> Tensor:
-    """Bring what read_raw gives, whole or in part, to float32 in [0, 1]."""
+    """Convert the output of `read_raw`, or a part of it, to float32 in [0, 1]."""
     return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
 
 
 def read_file(path: str | Path) -> ImageFile:
     """Read an image.
 
-    8 and 16 bits keep their depth. The EXIF orientation is applied, grey becomes three equal channels, palette, CMYK
-    and 1-bit become RGB. Of several frames the first.
+    8 and 16 bits keep their depth. The EXIF orientation is applied. Grey becomes three equal channels; palette, CMYK
+    and 1-bit images become RGB. If there are several frames, the first is read.
 
-    Raises ImageError, naming the file, for whatever cannot be read, truncated or of more than MOST_PIXELS.
+    Raises ImageError, naming the file, if it cannot be read, is truncated or has more than MOST_PIXELS.
     """
     path = Path(path)
     if not path.is_file():
@@ -100,7 +100,7 @@ def read_file(path: str | Path) -> ImageFile:
         raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong with a file is said once, by the error
+            warnings.simplefilter("ignore")  # a fault of the file is reported once, by the error
             image = _read_unlike_pillow(path) or _read_pillow(path)
     except ImageError:
         raise
@@ -113,16 +113,16 @@ def read_file(path: str | Path) -> ImageFile:
 
 
 def _read_unlike_pillow(path: Path) -> ImageFile | None:
-    """A PNG of 16 bits or a grey or RGB TIFF; None for other files.
+    """Read a 16-bit PNG or a grey or RGB TIFF; None for other files.
 
-    Of 16 bits in colour Pillow reads 8, and Pillow 13.0 turns a TIFF of orientation 5 to 8 twice.
+    Pillow reads 16-bit colour with 8 bits, and Pillow 13.0 rotates a TIFF of orientation 5 to 8 twice.
     """
     with open(path, "rb") as file:
         head = file.read(26)
     if head[:8] == b"\x89PNG\r\n\x1a\n" and head[24:25] == b"\x10":
         with Image.open(path) as opened:  # the header; the size is checked before anything is decoded
             _check_size(path, opened.size)
-            opened.load()  # Pillow checks the checksums, and reads metadata that stands behind the pixels
+            opened.load()  # Pillow verifies the checksums and reads metadata that follows the pixels
             exif, icc = opened.getexif(), opened.info.get("icc_profile")
         array, frames = imagecodecs.png_decode(path.read_bytes()), 1
     elif head[:4] in (b"II*\0", b"MM\0*"):
@@ -158,7 +158,7 @@ def _read_pillow(path: Path) -> ImageFile:
     with opened:
         _check_size(path, opened.size)
         frames = getattr(opened, "n_frames", 1)
-        image = ImageOps.exif_transpose(opened)  # Pillow turns some formats by itself, and knows which
+        image = ImageOps.exif_transpose(opened)  # Pillow rotates some formats itself and accounts for that here
         deep = image.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
         grey = deep or image.mode in ("1", "L", "LA", "La")
         if deep:
@@ -175,7 +175,7 @@ def _read_pillow(path: Path) -> ImageFile:
             for tag in set(exif) - {ExifTags.Base[name] for name in DESCRIPTIVE}:
                 del exif[tag]
         exif.pop(ExifTags.Base.Orientation, None)
-        # A profile of inks says nothing about the RGB that they were converted to.
+        # A colour profile of inks does not apply to the RGB values they were converted to.
         icc = None if opened.mode == "CMYK" else opened.info.get("icc_profile")
         return _image_file(array, exif, icc, frames)
 
@@ -189,15 +189,15 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
 
 
 def _image_file(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int) -> ImageFile:
-    """From (H, W, 1 to 4): grey, grey and alpha, RGB, RGBA."""
+    """Make an ImageFile from an array (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA."""
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
-    if orientation in (5, 6, 7, 8):  # the camera was on its side: rows are columns
+    if orientation in (5, 6, 7, 8):  # the camera was held sideways: rows are columns
         array = array.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
         array = array[:, ::-1]
     if orientation in (3, 4, 7, 8):
         array = array[::-1]
-    channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # of one pixel, contiguous is also a negative stride
+    channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # a 1-pixel array may have negative strides
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
     return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
@@ -208,14 +208,14 @@ def write(
 ) -> None:
     """Write a (3, H, W) image in [0, 1], clipped and rounded; the suffix chooses the format.
 
-    WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are made. The file
-    appears under its name only when complete. Raises ImageError for a suffix that cannot be written, OSError where the
-    disk refuses.
+    WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are created. The file
+    appears under its name only when complete. Raises ImageError if the suffix is not supported, OSError if the disk
+    write fails.
 
     Args:
-        like: the image this was made from: its depth, grey, alpha, EXIF and colour profile are kept as far as the
-            format holds them. None: 8-bit RGB.
-        depth: 8 or 16 bits instead of those of `like`; 16 where the format holds them.
+        like: the input image: its depth, grey, alpha, EXIF and colour profile are kept as far as the format supports
+            them. None: 8-bit RGB.
+        depth: 8 or 16 bits instead of the depth of `like`; 16 only if the format supports it.
         compress_level: of PNG with 8 bits, from 0 (fast) to 9 (small).
     """
     path = Path(path)
@@ -227,7 +227,7 @@ def write(
     levels, dtype = (65535, torch.uint16) if deep else (255, torch.uint8)
     channels = image.detach().cpu().float().clamp(0, 1).mul_(levels).round_()
     if like.grey:
-        # Equal channels, as an untouched image has them, must come out as they are: no mean that rounds.
+        # The median keeps equal channels exactly as they are; a mean would round.
         channels = channels.median(dim=0, keepdim=True).values
     channels = channels.to(dtype)
     if like.alpha is not None and suffix in TRANSPARENT:
@@ -237,7 +237,7 @@ def write(
     array = np.ascontiguousarray(channels.movedim(0, -1).numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow does write 16-bit grey
+        if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow can write 16-bit grey
             metadata = {"exif": like.exif, "icc_profile": like.icc}
             given = {name: value for name, value in metadata.items() if value} if suffix != ".bmp" else {}
             given |= {"compress_level": compress_level} if suffix == ".png" else {}
@@ -249,7 +249,7 @@ def write(
 
 
 def _with_metadata(png: bytes, like: ImageFile) -> bytes:
-    """A PNG file with the chunks for EXIF and colour profile behind its header (PNG specification, chunk layout)."""
+    """Insert the EXIF and colour profile chunks after a PNG file's header (PNG specification, chunk layout)."""
     chunks = b""
     for kind, data in (
         (b"iCCP", like.icc and b"ICC profile\0\0" + zlib.compress(like.icc)),
@@ -281,11 +281,11 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
 
 
 def header_size(path: str | Path) -> tuple[int, int] | None:
-    """Width and height that a file's header tells, not turned upright; None where it cannot be read."""
+    """Width and height in a file's header, before any rotation; None if it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path) as opened:
                 return opened.size
-    except Exception:  # as in read_file, which says what is wrong
+    except Exception:  # of any decoder; read_file reports what is wrong
         return None

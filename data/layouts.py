@@ -1,4 +1,4 @@
-"""Find the blurry/sharp pairs of a dataset as it was downloaded: every layout is recognised by its folders or lists."""
+"""Find the blurry/sharp pairs of a dataset as downloaded. Layouts are recognised by their folders or lists."""
 
 import csv
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ VARIANTS = {
     "rsblur": ("real_blur", "avg65_img"),
     "csv": ("blur",),
 }
-# Pairs of the complete datasets; docs/data.md says where each number is from.
+# Numbers of pairs in the complete datasets; docs/data.md gives the sources.
 COUNTS = {
     "gopro": {"train": 2103, "test": 1111},
     "hide": {"train": 6397, "test": 2025},
@@ -33,27 +33,27 @@ COUNTS = {
 
 
 class DatasetError(ValueError):
-    """A dataset that cannot be used as it is; the message is one sentence naming the folder or the files."""
+    """A dataset that cannot be used as it is; the message names the folder or the files."""
 
     def __init__(self, sentence: str):
-        # A DataLoader repeats a worker's error with the whole traceback as its message: keep the sentence.
+        # A DataLoader puts a worker's whole traceback into the message: keep only the sentence.
         super().__init__(sentence.rpartition("DatasetError: ")[2].strip())
 
 
 class NoSplitError(DatasetError):
-    """A dataset that does not have the split asked for, without being damaged."""
+    """An intact dataset that does not have the requested split."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One blurry photograph and its sharp counterpart; `name` is unique in its split, without suffix."""
+    """A blurry photograph and its sharp counterpart; `name` has no suffix and is unique in its split."""
 
     name: str
     blurry: Path
     sharp: Path
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Read (blurry, sharp) as images.read_raw; DatasetError where the sizes differ."""
+        """Read (blurry, sharp) as images.read_raw does; DatasetError if their sizes differ."""
         blurry, sharp = images.read_raw(self.blurry), images.read_raw(self.sharp)
         if blurry.shape != sharp.shape:
             ours, theirs = (f"{frame.shape[2]}x{frame.shape[1]}" for frame in (blurry, sharp))
@@ -63,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Listing:
-    """A split as it lies on disk: its layout and variant, its pairs sorted by name, the images without partner."""
+    """A split on disk: its layout and variant, its pairs sorted by name, and the images without a partner."""
 
     layout: str
     variant: str
@@ -73,18 +73,18 @@ class Listing:
 
 @dataclass(frozen=True)
 class Source:
-    """Where pairs or sharp photographs are, and how a mix of several takes from it.
+    """A source of pairs or sharp photographs, and its share in a mix of several.
 
     Args:
         root: folder of a dataset, or a CSV manifest; see data.layouts.list_pairs.
-        blurry: instead of root, a folder of blurry images of any name; needs `sharp`.
-        sharp: the folder of their sharp counterparts, paired by their path below it, suffix aside.
-        variant: kind of blurry images, if not that of the whole run.
-        layout: gopro, hide, realblur, reds, rsblur, flat or csv; none: it is recognised.
-        weight: share of the decoded files in a mix, relative to the others' weights; none: as many as there are files
-            times repeat.
-        repeat: how often a file is used before all are put in a new order.
-        scale: factor on width and height at which images are trained on, at most 1 (antialiased reduction).
+        blurry: instead of root, a folder of blurry images with any name; needs `sharp`.
+        sharp: the folder of their sharp counterparts, paired by their path below it without the suffix.
+        variant: kind of blurry images, if it differs from that of the run.
+        layout: gopro, hide, realblur, reds, rsblur, flat or csv; none: recognised automatically.
+        weight: share of the decoded files in a mix, relative to the others' weights; none: the number of files times
+            repeat.
+        repeat: how often each file is used before all are reshuffled.
+        scale: factor on width and height for training, at most 1 (antialiased reduction).
     """
 
     root: str | None = None
@@ -107,19 +107,19 @@ class Source:
             raise ValueError(f"A dataset's scale must be above 0 and at most 1, not {self.scale}.")
 
     def list_pairs(self, split: str, variant: str = "blur") -> Listing:
-        """The pairs of a split; two folders of any name are the same in every split."""
+        """The pairs of a split. A source of two folders has the same pairs in every split."""
         if self.root is None:
             return _flat("flat", "blur", Path(self.blurry), Path(self.sharp))
         return list_pairs(self.root, split, self.variant or variant, self.layout)
 
 
 def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> list[Pair]:
-    """List the pairs of a split, sorted by name, as list_pairs, but raise DatasetError where an image is alone."""
+    """List the pairs of a split, sorted by name, as `list_pairs`; DatasetError if an image has no partner."""
     return paired(list_pairs(root, split, variant), root)
 
 
 def paired(listing: Listing, root: str | Path) -> list[Pair]:
-    """The pairs of a listing without faults; DatasetError with one sentence for all files that have no partner."""
+    """The pairs of a complete listing; one DatasetError for all files that have no partner."""
     alone = listing.alone
     if alone:
         shown = ", ".join(map(str, alone[:4])) + (" and others" if len(alone) > 4 else "")
@@ -128,7 +128,7 @@ def paired(listing: Listing, root: str | Path) -> list[Pair]:
 
 
 def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", layout: str | None = None) -> Listing:
-    """List a split of a dataset, pairs and images without partner; the layout is recognised unless it is named.
+    """List a split of a dataset: pairs and images without a partner. The layout is recognised unless it is named.
 
     - csv: a manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder.
     - realblur (Rim et al. 2020): ROOT/RealBlur_{J,R}_{train,test}_list.txt, lines of "SHARP BLURRY" relative to
@@ -143,10 +143,10 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", lay
     - gopro (Nah et al. 2017): ROOT/SCENE/{blur,blur_gamma,sharp}. Names are "SCENE/000001".
 
     The last two may lie below ROOT/train, ROOT/val, ROOT/test; without such folders ROOT itself is the split.
-    `variant` says which blurry images: "blur" is the first of a layout, anything else must exist by that name.
+    `variant` chooses the blurry images: "blur" means the first variant of a layout, any other must exist by that name.
 
-    Raises DatasetError with one sentence: for a missing folder, an unknown layout or variant, an empty dataset;
-    its kind NoSplitError where the dataset is of other splits.
+    Raises DatasetError for a missing folder, an unknown layout or variant, or an empty dataset, and its subclass
+    NoSplitError if the dataset has only other splits.
     """
     root = Path(root)
     layout = layout or recognise(root, split)
@@ -182,7 +182,7 @@ def recognise(root: Path, split: str) -> str:
 
 
 def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
-    """Whether a split has blurry images, so that it is no set of sharp photographs."""
+    """Whether a split has blurry images; otherwise it is a set of sharp photographs."""
     root = Path(root)
     if (root / f"{split}.txt").is_file():
         return False
@@ -193,9 +193,9 @@ def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
 
 
 def find_sharp(root: str | Path, split: str) -> list[Path]:
-    """List a split's sharp photographs: those named in ROOT/train.txt, one a line, else all in ROOT/train or ROOT.
+    """List a split's sharp photographs: those named in ROOT/train.txt, one per line, else all in ROOT/train or ROOT.
 
-    Likewise for val and test. Raises DatasetError for a name in the list that is no file.
+    The same holds for val and test. Raises DatasetError if a listed file does not exist.
     """
     names = Path(root) / f"{split}.txt"
     if not names.is_file():
@@ -204,7 +204,7 @@ def find_sharp(root: str | Path, split: str) -> list[Path]:
 
 
 def named_files(names: Path, root: Path) -> list[Path]:
-    """The files below `root` that a text file names, one a line, sorted; DatasetError where one is missing."""
+    """The files below `root` that a text file lists, one per line, sorted; DatasetError if one is missing."""
     if not names.is_file():
         raise DatasetError(f"{names} is no file: give a list of names, one a line.")
     files = sorted(root / line.strip() for line in names.read_text().splitlines() if line.strip())
@@ -217,7 +217,7 @@ def named_files(names: Path, root: Path) -> list[Path]:
 
 
 def split_folder(root: str | Path, split: str) -> Path:
-    """ROOT/train, ROOT/val or ROOT/test where ROOT has such folders, else ROOT itself; DatasetError if missing."""
+    """ROOT/train, ROOT/val or ROOT/test if ROOT has such folders, else ROOT itself; DatasetError if missing."""
     root = Path(root)
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
@@ -336,7 +336,7 @@ def _read_list(file: Path) -> list[list[str]]:
 
 
 def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) -> Listing:
-    """Pairs from a list; where one file is missing its partner is alone, where both are, the blurry one is named."""
+    """Pairs from a list. If one file of a pair is missing, its partner is reported; if both are, the blurry one is."""
     pairs: dict[str, Pair] = {}
     alone = []
     for name, blurry, sharp in named:
@@ -351,7 +351,7 @@ def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) 
 
 
 def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
-    """Pairs of two folders."""
+    """The pairs of two folders."""
     found: list[dict[str, Path]] = [{}, {}]
     for files, folder in zip(found, (blurry, sharp), strict=True):
         if not folder.is_dir():
@@ -374,7 +374,7 @@ def _scenes(base: Path) -> list[tuple[str, Path]]:
 
 
 def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
-    """The folders of the blurry and of the sharp images directly below `folder`, None where missing."""
+    """The folders of blurry and of sharp images directly below `folder`; None for a missing one."""
     names = (variant,) if variant != "blur" or (folder / "blur").is_dir() else BLURRY
     sides = []
     for candidates in (names, SHARP):
@@ -386,7 +386,7 @@ def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
 
 
 def _collect(files: dict[str, Path], prefix: str, folder: Path) -> None:
-    """Add the images below `folder` to `files` by name: prefix + path below the folder, without suffix."""
+    """Add the images below `folder` to `files`, under the name prefix + path below the folder without suffix."""
     if not any(folder.iterdir()):
         return
     for file in search.find(folder):

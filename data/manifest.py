@@ -9,13 +9,13 @@ from base.files import locked, replacing
 
 
 class Manifest:
-    """manifest.json in the output folder: how each image was restored. Whole after every image, or not changed.
+    """manifest.json in the output folder: how each image was restored. It is updated atomically after every image.
 
-    Several processes may write it: each adds to what it finds there, one at a time.
+    Several processes may write it: each adds to the current content, one at a time.
 
     Args:
         folder: the output folder.
-        facts: what a restoration depends on, beside the image.
+        facts: what a restoration depends on besides the image.
 
     Raises:
         ValueError: the file is not JSON.
@@ -32,16 +32,16 @@ class Manifest:
             raise ValueError(f"{self.path} is not JSON ({error}): remove it") from error
 
     def has(self, image: Path) -> bool:
-        """Whether the unchanged image was restored with the same facts, and what was written is still there."""
+        """Whether this image, unchanged, was restored with the same facts and the written files still exist."""
         entry = self.files.get(str(image), {})
         same = (self.facts | _stamp(image)).items() <= entry.items()
         return same and all((self.folder / name).is_file() for name in entry["written"])
 
     def replaced_by(self, image: Path, written: Sequence[Path]) -> str | None:
-        """Why what lies in the folder is replaced by files that are about to be written; None where nothing is."""
+        """Why existing files are replaced by those about to be written; None if no file is replaced."""
         names, stamp = set(self._names(written)), _stamp(image)
         others = [other for other in self.files.values() if names & set(other["written"])]
-        same = [other for other in others if stamp.items() <= other.items()]  # named from elsewhere, perhaps
+        same = [other for other in others if stamp.items() <= other.items()]  # perhaps under another path
         entry = self.files.get(str(image)) or next(iter(same), None)
         if entry and any((self.folder / name).is_file() for name in entry["written"]):
             if not self.facts.items() <= entry.items():
@@ -52,12 +52,12 @@ class Manifest:
         return "not in manifest.json" if any(file.is_file() for file in written) else None
 
     def add(self, image: Path, written: Sequence[Path], found: dict[str, Any]) -> None:
-        """Write down a restored image; what it replaces is removed, with all that was written beside it.
+        """Record a restored image. Files of an earlier restoration that it replaces are removed.
 
         Args:
             image: the file that was restored.
-            written: the files that it was written to.
-            found: what was found out on the way.
+            written: the files written for it.
+            found: results to record, such as warnings and the tile size.
         """
         names = self._names(written)
         entry = {"written": names} | found | _stamp(image) | self.facts
@@ -68,7 +68,7 @@ class Manifest:
             kept = {name for other in self.files.values() for name in other["written"]}
             for name in {name for key in gone for name in before[key]["written"]} - kept:
                 file = self.folder / name
-                if file.resolve().is_relative_to(self.folder.resolve()):  # whatever somebody wrote into the manifest
+                if file.resolve().is_relative_to(self.folder.resolve()):  # never delete elsewhere, whatever it says
                     file.unlink(missing_ok=True)
             part.write_text(json.dumps(self.files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

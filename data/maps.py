@@ -1,4 +1,4 @@
-"""Maps of a number per pixel, as files to look at and files to compute with."""
+"""Write maps of one number per pixel, as heat maps and as floats."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from base.files import replacing
 from data import images
 
-BRIGHTEST = 99.5  # percentile that the brightest colour stands for: a few bright pixels would leave the rest black
+BRIGHTEST = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 
 
 def heat_map(values: Tensor) -> tuple[Tensor, float]:
-    """The mean of values (C, H, W) over the channels in colours (3, H, W), and what the brightest colour stands for."""
+    """The channel mean of values (C, H, W) as colours (3, H, W), and the value of the brightest colour."""
     import matplotlib
 
     mean = values.cpu().mean(dim=0).numpy()
@@ -24,13 +24,13 @@ def heat_map(values: Tensor) -> tuple[Tensor, float]:
 
 
 def write_map(path: Path, values: Tensor) -> float:
-    """Write values (C, H, W), one channel or three, as a heat map and as floats.
+    """Write values (C, H, W), with one channel or three, as a heat map and as floats.
 
     Args:
-        path: of the heat map of their mean over the channels, a PNG; the floats stand in the .tif beside it.
+        path: PNG file for the heat map of their channel mean; the floats go to a .tif beside it.
 
     Returns:
-        What the brightest colour stands for.
+        The value of the brightest colour.
     """
     colours, white = heat_map(values)
     images.write(path, colours)

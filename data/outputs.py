@@ -1,4 +1,4 @@
-"""Where the restorations of images go."""
+"""Decide where restored images are written."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,19 +7,19 @@ from pathlib import Path, PurePath
 
 from data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 
-BATCH_PIXELS = 1 << 21  # of the images that are restored at once where nothing is said
+BATCH_PIXELS = 1 << 21  # default number of pixels restored at once
 MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is to be restored, and what is not.
+    """The images to restore, and inputs that are left out.
 
     Args:
-        folder: where all of it goes.
+        folder: output folder of all files.
         work: each image and the file of its restoration.
-        missing: a sentence for each input that is no image, or holds none.
-        skipped: images of other formats that stand between the others, by suffix.
+        missing: a sentence for each input that is not an image or contains none.
+        skipped: number of images in unsupported formats found among the inputs, by suffix.
     """
 
     folder: Path
@@ -29,20 +29,20 @@ class Outputs:
 
 
 def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, deep: bool = False) -> Outputs:
-    """The images that inputs name, and where their restorations go.
+    """Find the images that the inputs name and the files of their restorations.
 
     Args:
-        inputs: images, folders and patterns; the tree below a folder, or below what stands before a pattern's signs,
+        inputs: images, folders and patterns; the directory tree below a folder, or below the fixed part of a pattern,
             is kept.
-        output: the folder of the restorations. Of one image also its file: an image's suffix says so, where there is
-            no folder of that name.
-        suffix: of what is written; none: the image's own where it can be written, or else .png.
+        output: the folder of the restorations. For a single image it may be a file name: it is one if it ends in an
+            image's suffix and no folder has that name.
+        suffix: of the written files; none: the image's own if it can be written, otherwise .png.
         deep: whether 16 bits are written.
 
     Raises:
         ImageError: there is nothing to restore.
-        ValueError: two restorations would have one name, an input would be overwritten, or a format cannot hold what
-            is asked for.
+        ValueError: two restorations would have the same name, an input would be overwritten, or a format does not
+            support the request.
     """
     found, missing, skipped = [], [], Counter()
     for given in inputs:
@@ -68,10 +68,10 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
 
 
 def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
-    """The name of a restoration by that of its image, with the suffix that is asked for or one that can be written.
+    """The file name of a restoration: its image's, with the requested suffix or one that can be written.
 
     Raises:
-        ValueError: 16 bits are asked for, and its format cannot hold them.
+        ValueError: 16 bits are requested and the format does not support them.
     """
     own = target.suffix.lower()
     if _kind(own) != _kind(suffix) if suffix else own not in WRITABLE:
@@ -82,11 +82,11 @@ def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
 
 
 def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[list[tuple[Path, Path]]]:
-    """The work in groups of images whose headers tell one size, in the order in which the sizes appear.
+    """Group the work by the image size in the file headers, in the order in which the sizes appear.
 
     Args:
         work: each image and the file of its restoration.
-        size: of a group; None: as many as make up BATCH_PIXELS, MOST_AT_ONCE at most.
+        size: images per group; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
     from tqdm import tqdm
 
@@ -102,7 +102,7 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
 
 
 def _file(output: str, count: int, suffix: str | None) -> Path | None:
-    """The output as a file's name, where it is one."""
+    """The output as a file name, if it is one."""
     path = Path(output)
     own = path.suffix.lower()
     if own not in SUFFIXES | PASSED_OVER or path.is_dir():
@@ -117,5 +117,5 @@ def _file(output: str, count: int, suffix: str | None) -> Path | None:
 
 
 def _kind(suffix: str) -> str:
-    """One suffix for each format."""
+    """The usual suffix of a format that has several."""
     return {".jpeg": ".jpg", ".tiff": ".tif"}.get(suffix, suffix)

@@ -1,4 +1,4 @@
-"""Read packed datasets, which tools/pack.py writes: shards of decoded pixels, on disk or in an object store."""
+"""Read datasets packed by tools/pack.py: shards of decoded pixels, on disk or in an object store."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ NEEDED = "Packed shards need litdata: pip install -r requirements-extra.txt."
 
 @dataclass(frozen=True)
 class PackedPair:
-    """One pair out of a shard, already read; raw numbers as images.read_raw gives them."""
+    """A pair read from a shard, in raw numbers as images.read_raw returns them."""
 
     name: str
     blurry: Tensor
@@ -27,10 +27,10 @@ class PackedPair:
 
 
 class Packed:
-    """The pairs of a packed dataset, by number, from local disk or an object store.
+    """The pairs of a packed dataset by number, from a local disk or an object store.
 
-    Every process opens the shards for itself. `shards` says how many pairs lie in each. Raises DatasetError where
-    there are none or litdata is not installed.
+    Every process opens the shards itself. `shards` has the number of pairs in each. Raises DatasetError if there are no
+    shards or litdata is not installed.
     """
 
     def __init__(self, root: str):
@@ -41,29 +41,29 @@ class Packed:
         self.root = root
         try:
             self.stream = StreamingDataset(root, shuffle=False)
-        except AssertionError:  # litdata's, for an index that names no shard
+        except AssertionError:  # litdata raises it for an index without shards
             raise DatasetError(f"{root} holds no shards: pack the dataset again.") from None
-        count = len(self.stream)  # fetches the index into the folder that stands for a remote root from now on
+        count = len(self.stream)  # fetches the index into the local folder that caches a remote root
         self.shards = shard_sizes(Path(self.stream.input_dir.path))
         if sum(self.shards) != count:
             raise DatasetError(f"{root} has an index that does not fit its shards: pack the dataset again.")
-        self.stream.cache = None  # opened anew by each process that reads
+        self.stream.cache = None  # each reading process opens its own
 
     def __len__(self) -> int:
         return sum(self.shards)
 
     def __getitem__(self, number: int) -> PackedPair:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes into it
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # it is never written to
             item = self.stream[number]
         return PackedPair(item["name"], item["blurry"].movedim(-1, 0), item["sharp"].movedim(-1, 0))
 
 
 def is_packed(root: str) -> bool:
-    """Whether a root is a folder of shards, or the address of one."""
+    """Whether a root is a folder of shards or the address of one."""
     return root.startswith(REMOTE) or (Path(root) / "index.json").is_file()
 
 
 def shard_sizes(folder: Path) -> list[int]:
-    """How many pairs lie in each shard."""
+    """The number of pairs in each shard."""
     return [chunk["chunk_size"] for chunk in json.loads((folder / "index.json").read_text())["chunks"]]

@@ -1,9 +1,8 @@
-"""Datasets: training crops as a pure function of (seed, number), whole frames for validation and test.
+"""Datasets: training crops as a function of (seed, number) alone, whole frames for validation and test.
 
-A training dataset is an endless, random-access stream: item `number` (0, 1, 2, ...) is decode `number` of the
-run. Its file comes from a permutation drawn from (seed, number // files), its crops and turns from (seed,
-number), so the stream can be continued anywhere, by any number of workers, knowing only how many items were
-consumed.
+A training dataset is an endless random-access stream. Item `number` (0, 1, 2, ...) is the crops of one decoded file.
+The file comes from a permutation drawn from (seed, number // files), the crops and rotations from (seed, number). So
+any number of workers can continue the stream anywhere, knowing only how many items were consumed.
 """
 
 import itertools
@@ -30,22 +29,21 @@ def generator_of(*parts: int | str) -> Generator:
 
 @dataclass(eq=False)
 class TrainPairs(Dataset):
-    """Random crops of pairs, flipped and turned by right angles, blurry and sharp alike.
+    """Random crops of pairs, flipped and rotated by right angles, blurry and sharp alike.
 
-    Item `number` >= 0 is a list of `crops_per_image` dicts from one decoded pair: blurry and sharp (3,
-    patch_size, patch_size), name. A pair smaller than the patch is continued by reflection at its right and
-    lower border.
+    Item `number` >= 0 is a list of `crops_per_image` dicts from one decoded pair: blurry and sharp (3, patch_size,
+    patch_size), name. A pair smaller than the patch is padded by reflection at its right and lower border.
 
     Args:
-        items: a sequence of pairs, which have a name and read() -> (blurry, sharp), in raw numbers. Its attribute
-            `shards`, if any, says how many items lie together in a file.
+        items: a sequence of pairs with a name and read() -> (blurry, sharp), in raw numbers. If it has an attribute
+            `shards`, that gives the number of items in each file.
         patch_size: side of the crops.
         seed: of the order and the crops.
-        crops_per_image: crops of each decoded pair.
+        crops_per_image: crops per decoded pair.
         scale: factor on width and height before cropping.
-        repeat: how often a pair is used before all are put in a new order.
-        skip: pass over pairs that cannot be read. Another takes the place, and the first of its crops says
-            what was wrong under the key "error".
+        repeat: how often each pair is used before all are reshuffled.
+        skip: replace pairs that cannot be read by others. The first crop of the replacement has the error message under
+            the key "error".
     """
 
     items: Sequence[Pair]
@@ -57,7 +55,7 @@ class TrainPairs(Dataset):
     skip: bool = False
 
     def __len__(self) -> int:
-        return len(self.items) * self.repeat  # of one pass; the stream has no end
+        return len(self.items) * self.repeat  # length of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
         name, frames, errors = self._load(number)
@@ -73,14 +71,14 @@ class TrainPairs(Dataset):
         return items
 
     def read(self, item: Pair) -> tuple[str, dict[str, Tensor]]:
-        """Name and raw frames of an item."""
+        """The name and raw frames of an item."""
         blurry, sharp = item.read()
         return item.name, {"blurry": blurry, "sharp": sharp}
 
     def _load(self, number: int) -> tuple[str, dict[str, Tensor], list[str]]:
-        """Load the file of item `number`; with `skip` another one, also drawn from (seed, number), while it is damaged.
+        """Load the file of item `number`; with `skip`, replace damaged files by others drawn from (seed, number).
 
-        Returns its name, its frames, and what was wrong with the others.
+        Returns its name, its frames, and the error messages of the files it replaces.
         """
         errors: list[str] = []
         count = len(self.items)
@@ -90,7 +88,7 @@ class TrainPairs(Dataset):
                 name, frames = self.read(self.items[index])
                 return name, {side: resize(frame, self.scale) for side, frame in frames.items()}, errors
             except (images.ImageError, DatasetError) as error:
-                if not self.skip or len(errors) == 9:  # ten in a row: the dataset is damaged, not a file
+                if not self.skip or len(errors) == 9:  # ten in a row: the whole dataset is damaged
                     raise
                 errors.append(str(error))
                 instead = generator_of(self.seed, "instead", number, len(errors))
@@ -100,9 +98,8 @@ class TrainPairs(Dataset):
 class TrainSharp(TrainPairs):
     """Random crops of sharp photographs, to be blurred on the device.
 
-    As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), whose margin the blur needs and
-    cuts away, name, and the seed of the blur. `files` may also be pairs, of which the sharp side
-    is taken.
+    As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), name, and the seed of the blur. The blur
+    needs the margin and crops it. `files` may also be pairs, of which only the sharp image is used.
     """
 
     def __init__(self, files: Sequence[Path | Pair], patch_size: int, margin: int, **options):
@@ -118,16 +115,16 @@ class TrainSharp(TrainPairs):
 
 
 class Mix(Dataset):
-    """Several training datasets as one stream: each gives its share of the items, evenly spread.
+    """Several training datasets as one stream, in which each has its share of the items, evenly spread.
 
     Args:
-        parts: TrainPairs or TrainSharp datasets, each with a seed of its own.
-        weights: the parts' shares, relative to each other; None stands for the length of the part.
+        parts: TrainPairs or TrainSharp datasets, each with its own seed.
+        weights: the parts' relative shares; None stands for the length of the part.
     """
 
     def __init__(self, parts: Sequence[Dataset], weights: Sequence[float | None]):
         self.parts = parts
-        # Fractions: the floors below must not disagree about one item through rounding.
+        # Fractions, because rounding must not make the floors below disagree about an item.
         self.weights = [
             Fraction(len(part) if weight is None else weight).limit_denominator(10**6)
             for part, weight in zip(parts, weights, strict=True)
@@ -138,7 +135,7 @@ class Mix(Dataset):
         return self.parts[which][own]
 
     def place(self, number: int) -> tuple[int, int]:
-        """Which part gives item `number`, and which of its own items that is."""
+        """The index of the part that item `number` belongs to, and the number of that item in the part."""
         left = sum(self.weights)
         for which, weight in enumerate(self.weights[:-1]):
             before = floor(number * weight / left)
@@ -151,7 +148,7 @@ class Mix(Dataset):
 
 @dataclass(eq=False)
 class FramePairs(Dataset):
-    """Whole pairs in order: dicts of blurry, sharp (3, H, W) and name; `crop` limits them to the centre."""
+    """Whole pairs in order: dicts of blurry, sharp (3, H, W) and name; `crop` limits them to a centre crop."""
 
     items: Sequence[Pair]
     crop: int | None = None
@@ -166,12 +163,11 @@ class FramePairs(Dataset):
 
 @dataclass(eq=False)
 class FrameSharp(Dataset):
-    """Whole sharp photographs in order, to be blurred on the device always alike.
+    """Whole sharp photographs in order, to be blurred reproducibly on the device.
 
-    Each item is a dict of sharp (3, H, W), name (path below `root`, without suffix) and the seed of the blur,
-    which comes from (seed, name). `crop` limits the frames to the centre, `margin` more on every side where
-    there is more. A photograph must be larger than twice the margin, since the blur's margin is cut away;
-    DatasetError otherwise.
+    Each item is a dict of sharp (3, H, W), name (path below `root`, without suffix) and the seed of the blur, which
+    comes from (seed, name). `crop` limits the frames to a centre crop, plus `margin` on every side where available. A
+    photograph must be larger than twice the margin, which the blur crops; DatasetError otherwise.
     """
 
     items: Sequence[Path]
@@ -194,10 +190,10 @@ class FrameSharp(Dataset):
 
 
 def shuffled(number: int, count: int, seed: int, shards: Sequence[int] | None = None) -> int:
-    """The file index of item `number` of a stream that passes over `count` files, each time reordered.
+    """The file index of item `number` in a stream that passes over `count` files repeatedly, reshuffled each time.
 
-    With `shards`, the numbers of files that lie together (their sum divides `count`), the order is one of whole
-    shards, eight at a time with their files mixed, so that a shard that comes from afar is used while it is here.
+    `shards` has the numbers of files in each shard (their sum divides `count`). With it whole shards are shuffled, and
+    the files of eight shards at a time are mixed, so that a downloaded shard is used while it is still cached.
     """
     epoch, position = divmod(number, count)
     generator = generator_of(seed, "order", epoch)
@@ -217,13 +213,13 @@ def shuffled(number: int, count: int, seed: int, shards: Sequence[int] | None = 
 
 
 def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:
-    """Read (blurry, sharp), each (3, H, W) in [0, 1]. Raises DatasetError where the sizes differ."""
+    """Read (blurry, sharp), each (3, H, W) in [0, 1]. Raises DatasetError if their sizes differ."""
     blurry, sharp = (images.to_float(frame).contiguous() for frame in pair.read())
     return blurry, sharp
 
 
 def resize(frame: Tensor, scale: float) -> Tensor:
-    """Reduce a raw (3, H, W) frame by the factor `scale`, antialiased, rounded to the same numbers; 1: as it is."""
+    """Reduce a raw (3, H, W) frame by the factor `scale`, antialiased, rounded to its dtype; 1 returns it unchanged."""
     if scale == 1:
         return frame
     size = [max(1, round(side * scale)) for side in frame.shape[1:]]
@@ -232,7 +228,7 @@ def resize(frame: Tensor, scale: float) -> Tensor:
 
 
 def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> list[tuple[int, int, int, int]]:
-    """Draw `count` places and symmetries for `cut`: (top, left, quarter turns, flip)."""
+    """Draw `count` positions and symmetries for `cut`: (top, left, quarter turns, flip)."""
     height, width = (max(side, size) for side in frame.shape[-2:])
 
     def draw(below: int) -> int:
@@ -242,14 +238,14 @@ def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> 
 
 
 def cut(frame: Tensor, size: int, window: tuple[int, int, int, int]) -> Tensor:
-    """Cut (..., size, size) out of (..., H, W) at a window, turn and flip it; contiguous."""
+    """Crop (..., H, W) to (..., size, size) at a window, rotate and flip it; contiguous."""
     top, left, turns, flip = window
     crop = reflect_to(frame, size)[..., top : top + size, left : left + size].rot90(turns, (-2, -1))
     return (crop.flip(-1) if flip else crop).contiguous()
 
 
 def reflect_to(frames: Tensor, size: int) -> Tensor:
-    """Continue (..., H, W) by reflection to the right and below until both sides reach `size`."""
+    """Pad (..., H, W) by reflection to the right and below until both sides reach `size`."""
     for dim in (-2, -1):
         length = frames.shape[dim]
         if length < size:
@@ -260,7 +256,7 @@ def reflect_to(frames: Tensor, size: int) -> Tensor:
 
 
 def centre_crop(frame: Tensor, size: int | None) -> Tensor:
-    """Cut the centre of (..., H, W) to at most size x size; None leaves it whole."""
+    """Crop (..., H, W) to its centre, at most size x size; None returns it whole."""
     height, width = frame.shape[-2:]
     if size is None:
         return frame
@@ -271,7 +267,7 @@ def centre_crop(frame: Tensor, size: int | None) -> Tensor:
 def flatten(items: list[list[dict]]) -> dict:
     """Collate the crops of several decoded files into one batch: tensors stacked, names in a list.
 
-    What was passed over comes as "errors", a list of sentences, where there is any.
+    Messages about skipped files are collected in a list under "errors", if there are any.
     """
     crops = [crop for item in items for crop in item]
     errors = [line for crop in crops for line in crop.pop("error", "").splitlines()]
@@ -280,11 +276,11 @@ def flatten(items: list[list[dict]]) -> dict:
 
 @dataclass(eq=False)
 class Window:
-    """Batches whose crops are mixed over several batches of a loader, so that crops of one file are spread.
+    """Batches whose crops are shuffled over several batches of a loader, so that the crops of one file are spread.
 
-    The next `batches` batches are read, their crops reordered by (seed, window) and dealt out as `batches` batches
-    of the same size. `first()` says how many batches of the stream were used before: the window it lies in is read
-    again, so that a resumed run sees exactly the batches it would have seen.
+    The next `batches` batches are read, their crops shuffled by (seed, window) and divided into `batches` batches of
+    the same size. `first()` returns how many batches of the stream were already used. The window that contains this
+    position is read again, so that a resumed run sees exactly the batches of an uninterrupted one.
     """
 
     loader: Iterable[dict]

@@ -1,4 +1,4 @@
-"""The pairs that an evaluation scores, and the images of other programs that it scores beside them."""
+"""The pairs that an evaluation scores, and the outputs of other programs that it scores beside them."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from data.pairs import read_pair
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """A listing of pairs that can all be read, with their sizes (H, W) and the SHA-256 of each pair's two files."""
+    """A listing of readable pairs, with their sizes (H, W) and the SHA-256 of each pair's two files."""
 
     listing: Listing
     sizes: list[tuple[int, int]]
@@ -23,14 +23,14 @@ class ScoredPairs:
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """What identifies the pairs; `sha256` is of all names and hashes, whatever their order."""
+        """What identifies the pairs; `sha256` covers all names and hashes in sorted order."""
         sha256 = hashlib.sha256(repr(sorted(self.hashes.items())).encode()).hexdigest()
         own = {"layout": self.listing.layout, "variant": self.listing.variant}
         return own | {"images": len(self.sizes), "sha256": sha256}
 
 
 def scored_pairs(root: str, split: str, variant: str, limit: int | None) -> ScoredPairs:
-    """The pairs of a split, at most `limit` of them spread evenly over the list, each read once.
+    """The pairs of a split, each read once; `limit` keeps at most that many, spread evenly over the list.
 
     Raises:
         DatasetError, ImageError: a pair is missing, or cannot be read.
@@ -51,12 +51,12 @@ def scored_pairs(root: str, split: str, variant: str, limit: int | None) -> Scor
 def read_baselines(
     folder: str | None, pairs: Sequence[Pair]
 ) -> tuple[dict[str, Callable[[str], Tensor]], dict[str, str]]:
-    """The images that another program restored: of their row's label, a function of a pair's name, and their SHA-256.
+    """The images that another program restored: {row label: function of a pair's name}, and their SHA-256.
 
-    Both are empty without a folder.
+    Both dicts are empty without a folder.
 
     Raises:
-        ValueError: an image is missing, or has not the size of its ground truth.
+        ValueError: an image is missing, or its size differs from its ground truth's.
     """
     if folder is None:
         return {}, {}

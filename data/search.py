@@ -1,4 +1,4 @@
-"""Which files are images, by their names: found before the libraries that read them are loaded."""
+"""Find image files by their names, without the libraries that read them."""
 
 import glob
 import importlib.util
@@ -6,29 +6,29 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-HEIF = {".heic", ".heif"}  # read and written with an optional extra
+HEIF = {".heic", ".heif"}  # read and written if pillow_heif is installed
 WRITABLE = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"}
 WRITABLE |= HEIF if importlib.util.find_spec("pillow_heif") else set()
-SUFFIXES = WRITABLE | HEIF  # what is taken for an image
+SUFFIXES = WRITABLE | HEIF  # files treated as images
 DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
 PASSED_OVER = RAW | {".avif", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".pbm", ".pcx", ".pgm", ".pnm", ".ppm"}
-PASSED_OVER |= {".psd", ".svg", ".tga"}  # images, but of formats that are not read
+PASSED_OVER |= {".psd", ".svg", ".tga"}  # images in formats that are not supported
 
 
 class ImageError(ValueError):
-    """An image that cannot be read or written; the message is one sentence naming the file."""
+    """An image that cannot be read or written; the message names the file."""
 
     def __init__(self, sentence: str):
-        # A DataLoader repeats a worker's error with the whole traceback as its message: keep the sentence.
+        # A DataLoader puts a worker's whole traceback into the message: keep only the sentence.
         super().__init__(sentence.rpartition("ImageError: ")[2].strip())
 
 
 def find(path: str | Path) -> list[Path]:
-    """List images: a file gives itself, a folder all its images, sorted, with those of its subfolders.
+    """List images: a file returns itself, a folder all its images in sorted order, including subfolders.
 
-    A pattern such as photos/**/*.png gives the images that match it. Hidden files and folders are passed over, and of
-    folders and patterns whatever has no image's suffix. Raises ImageError where there is nothing, or no image.
+    A pattern such as photos/**/*.png returns the images that match it. Hidden files and folders are ignored, and so are
+    files without an image suffix in folders and patterns. Raises ImageError if nothing or no image is found.
     """
     path = Path(path)
     if path.is_file():
@@ -40,14 +40,14 @@ def find(path: str | Path) -> list[Path]:
 
 
 def passed_over(path: str | Path) -> Counter[str]:
-    """How many images of other formats `find` passes over, by suffix."""
+    """The number of images that `find` ignores because of their format, by suffix."""
     path = Path(path)
     suffixes = () if path.is_file() else (file.suffix.lower() for file in _visible(path))
     return Counter(suffix for suffix in suffixes if suffix in PASSED_OVER)
 
 
 def tree(path: str | Path) -> Path:
-    """The folder in which `find` looks: a folder itself, a file's parent, what stands before the signs of a pattern."""
+    """The folder that `find` searches: a folder itself, a file's parent, or the fixed part of a pattern."""
     path = Path(path)
     if path.is_dir():
         return path
@@ -56,7 +56,7 @@ def tree(path: str | Path) -> Path:
 
 
 def _visible(path: Path) -> Iterator[Path]:
-    """The files below a folder, or of a pattern, but hidden ones."""
+    """The files below a folder or matching a pattern, without hidden ones."""
     root = tree(path)
     if path.is_dir():
         files = path.rglob("*")

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from deployment.batch_worker import Job, Worker
 
 NEEDED = "deployment.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
-STOPPED = "stopped; run again to go on"
-SHOWN = 20  # failures that are said one by one
-WORKER_MEMORY = 3.5e9  # bytes; what a worker on a CPU keeps to unless --memory says otherwise
-OBJECT_STORE = 128 * 2**20  # bytes: names and rows go through it, no pixels
-# What concerns the images is said here, the rest stands in Ray's logs, and nothing is sent to anybody.
+STOPPED = "stopped; run again to resume"
+SHOWN = 20  # failures that are printed one by one
+WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
+OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
+# This command reports on the images itself, the rest goes to Ray's logs, and no usage statistics are sent.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
-LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: Ray then listens on the loopback address alone
-SENT = {  # to a cluster that has not this program
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: makes Ray listen on the loopback address only
+SENT = {  # sent to a cluster, which does not have this program
     "working_dir": str(Path(__file__).parents[1]),
     "excludes": [".*", "runs", "tests", "docs", "benchmarks"],
 }
@@ -53,16 +53,16 @@ SENT = {  # to a cluster that has not this program
 
 @dataclass(frozen=True)
 class Flags:
-    """What the command is asked for beside the flags of sample.py.
+    """The command's flags in addition to those of sample.py.
 
     Args:
-        concurrency: workers; default: as many as the GPUs serve, or on CPUs as many as cores and memory do.
-        num_gpus: GPUs of a worker, also a part of one; default: 1 where there are GPUs.
+        concurrency: number of workers; default: as many as fit the GPUs, or on CPUs the cores and the memory.
+        num_gpus: GPUs per worker, may be a fraction; default: 1 if there are GPUs.
         address: of a Ray cluster (ray://HEAD:10001, HEAD:6379, auto); default: RAY_ADDRESS, or this machine alone.
-        score: SOURCE holds pairs, in any layout of docs/data.md: write the scores of the settings to TARGET, as
+        score: SOURCE holds pairs, in any layout of docs/data.md; write the scores of the settings to TARGET, as
             evaluate.py does, instead of images.
         split: which split of the pairs.
-        metrics: of the scores; names, separated by commas, out of docs/metrics.md but fid and kid.
+        metrics: for --score: names from docs/metrics.md, separated by commas, except fid and kid.
     """
 
     concurrency: int | None = None
@@ -82,23 +82,23 @@ class Flags:
 
     @property
     def metric_names(self) -> set[str]:
-        """Those asked for, and psnr and ssim."""
+        """The requested metrics, and psnr and ssim."""
         return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
 
     @property
     def cluster(self) -> str | None:
-        """Its address; None for this machine alone."""
+        """The cluster's address; None for this machine alone."""
         return self.address or os.environ.get("RAY_ADDRESS")
 
 
 class Begun:
-    """What chunks were begun, by their first keys: known outside of the workers, which one of them may kill."""
+    """The chunks that were begun, by their first keys. It runs outside the workers, which a chunk may kill."""
 
     def __init__(self):
         self._keys = set()
 
     def first(self, key: str) -> bool:
-        """Whether a chunk is begun for the first time."""
+        """Whether a chunk is begun for the first time; records it."""
         known = key in self._keys
         self._keys.add(key)
         return not known
@@ -110,27 +110,27 @@ KINDS |= get_type_hints(Flags)
 
 
 def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
-    """Restore, or score, what has not been yet.
+    """Restore, or score, the images that are not done.
 
     Args:
-        source: a folder or bucket prefix; a .parquet file with the images' addresses in its column `path`, or a
-            dataset of Ray with that column.
+        source: a folder or bucket prefix; a .parquet file with the images' addresses in its column `path`, or a Ray
+            dataset with that column.
         options: as for sample.py; its output is the target, a folder or bucket prefix.
-        numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
-        flags: all else.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
+        flags: all other flags.
 
     Returns:
-        How many images could not be restored; each has a row with its error in the target's manifest.parquet.
+        The number of images that could not be restored; each has a row with its error in the target's manifest.parquet.
 
     Raises:
-        ValueError, OSError: nothing can be restored, or no more; one sentence.
+        ValueError, OSError: nothing can be restored, or the job cannot continue.
     """
     if find_spec("ray") is None:
         raise ValueError(NEEDED)
-    SamplingSettings(**numbers)  # says what is wrong before anything heavy
+    SamplingSettings(**numbers)  # raises for wrong values before anything heavy is loaded
     check_settings(options, numbers)
     if options.checkpoint and os.path.exists(options.checkpoint):
-        options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers start elsewhere
+        options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
     require_listening(flags.cluster)
 
     from deployment.batch_store import PARTS, Manifest, Place
@@ -139,10 +139,10 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     place, rows = images_of(source, options, flags)
     if place.contains(target):
         raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
-    target.write({f"{PARTS}/try": b""})  # what cannot be written to is found before anything is restored
+    target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
     manifest = Manifest(target)
 
-    from deployment.batch_worker import Job  # not above: it imports torch
+    from deployment.batch_worker import Job  # not at the top: it imports torch
 
     job = Job(options, numbers, place, target, sorted(flags.metric_names))
     try:
@@ -159,10 +159,10 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
 
 
 def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Place, list[dict[str, Any]]]:
-    """Where the images lie; `key`, `bytes`, `modified` and `target` of each.
+    """The place of the images, and for each its `key`, `bytes`, `modified` and `target`.
 
     Raises:
-        ValueError: there are none, or two restorations would have one name.
+        ValueError: there are no images, or two restorations would have the same name.
     """
     from deployment.batch_store import Place, place_of_paths
 
@@ -189,7 +189,7 @@ def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Pl
 
 
 def require_listening(address: str | None) -> None:
-    """ValueError where an address names a machine and a port at which nothing listens."""
+    """Raise ValueError if an address names a host and a port on which nothing listens."""
     parts = urlsplit(address if "://" in (address or "") else f"//{address or ''}")
     if parts.hostname and parts.port:
         try:
@@ -200,8 +200,8 @@ def require_listening(address: str | None) -> None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Ray, inside the block: that of the caller, of an address, or of this machine alone."""
-    os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them when it is imported
+    """Connect to Ray inside the block: to the caller's Ray, to a cluster at an address, or to a local one."""
+    os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them at import
     import ray.data
 
     ray.data.DataContext.get_current().print_on_execution_start = False
@@ -224,7 +224,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Flags) -> tuple[list[str], str]:
-    """Have the workers do what the manifest lacks; returns a sentence for each failure, and how it went."""
+    """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
     from tqdm import tqdm
 
@@ -234,7 +234,7 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
 
     workers, resources = share(ray.cluster_resources(), job.options, flags)
     worker = ScoreWorker if flags.score else Worker
-    # By a worker: this machine may have another device and precision.
+    # Run on a worker: this machine may have another device and precision.
     facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(worker, job))
     for remark in remarks:
         print(f"deployment.batch: {remark}", file=sys.stderr)
@@ -261,7 +261,7 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
 
 
 def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
-    """How many workers there are, and what Ray sets aside for each of all that the cluster has."""
+    """The number of workers, and the resources that Ray reserves for each out of the cluster's total."""
     gpus = flags.num_gpus
     if gpus is None:
         gpus = float("GPU" in total and options.device in ("auto", "cuda"))
@@ -277,7 +277,7 @@ def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int,
 def results(
     todo: Sequence[dict[str, Any]], worker: type[Worker], job: Job, workers: int, resources: dict[str, float]
 ) -> Iterator[list[dict[str, Any]]]:
-    """What the workers return, chunk by chunk. Images whose workers died come last, each alone."""
+    """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
     import pyarrow as pa
     import ray
 
@@ -308,7 +308,7 @@ def results(
 
 
 def result(reference: ObjectRef) -> Any:
-    """What a worker returns; raises what the worker raised, or ChildProcessError where it ended without an answer."""
+    """A worker's result. Raises the worker's exception, or ChildProcessError if it ended without an answer."""
     import ray
 
     try:
@@ -339,7 +339,7 @@ def _main(args: list[str]) -> int:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, after one sentence on stderr where the input is at fault."""
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
     return run_command("deployment.batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)
 
 

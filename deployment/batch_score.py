@@ -1,4 +1,4 @@
-"""deployment.batch --score: the scores of one setting over pairs in a bucket, and evaluate.py's files out of them."""
+"""deployment.batch --score: score one setting on pairs in a bucket, and write evaluate.py's files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from models.settings import SamplingSettings
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-ALONE = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True)  # a worker shares its chunk with nobody
+ALONE = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True)  # a chunk belongs to a single worker
 
 
 def pairs_of(place: Place, split: str) -> list[dict[str, Any]]:
-    """The pairs in a place, in a layout of docs/data.md: `key` (the name), `bytes`, `modified`, `blurry`, `sharp`."""
+    """Pairs in a place, in a layout of docs/data.md, with `key` (the name), `bytes`, `modified`, `blurry`, `sharp`."""
     found, rows = place.list(), []
-    with TemporaryDirectory() as folder:  # layouts are recognised by names and lists, so the images are empty here
+    with TemporaryDirectory() as folder:  # layouts are recognised by names and lists, so empty image files suffice
         for key in found:
             path = Path(folder, key)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def pairs_of(place: Place, split: str) -> list[dict[str, Any]]:
 
 
 class ScoreWorker(Worker):
-    """A pipeline whose restorations are scored and not kept."""
+    """A worker that scores restored images instead of keeping them."""
 
     def __init__(self, job: Job, begun: ActorHandle | None = None):
         super().__init__(job, begun)
@@ -62,12 +62,12 @@ class ScoreWorker(Worker):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the scores depend on beside the pair."""
+        """What the scores depend on besides the pair."""
         recipes = {name: metric.recipe or "missing" for name, metric in self.metrics.items()} | controls.RECIPES
         return self.restorer.facts | {"recipes": recipes}
 
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
-        """The manifest's rows of a chunk of pairs."""
+        """Yield the manifest's rows for a chunk of pairs."""
         unread = self.fetch([row[side] for row in chunk for side in ("blurry", "sharp")], folder)
         rows, images = {row["key"]: row for row in chunk}, []
         for row in chunk:
@@ -102,7 +102,7 @@ class ScoreWorker(Worker):
 
 
 def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, Any], split: str) -> None:
-    """Write results.csv and .json, per_image.parquet and report.html of the pairs of these names to the target."""
+    """Write results.csv, results.json, per_image.parquet and report.html for the pairs of these names to the target."""
     of_pairs = table.filter(pc.field("image").isin(pa.array(names, pa.string())))
     rows = of_pairs.select(["scores", "device"]).to_pylist()
     known = provenance() | {
@@ -118,7 +118,7 @@ def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, An
         folder = Path(place, "results")
         folder.mkdir()
         images = [ImagePair(name, (0, 0), None) for name in sorted(names)]
-        own = {"pipeline": job, "metrics": make_metrics(job.metrics), "facts": known}  # any pipeline gives the rows
+        own = {"pipeline": job, "metrics": make_metrics(job.metrics), "facts": known}  # any pipeline, for its rows
         plan = _plan(job, SamplingSettings(**facts["settings"]), images, Path(place), **own)
         for score in (score for row in rows for score in json.loads(row["scores"])):
             plan.journal.add(Score(**score), {})
@@ -132,7 +132,7 @@ def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, An
 
 
 def _plan(job: Job, settings: SamplingSettings, images: Sequence[ImagePair], folder: Path, **own: Any) -> Plan:
-    """Images and the one setting that scores them; the journal is in the folder."""
+    """A plan for these images with a single setting; the journal is in the folder."""
     return Plan(
         images=images,
         groups=[[settings]],

@@ -1,4 +1,4 @@
-"""Folders and buckets for deployment.batch: files in and out of them, and the manifest of what was done."""
+"""Folders and buckets for deployment.batch: reading and writing files, and the manifest of finished images."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 MANIFEST = "manifest.parquet"  # in the target
-ROWS = ".rows"  # there, what will be part of the manifest
-PARTS = ".parts"  # there, what has not got its name yet
-THREADS = 16  # that wait for a bucket at a time
-SECONDS = 20  # between two writes of what was done
-KINDS = {  # of the manifest's columns; what has names of its own is JSON
+ROWS = ".rows"  # in the target: rows that will be merged into the manifest
+PARTS = ".parts"  # in the target: files that do not have their final name yet
+THREADS = 16  # concurrent requests to a bucket
+SECONDS = 20  # between two writes of the manifest's rows
+KINDS = {  # types of the manifest's columns; dicts are stored as JSON
     pa.string(): "image error tiles scores checkpoint preset device checkpoint_sha256 settings precision guard format"
     " recipes",
     pa.list_(pa.string()): "written remarks faults",
@@ -39,19 +39,19 @@ SCHEMA = pa.schema([(name, kind) for kind, names in KINDS.items() for name in na
 
 
 class StoreError(OSError):
-    """A folder or bucket cannot be used; the message is one sentence that names it."""
+    """A folder or bucket cannot be used; the message names it."""
 
 
 class Place:
-    """A folder, or a prefix of a bucket; each process opens it for itself, with the credentials that it has.
+    """A folder, or a prefix in a bucket. Each process opens it itself, with its own credentials.
 
     Args:
-        url: a path, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX and whatever else pyarrow has a file system for.
+        url: a path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or any other URL that pyarrow has a file system for.
     """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        # With it a small object is one request, and not three.
+        # With this option a small object takes one request instead of three.
         more = "&?"["?" not in url] + "allow_delayed_open=true" if url.startswith("s3://") else ""
         with self._said("opened"):
             self.files, base = fs.FileSystem.from_uri(url + more if "://" in url else str(Path(url).resolve()))
@@ -61,7 +61,7 @@ class Place:
         return Place, (self.url,)
 
     def list(self, folder: str = "", missing: bool = False) -> dict[str, fs.FileInfo]:
-        """The files below, by key and sorted, but no hidden ones; what is `missing` may hold nothing."""
+        """The files below, by key and sorted, without hidden ones; with `missing` the folder need not exist."""
         root = f"{self.base}/{folder}".rstrip("/")
         with self._said("listed"):
             found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
@@ -69,23 +69,23 @@ class Place:
         return {file.path[len(self.base) + 1 :]: file for file in sorted(shown, key=lambda file: file.path)}
 
     def stat(self, key: str) -> fs.FileInfo:
-        """What a list says of a file."""
+        """The entry of a file as in `list`."""
         with self._said("read", key):
             if not (file := self.files.get_file_info(f"{self.base}/{key}")).is_file:
                 raise FileNotFoundError(errno.ENOENT, key)
         return file
 
     def contains(self, other: Place) -> bool:
-        """Whether another place is this one, or lies in it."""
+        """Whether another place is this one, or lies inside it."""
         return f"{other.base}/".startswith(f"{self.base}/") and other.files.type_name == self.files.type_name
 
     def read(self, key: str) -> bytes:
-        """The contents of a file."""
+        """The content of a file."""
         with self._said("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
             return file.readall()
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write files by key, each whole or not at all; in a folder they get their names when all are there."""
+        """Write files by key, each atomically; in a folder they are renamed when all are written."""
         parts = {key: key if self._is_bucket else f"{PARTS}/{uuid4().hex}" for key in files}
         with self._said("written"):
             if not self._is_bucket:
@@ -99,7 +99,7 @@ class Place:
                     self.files.move(f"{self.base}/{part}", f"{self.base}/{key}")
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove files that may be gone already, but none outside of this place."""
+        """Remove files if they exist, but none outside this place."""
         with self._said("written"):
             for key in keys:
                 inside = ".." not in PurePosixPath(key).parts
@@ -107,14 +107,14 @@ class Place:
                     self.files.delete_file(f"{self.base}/{key}")
 
     def clear(self, folder: str) -> None:
-        """Remove a folder, if there is one."""
+        """Remove a folder if it exists."""
         with self._said("written"):
             if self.files.get_file_info(f"{self.base}/{folder}").type == fs.FileType.Directory:
                 self.files.delete_dir(f"{self.base}/{folder}")
 
     @contextmanager
     def _said(self, done: str, key: str = "") -> Iterator[None]:
-        """What pyarrow raises, in one sentence without its place in a library or the number of a request."""
+        """Turn an error of pyarrow into one sentence without source locations and request ids."""
         try:
             yield
         except (OSError, ValueError, NotImplementedError) as error:
@@ -126,10 +126,10 @@ class Place:
 
 
 def place_of_paths(source: str | Dataset) -> tuple[Place, dict[str, fs.FileInfo]]:
-    """The place below which all files lie that a .parquet file, or a dataset of Ray, has in its column `path`.
+    """The common folder of all files listed in the column `path` of a .parquet file or a Ray dataset.
 
     Returns:
-        The place, and the files there by key.
+        The place, and its listed files by key.
     """
     if isinstance(source, str):
         folder, _, name = source.rpartition("/")
@@ -151,9 +151,9 @@ def place_of_paths(source: str | Dataset) -> tuple[Place, dict[str, fs.FileInfo]
 
 
 class Manifest:
-    """manifest.parquet in the target: a row for each image, with how it was restored or why it could not be.
+    """manifest.parquet in the target: a row per image, with how it was restored or why it could not be.
 
-    Rows are kept for a while, then written as a part; `close` makes one file of all.
+    Rows are collected and written in parts; `close` merges them into one file.
     """
 
     def __init__(self, place: Place):
@@ -167,7 +167,7 @@ class Manifest:
                 raise StoreError(f"{what} ({error}): remove it") from None
 
     def done(self, wanted: Mapping[str, tuple[int, int]], facts: Mapping[str, Any]) -> set[str]:
-        """The images, given with their bytes and times of change, whose restorations by the same facts are there."""
+        """The images, given with size and modification time, whose restorations with the same facts exist."""
         facts = plain(facts) | {"error": None}
         rows = (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
         return {
@@ -179,38 +179,38 @@ class Manifest:
         }
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows of what was done just now."""
+        """Add rows of finished images."""
         self._rows += rows
         if time.monotonic() - self._written > SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that are only here."""
+        """Write the rows that are not on disk yet."""
         if self._rows:
             rows = pa.Table.from_pylist(self._rows, SCHEMA)
-            self.place.write({f"{ROWS}/{time.time_ns()}.parquet": _parquet(rows)})  # named in their order
+            self.place.write({f"{ROWS}/{time.time_ns()}.parquet": _parquet(rows)})  # names sort by time
             self._merge(rows)
         self._rows, self._written = [], time.monotonic()
 
     def close(self) -> None:
-        """Make one file of all rows, and remove what was replaced."""
+        """Merge all rows into one file, and remove the files of replaced restorations."""
         self.flush()
         if self.table.num_rows:
             self.place.write({MANIFEST: _parquet(self.table)})
-        # Not before: until now a file could become that of another image, a_0.png of a.png that of a_0.png.
+        # Only now: before, a replaced file could still become another image's, such as a_0.png of a.png or of a_0.png.
         self.place.remove(self._replaced.difference(pc.list_flatten(self.table["written"]).to_pylist()))
         self.place.clear(ROWS)
         self.place.clear(PARTS)
 
     def _merge(self, rows: pa.Table) -> None:
-        """Put rows in the place of those of the same images."""
+        """Replace the rows of the same images."""
         restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"])
         self._replaced.update(pc.list_flatten(self.table.filter(restored)["written"]).to_pylist())
         self.table = pa.concat_tables([self.table.filter(~pc.field("image").isin(rows["image"])), rows])
 
 
 def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts as they stand in the manifest: what has names of its own as JSON."""
+    """Facts in the manifest's form: dicts as JSON."""
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items() if isinstance(value, dict)}
     return dict(facts) | texts
 

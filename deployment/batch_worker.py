@@ -1,4 +1,4 @@
-"""What deployment.batch runs in Ray's processes: the pipeline, and around it files out of a bucket and into one."""
+"""The workers of deployment.batch in Ray's processes: read files from a bucket, restore them, and write the results."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from models.options import Options
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-ROWS = SCHEMA.append(pa.field("stop", pa.string()))  # why the job ends here
+ROWS = SCHEMA.append(pa.field("stop", pa.string()))  # the reason if the job must end here
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers do.
+    """The task that all workers share.
 
     Args:
         options, numbers: as for `Restorer`.
-        source, target: where the images lie, and where their restorations go.
-        metrics: of the scores, where those are wanted in place of restorations.
+        source, target: places of the images and of their restorations.
+        metrics: names of the metrics if images are scored instead of restored.
     """
 
     options: Options
@@ -42,12 +42,13 @@ class Job:
 
 
 class Worker:
-    """A pipeline that takes chunks of images out of one place and puts their restorations into another.
+    """A pipeline that reads chunks of images from one place and writes their restorations to another.
 
     Args:
-        job: what it does.
-        begun: a handle of `Begun`, where Ray replaces workers that die and sends their chunks again. An error that is
-            no image's own then ends the process: after some of them a GPU is of no use to it. None: errors are raised.
+        job: its task.
+        begun: a handle of `Begun`, if Ray replaces workers that die and sends their chunks again. An error that is not
+            specific to an image then ends the process, since after some errors it cannot use its GPU any more. None:
+            errors are raised.
     """
 
     def __init__(self, job: Job, begun: ActorHandle | None = None):
@@ -55,13 +56,13 @@ class Worker:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a row depends on beside the image."""
+        """What a row depends on besides the image."""
         return self.restorer.facts
 
     def __call__(self, chunk: pa.Table) -> pa.Table:
-        """The manifest's row of each image of a chunk (`batch.images_of`); none where the chunk has killed a worker.
+        """The manifest's row for each image of a chunk (`batch.images_of`); none if the chunk has killed a worker.
 
-        A row with a sentence under `stop` ends the job: nothing can be written.
+        A row with a sentence under `stop` ends the job, because nothing can be written.
         """
         done = []
         try:
@@ -79,12 +80,12 @@ class Worker:
         return pa.Table.from_pylist(done, ROWS)
 
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
-        """The manifest's rows of a chunk, whose files are kept in a folder meanwhile."""
+        """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
         unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
         out = folder / ".out"  # no key begins with a dot
         work = [(path, out / row["target"]) for path, row in found.items() if row["key"] not in unread]
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
-        with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is on its way
+        with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
             for one in self.restorer.restore(work, tqdm(disable=True)):
                 row = found[one.path]
@@ -100,7 +101,7 @@ class Worker:
                 yield done
 
     def fetch(self, keys: Sequence[str], folder: Path) -> dict[str, str]:
-        """Copy files of the source to a folder; key -> why, of those that cannot be read."""
+        """Copy files of the source to a folder; returns key -> reason for those that cannot be read."""
 
         def fetch(key: str) -> str | None:
             try:
@@ -114,7 +115,7 @@ class Worker:
             return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}
 
     def row(self, row: dict[str, Any], **found: Any) -> dict[str, Any]:
-        """A row of the manifest about an image."""
+        """A row of the manifest for an image."""
         return plain({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
 
     def _is_first(self, chunk: pa.Table) -> bool:
@@ -124,6 +125,6 @@ class Worker:
 
 
 def describe(worker: type[Worker], job: Job) -> tuple[dict[str, Any], str, list[str]]:
-    """What the rows of a worker depend on, the same in words, and sentences on numbers that have no effect."""
+    """What a worker's rows depend on, the same in words, and notes on settings without effect."""
     one = worker(job)
     return one.facts, one.restorer.title, one.restorer.remarks

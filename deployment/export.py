@@ -1,10 +1,10 @@
-"""Write a checkpoint as ONNX files, which run without PyTorch's networks: as a command.
+"""Export a checkpoint as ONNX files, which run without PyTorch's networks.
 
 python -m deployment.export pretrained/lite --output deployed/lite
 python -m deployment.export pretrained/lite --output deployed/lite --dynamic true
 python -m deployment.export pretrained/lite --output deployed/lite_int8 --precision int8 --calibration PAIRS
 
-The folder is a checkpoint for sample.py, evaluate.py and `load_pipeline`: each network as model.onnx, beside the same
+The folder is a checkpoint for sample.py, evaluate.py and `load_pipeline`: each network as model.onnx, with the same
 configs, schedule, residual scale, presets and card.
 """
 
@@ -43,9 +43,9 @@ from models.pipeline import DeblurPipeline
 from models.spandrel_predictor import SpandrelPredictor
 
 OPSET = 20
-MAX_ERROR = 1e-4  # of fp32, in the network's own units: an image is in [-1, 1]
-MIN_PSNR = 60.0  # of fp16, in dB, over the range of what PyTorch gives
-LEAST = 3  # strides: side of the smallest image that a graph of any size is tried on
+MAX_ERROR = 1e-4  # of fp32, in the network's own units; images are in [-1, 1]
+MIN_PSNR = 60.0  # of fp16, in dB, with the range of PyTorch's output as the peak
+LEAST = 3  # side, in strides, of the smallest image on which a graph without fixed size is tested
 
 
 def export(
@@ -57,21 +57,22 @@ def export(
     calibration: str | None = None,
     max_drop: float = 0.05,
 ) -> None:
-    """Write a checkpoint as a folder of ONNX files, read back and compared before it is there.
+    """Export a checkpoint as a folder of ONNX files. They are read back and compared before the folder appears.
 
     Args:
         source: exported folder, hub id, or .ckpt file of train.py.
         output: folder to write to; must be new or empty.
         precision: fp32; fp16, half the size and for GPUs; or int8, which needs --calibration.
-        tile: side in pixels of what the graphs take; larger images go in tiles. A multiple of the networks' strides.
-        dynamic: graphs that take any size (multiples of the stride), in place of tiles.
-        calibration: for int8, pairs of training images in any layout of docs/data.md, such as tools.make_pairs makes.
-        max_drop: for int8, the most PSNR in dB that each network may cost on these pairs: layers stay in float until
-            it is kept.
+        tile: side in pixels of the graphs' input; larger images are tiled. A multiple of the networks' strides.
+        dynamic: export graphs that take any size (multiples of the stride) instead of tiles.
+        calibration: for int8, pairs of training images in any layout of docs/data.md, for example from
+            tools.make_pairs.
+        max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers stay in float until it is
+            met.
 
     Raises:
-        CheckpointError: the checkpoint cannot be exported, or the graphs do not give what PyTorch gives; one sentence,
-            and no folder is left behind.
+        CheckpointError: the checkpoint cannot be exported, or the graphs' outputs differ from PyTorch's; no folder is
+            left behind.
     """
     require_exporter()
     if (precision == "int8") != (calibration is not None):
@@ -99,14 +100,14 @@ def export(
 
 
 def require_exporter() -> None:
-    """CheckpointError where a package is missing that an export takes."""
+    """Raise CheckpointError if a package that an export needs is missing."""
     require_packages()
     if importlib.util.find_spec("onnxscript") is None:
         raise CheckpointError("an export needs the package onnxscript: pip install -r requirements-extra.txt")
 
 
 def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
-    """All of a checkpoint's folder but its networks."""
+    """Write everything in a checkpoint's folder except its networks."""
     folder.mkdir(parents=True)
     for name, network in networks(pipeline).items():
         network.save_config(folder / name)
@@ -122,10 +123,10 @@ def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
 
 
 def write_network(network: nn.Module, name: str, folder: Path, precision: GraphPrecision, side: int | None) -> None:
-    """A network as model.onnx and graph.json in a folder.
+    """Write a network as model.onnx and graph.json into a folder.
 
     Raises:
-        CheckpointError: torch cannot export it, or the tiles do not suit it.
+        CheckpointError: torch cannot export it, or the tile size does not suit it.
     """
     what = type(network).__name__
     names = inputs_of(name, getattr(network, "sees_scale", False))
@@ -154,7 +155,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
 
 
 def _bytes_per_pixel(network: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """What PyTorch takes for a network's activations; onnxruntime does not say it, and takes no more."""
+    """PyTorch's memory for a network's activations; onnxruntime does not report its own, which is no larger."""
     levels = [x for x in example if x.ndim == 1]
 
     def run(*images: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ def _bytes_per_pixel(network: nn.Module, example: tuple[Tensor, ...]) -> float:
 
 
 def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts):
-    """The ONNX model of a network."""
+    """Export a network to an ONNX model."""
     core = _SpandrelCore(network) if isinstance(network, SpandrelPredictor) else network
     nn.Module.to(core, memory_format=torch.contiguous_format)
     if facts.precision == "fp16":
@@ -189,14 +190,14 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
                 dynamic_shapes=shapes,
                 verbose=False,
             )
-    except Exception as error:  # of torch.export, of its translation, of what the network does
+    except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(f"torch cannot export {what} to ONNX: {reason.strip()}") from error
     return program.model_proto
 
 
 class _SpandrelCore(nn.Module):
-    """What SpandrelPredictor does, without spandrel's padding and inference mode, which are no part of a graph."""
+    """SpandrelPredictor's computation without spandrel's padding and inference mode, which do not belong in a graph."""
 
     def __init__(self, predictor: SpandrelPredictor):
         super().__init__()
@@ -208,7 +209,7 @@ class _SpandrelCore(nn.Module):
 
 
 def _in_half(core: nn.Module) -> nn.Module:
-    """A copy with its weights in float16; what is made of no weights stays as it is."""
+    """A copy with weights in float16; buffers that are not stored with the weights stay as they are."""
     core = deepcopy(core)
     stored = core.state_dict().keys()
     for name, tensor in chain(core.named_parameters(), core.named_buffers()):
@@ -218,9 +219,9 @@ def _in_half(core: nn.Module) -> nn.Module:
 
 
 def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: int = 0) -> tuple[Tensor, ...]:
-    """Inputs of a network by their names, (1, C, side, other): soft random images, a noisy residual and its level.
+    """Example inputs of a network by name, (1, C, side, other): smooth random images, a noisy residual and its level.
 
-    The other side is the same unless given.
+    `other` defaults to `side`.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -237,10 +238,10 @@ def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: 
 
 
 def parity(network: nn.Module, name: str, folder: Path) -> str:
-    """How close a written network is to PyTorch's, in words: on a tile, and on odd sizes.
+    """Compare an exported network with PyTorch's, on a tile or on odd sizes; returns the result in words.
 
     Raises:
-        CheckpointError: it is not close enough for its precision.
+        CheckpointError: the difference is too large for its precision.
     """
     written = OnnxNetwork(folder, name)
     facts = written.facts
@@ -262,7 +263,7 @@ def parity(network: nn.Module, name: str, folder: Path) -> str:
 
 
 def psnr(ours: Tensor, theirs: Tensor) -> float:
-    """In dB, over the range of `theirs`."""
+    """PSNR in dB, with the range of `theirs` as the peak."""
     error = (ours.double() - theirs.double()).square().mean().item()
     span = (theirs.max() - theirs.min()).item()
     return math.inf if error == 0 else 10 * math.log10(span**2 / error)

@@ -1,9 +1,9 @@
-"""A folder of deployment.export without PyTorch and without this repository: its prediction, by numpy and onnxruntime.
+"""Run the prediction of a deployment.export folder with numpy and onnxruntime, without PyTorch and this repository.
 
 pip install numpy pillow onnxruntime
 python predict.py deployed/lite photo.jpg restored.png
 
-Run it on folders that you exported: unlike `load_pipeline` it does not check the file before onnxruntime reads it.
+Use it only on folders that you exported: unlike `load_pipeline` it does not check the file before onnxruntime reads it.
 """
 
 import json
@@ -15,9 +15,10 @@ from PIL import Image
 
 
 def predict(folder: str, image: np.ndarray) -> np.ndarray:
-    """The deterministic estimate of an image (H, W, 3), values and result in [0, 1].
+    """The prediction for an image (H, W, 3), input and result in [0, 1].
 
-    Graphs of any size take it whole, others in overlapping tiles, whose weights fall off towards their sides.
+    Graphs without a fixed size take the whole image. Others take overlapping tiles, whose weights fall off towards
+    their edges.
     """
     import onnxruntime
 
@@ -35,14 +36,14 @@ def predict(folder: str, image: np.ndarray) -> np.ndarray:
         for left in starts(blurry.shape[3], sides[1]):
             place = ..., slice(top, top + sides[0]), slice(left, left + sides[1])
             [output] = session.run(["output"], {"blurry": np.ascontiguousarray(blurry[place])})
-            total[place] += weight * output[:, :3]  # a fourth channel is the size of the error it expects
+            total[place] += weight * output[:, :3]  # a fourth channel would be the expected error
             weights[place] += weight
     x_init = (total / weights)[0, :, :height, :width].transpose(1, 2, 0)
     return np.clip((x_init + 1) / 2, 0, 1)
 
 
 def starts(length: int, side: int) -> list[int]:
-    """Where tiles begin that overlap by a quarter at least and end with the image."""
+    """Start positions of tiles that overlap by at least a quarter; the last one ends with the image."""
     return [*range(0, length - side, side * 3 // 4), length - side]
 
 

@@ -1,8 +1,8 @@
 """INT8 for the graphs of an export: onnxruntime's static quantisation, calibrated along the sampler.
 
-Each network stays in float where it is sensitive: its first and last convolutions, the embedding of the noise level and
-all that does not lie between these convolutions, sums that join two branches, and normalisations. Of the other
-convolutions as many go back to float, the most sensitive first, as it takes to keep the loss of PSNR that is allowed.
+Sensitive parts of a network stay in float: its first and last convolutions, the embedding of the noise level and
+everything else that does not lie between these convolutions, sums that join two branches, and normalisations. Of the
+other convolutions the most sensitive ones go back to float until the loss of PSNR is within the limit.
 """
 
 import json
@@ -30,20 +30,20 @@ from models.pipeline import DeblurPipeline
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-CROPS = 24  # pairs that are looked at, spread evenly over those that there are
+CROPS = 24  # pairs used for calibration, spread evenly over the dataset
 FLOAT_GRAPH = "float.onnx"
-SIDE = 512  # of their crops, where the graphs take any size
-JUDGED = 8  # of them that a loss is measured on
-FLOAT = {"LayerNormalization", "Sqrt", "Div", "Clip", "Log", "Sin", "Cos", "Gemm"}  # operators that stay as they are
+SIDE = 512  # of the crops if the graphs have no fixed size
+JUDGED = 8  # crops on which the loss of PSNR is measured
+FLOAT = {"LayerNormalization", "Sqrt", "Div", "Clip", "Log", "Sin", "Cos", "Gemm"}  # operators that stay in float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Crops of training pairs, and what each network is called with when they are restored.
+    """Crops of training pairs, and the networks' inputs while they are restored.
 
     Args:
         blurry, sharp: (1, 3, H, W) in [0, 1].
-        inputs: of the networks, by name, the calls: every step of the checkpoint's own settings is one.
+        inputs: network name -> its calls; every sampling step of the checkpoint's default settings is a call.
     """
 
     blurry: Sequence[Tensor]
@@ -55,13 +55,13 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
     """Replace the float32 graphs in an export's folder by INT8 ones.
 
     Args:
-        pipeline: PyTorch's, in float32.
-        folder: with the graphs.
+        pipeline: the PyTorch pipeline, in float32.
+        folder: the export with the graphs.
         pairs: a dataset of training pairs.
-        max_drop: PSNR in dB that each network may cost, on crops of these pairs.
+        max_drop: largest loss of PSNR in dB per network, on crops of these pairs.
 
     Raises:
-        CheckpointError: the loss is larger with every convolution in float.
+        CheckpointError: the loss is larger even with every convolution in float.
         DatasetError, ImageError: the pairs cannot be read.
     """
     calibration = calibrate(pipeline, folder, pairs)
@@ -82,7 +82,7 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
 
 
 def calibrate(pipeline: DeblurPipeline, folder: Path, pairs: str) -> Calibration:
-    """Restore crops of training pairs with PyTorch's networks, and keep what these are called with."""
+    """Restore crops of training pairs with PyTorch's networks, and record the networks' inputs."""
     side = read_facts(folder / "predictor").side or SIDE
     found = find_pairs(pairs, "train")
     count = min(CROPS, len(found))
@@ -105,13 +105,13 @@ def calibrate(pipeline: DeblurPipeline, folder: Path, pairs: str) -> Calibration
 
 
 class Quantiser:
-    """One network's float32 graph, and what becomes of it in INT8.
+    """Quantises one network's float32 graph to INT8.
 
     Args:
-        pipeline: PyTorch's, in float32.
+        pipeline: the PyTorch pipeline, in float32.
         folder: of the network, with its graph.
         name: predictor or denoiser.
-        calibration: of `calibrate`.
+        calibration: from `calibrate`.
 
     Attributes:
         layers: names of the convolutions that can be quantised.
@@ -135,7 +135,7 @@ class Quantiser:
         self._float = self._psnr(getattr(pipeline, name))
 
     def quantised(self, kept: Sequence[str] = (), only: Sequence[str] | None = None) -> "ModelProto":
-        """The INT8 graph, but for the layers `kept` in float; `only`: these layers alone in INT8."""
+        """The INT8 graph with the layers `kept` in float; with `only`, only these layers are in INT8."""
         import onnx
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
         from onnxruntime.quantization.registry import QDQRegistry
@@ -176,18 +176,18 @@ class Quantiser:
         return OnnxNetwork(place, self.name)
 
     def drop(self, network: OnnxNetwork) -> float:
-        """PSNR in dB that an INT8 network costs, against the ground truth: of the prediction, or of the restoration."""
+        """Loss of PSNR in dB against the ground truth, of the prediction or of the restoration, by an INT8 network."""
         return self._float - self._psnr(network)
 
     def ranking(self) -> list[str]:
-        """The layers, the one first that alone in INT8 costs most."""
+        """The layers, most sensitive first: the one whose quantisation alone changes the output most."""
         damage = {
             layer: self._error(self.network(self.quantised(only=[layer]))) for layer in tqdm(self.layers, "sensitivity")
         }
         return sorted(damage, key=damage.get, reverse=True)
 
     def _error(self, network: OnnxNetwork) -> float:
-        """Mean squared difference to the float network's output, over the first calls of the calibration."""
+        """Mean squared difference from the float network's output, over the first calls of the calibration."""
         calls = self.calibration.inputs[self.name][: max(2, JUDGED // 4)]
         with torch.no_grad():
             return sum(
@@ -195,7 +195,7 @@ class Quantiser:
             )
 
     def _psnr(self, network: nn.Module) -> float:
-        """Mean PSNR of what the pipeline gives with this network in place of its own."""
+        """Mean PSNR of the pipeline with this network in place of its own."""
         own = getattr(self.pipeline, self.name)
         setattr(self.pipeline, self.name, network)
         try:
@@ -212,7 +212,7 @@ class Quantiser:
 
 
 class _Reader:
-    """Calls of a network, in the form that onnxruntime calibrates with."""
+    """A network's calibration calls, in the form that onnxruntime expects."""
 
     def __init__(self, names: Sequence[str], used: set[str], calls: Sequence[tuple[Tensor, ...]], facts):
         self._calls: Iterator[dict[str, np.ndarray]] = (
@@ -221,20 +221,20 @@ class _Reader:
         )
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        """The next call, until there is none."""
+        """The next call; None after the last one."""
         return next(self._calls, None)
 
 
 def between_the_ends(model: "ModelProto") -> set[str]:
     """Names of the nodes between a network's first convolution and its last ones, without sums of two branches.
 
-    The first is the one that most others follow; the last are those that no other follows.
+    The first is the one with the most convolutions after it; the last are those with none after them.
     """
     nodes = list(model.graph.node)
     made = {result: k for k, node in enumerate(nodes) for result in node.output}
     before = [{made[name] for name in node.input if name in made} for node in nodes]
     ancestors: list[set[int]] = []
-    for parents in before:  # nodes stand in the order in which they are computed
+    for parents in before:  # nodes are stored in the order of computation
         ancestors.append(parents.union(*(ancestors[parent] for parent in parents)))
     convolutions = [k for k, node in enumerate(nodes) if node.op_type == "Conv"]
     followers = {k: [other for other in convolutions if k in ancestors[other]] for k in convolutions}
@@ -249,5 +249,5 @@ def between_the_ends(model: "ModelProto") -> set[str]:
 
 
 def _is_gate(nodes: Sequence, parents: set[int]) -> bool:
-    """Whether a product is x sigmoid(x), one function of one value."""
+    """Whether a product is x sigmoid(x), a function of a single input."""
     return any(nodes[parent].op_type == "Sigmoid" for parent in parents)

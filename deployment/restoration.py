@@ -1,4 +1,4 @@
-"""How image files are restored: what sample.py does to a folder, and deployment.batch to a bucket."""
+"""Restore image files, for sample.py (folders) and deployment.batch (buckets)."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,22 +24,22 @@ from models.options import Options
 from models.pipeline import DeblurOutput
 from models.tiling import TooLittleMemory, refusal
 
-DETAIL = 480  # side in pixels of what a comparison shows at full size
+DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """What became of one image, before anything is written.
+    """The result for one image, before anything is written.
 
     Args:
         path: of the image.
-        target: of its restoration; of several samples NAME_0.SUFFIX, NAME_1.SUFFIX and so on are written.
-        failure: a sentence where it could not be restored; then nothing below is there.
-        image: as it was read.
-        out: what the pipeline returned for it.
-        faults: what the guard says of the sample.
-        back: whether the prediction is written in the sample's place.
-        seconds: its share of the time.
+        target: file of its restoration; several samples are written as NAME_0.SUFFIX, NAME_1.SUFFIX and so on.
+        failure: why it could not be restored; the fields below are then empty.
+        image: the input as it was read.
+        out: the pipeline's output for it.
+        faults: the guard's warnings about the sample.
+        back: whether the prediction is written in place of the sample.
+        seconds: its share of the batch's time.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Restoration:
 
     @property
     def files(self) -> dict[Path, Tensor]:
-        """Each file that the restoration goes to, and its image (3, H, W) in [0, 1]."""
+        """The files of the restoration, each with its image (3, H, W) in [0, 1]."""
         restored, target = self.out.predictions if self.back else self.out.images, self.target
         several = len(restored) > 1
         names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
@@ -61,21 +61,21 @@ class Restoration:
 
 
 class Restorer:
-    """A pipeline, and what is asked of it.
+    """A pipeline with its options and sampling settings.
 
     Args:
         options: what is written, and how it is computed.
-        numbers: sampling numbers, by name of the field of `SamplingSettings`; what is not among them is the preset's.
-        device: in place of that of the options.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
+        device: overrides the device of the options.
 
     Attributes:
-        settings: how it samples.
-        facts: what a restoration depends on, beside the image, for the manifest.
-        title: all of that in words.
-        remarks: sentences on numbers that have no effect.
+        settings: the sampling settings.
+        facts: what a restoration depends on besides the image, for the manifest.
+        title: the same in words.
+        remarks: notes on settings without effect.
 
     Raises:
-        ValueError, OSError: the checkpoint, the device or the settings cannot be used; one sentence.
+        ValueError, OSError: the checkpoint, the device or the settings cannot be used.
     """
 
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
@@ -101,15 +101,15 @@ class Restorer:
 
     @property
     def steps(self) -> int:
-        """Steps of the progress bar for an image."""
+        """Steps of the progress bar per image."""
         return self.settings.num_samples * self.settings.steps if self.settings.blend > 0 else 1
 
     def restore(self, work: Sequence[tuple[Path, Path]], bar: tqdm) -> Iterator[Restoration]:
-        """Restore images, those of one size together.
+        """Restore images, in batches of one size.
 
         Args:
             work: each image and the file of its restoration.
-            bar: is told each step of each image.
+            bar: progress bar, advanced for each step of each image.
         """
         begun, finished = bar.n, 0
         for batch in batches(work, self.options.batch_size):
@@ -125,10 +125,10 @@ class Restorer:
             bar.update(begun + finished * self.steps - bar.n)
 
     def write(self, one: Restoration) -> tuple[list[Path], dict[str, Any]]:
-        """Write one restoration and all that goes with it.
+        """Write one restoration with all its files.
 
         Returns:
-            The files, and the manifest's entry without them.
+            The files, and the other fields of the manifest's entry.
         """
         start, options, out, target = time.perf_counter(), self.options, one.out, one.target
         for file, restored in one.files.items():
@@ -160,7 +160,7 @@ class Restorer:
             )
 
     def _restored(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
-        """Images that turn out to differ in size, and those that do not fit into memory together, are run apart."""
+        """Restore a batch; images that differ in size or do not fit into memory together are restored one by one."""
         out, start = None, time.perf_counter()
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
             try:
@@ -199,7 +199,7 @@ class Restorer:
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
-    """What a batch of so many images gave for one of them."""
+    """The part of a batch's output (of `count` images) that belongs to image `i`."""
     return replace(
         out,
         images=out.images.unflatten(0, (count, -1))[i],
@@ -210,8 +210,8 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
-    """A panel of the whole images and, where those are shown smaller than they are, of their middle."""
-    from evaluation.panels import panel  # slow to import
+    """A panel of the whole images and, if those are reduced in it, of their centres at full size."""
+    from evaluation.panels import panel  # not at the top: slow to import
 
     columns = {}
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):

@@ -1,7 +1,7 @@
-"""Which layers INT8 hurts: python -m deployment.sensitivity CHECKPOINT --calibration PAIRS --network predictor
+"""Find the layers that INT8 harms: python -m deployment.sensitivity CHECKPOINT --calibration PAIRS --network predictor
 
-Each convolution is quantised alone and ranked by what that changes. Then the most sensitive ones go back to float, none
-at first, then one, two, four, and what is lost and gained is printed: layers in float, dB lost, milliseconds.
+Each convolution is quantised alone and ranked by the change of the output. Then the most sensitive ones go back to
+float (none, one, two, four, ...), and a table is printed: layers in float, dB lost, milliseconds.
 """
 
 import json
@@ -21,7 +21,7 @@ from deployment.quantise import JUDGED, Quantiser, calibrate
 from models.checkpoints import load_pipeline, networks
 from models.index import CheckpointError
 
-REPEATS = 5  # of a timed call; the least counts
+REPEATS = 5  # timed calls; the fastest counts
 
 
 def curve(
@@ -31,13 +31,13 @@ def curve(
     tile: int = 512,
     output: str | None = None,
 ) -> list[dict]:
-    """Print, and return, how PSNR and time depend on the layers that stay in float.
+    """Print and return how PSNR and time depend on the number of layers in float.
 
     Args:
         checkpoint: exported folder, hub id, or .ckpt file of train.py.
         calibration: pairs of training images, as for deployment.export.
-        network: which of the two.
-        tile: side in pixels of what the graph takes.
+        network: the network to examine.
+        tile: side in pixels of the graph's input.
         output: JSON file for the ranking and the curve.
 
     Raises:
@@ -79,7 +79,7 @@ def curve(
 
 
 def _seconds(network: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> float:
-    """Of the fastest call."""
+    """Time of the fastest call."""
     found = []
     for _ in range(REPEATS):
         start = perf_counter()

@@ -1,9 +1,9 @@
-"""RealBlur's aligned scores (Rim et al. 2020): PSNR and SSIM after the restored image was laid onto the ground truth.
+"""RealBlur's aligned scores (Rim et al. 2020): PSNR and SSIM after registering the restored image to the ground truth.
 
-RealBlur's ground truth comes from a second camera, so a good result may lie beside it. The authors' script
+RealBlur's ground truth comes from a second camera, so a good result may be shifted against it. The authors' script
 (rimchang/RealBlur, evaluation_RealBlur_ecc.py) scales the result's intensity, finds the homography that maximises the
-enhanced correlation coefficient (Evangelidis and Psarakis 2008), warps the result, and scores what both images show.
-OpenCV, whose functions that script calls, is an extra.
+enhanced correlation coefficient (Evangelidis and Psarakis 2008), warps the result, and scores the pixels that both
+images cover. The OpenCV functions of that script are used here; OpenCV is an optional dependency.
 """
 
 from typing import Literal
@@ -33,8 +33,8 @@ class Aligned:
     """PSNR or SSIM after alignment by OpenCV.
 
     Attributes:
-        reason: None, or one sentence that says why there are no values.
-        recipe: how the number is made; None where the metric is missing.
+        reason: None, or why the metric is missing.
+        recipe: how the number is computed; None if the metric is missing.
     """
 
     def __init__(self, score: Literal["psnr", "ssim"]):
@@ -81,13 +81,13 @@ class Aligned:
 
 
 def align(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay a restored image onto the ground truth, both (3, H, W) in [0, 1].
+    """Register a restored image to the ground truth, both (3, H, W) in [0, 1].
 
     Returns:
-        The aligned image, (3, H, W), and the mask of the pixels that it shows, (H, W) of ones and zeros.
+        The aligned image, (3, H, W), and a mask (H, W) that is 1 at the pixels it covers and 0 elsewhere.
 
     Raises:
-        MetricError: no homography can be found.
+        MetricError: no homography was found.
     """
     import cv2
 

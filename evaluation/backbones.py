@@ -1,4 +1,4 @@
-"""Files with the weights of the networks that metrics look through."""
+"""Read weight files of the networks that metrics use."""
 
 import hashlib
 from pathlib import Path
@@ -11,12 +11,12 @@ from evaluation.fidelity import MetricError
 
 
 def read_backbone(path: str | Path, name: str, wanted: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a .pth file, of which nothing but tensors is unpickled.
+    """The tensors of a .safetensors file or of a .pth file, from which only tensors are unpickled.
 
     Args:
         path: the file.
-        name: of the metric or network, for what an error says.
-        wanted: which file would be right, for what an error says.
+        name: of the metric or network, for error messages.
+        wanted: description of the right file, for error messages.
 
     Raises:
         MetricError: the file cannot be read or holds no weights.
@@ -27,10 +27,10 @@ def read_backbone(path: str | Path, name: str, wanted: str) -> dict[str, Tensor]
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except OSError as error:
         raise MetricError(f"{name} backbone {path} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # torch.load raises any kind on what is no weights file
+    except Exception as error:  # torch.load raises any type on a file that holds no weights
         raise MetricError(f"{name} backbone {path} is not a weights file: give {wanted}.") from error
 
 
 def sha256(tensors: dict[str, Tensor]) -> str:
-    """Of the safetensors file that would hold these tensors alone."""
+    """The sha256 of a safetensors file with exactly these tensors."""
     return hashlib.sha256(save(tensors)).hexdigest()

@@ -22,7 +22,7 @@ LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "fid", "kid")
 
 
 def require_known(names: Iterable[str]) -> None:
-    """ValueError for a name that is none of METRICS, with the one that was probably meant."""
+    """Raise ValueError for a name that is not in METRICS; the message suggests the closest one."""
     if unknown := sorted(set(names) - METRICS.keys()):
         raise ValueError(
             f"unknown metric {unknown[0]}" + nearest(unknown[0], [*METRICS], f": it is one of {', '.join(METRICS)}")

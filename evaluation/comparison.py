@@ -1,4 +1,4 @@
-"""Two evaluations of the same images, noise and grid beside each other: paired differences with their intervals."""
+"""Compare two evaluations of the same images, noise and grid: paired differences with intervals."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,12 +13,12 @@ from evaluation.report import read_results, write_joint_report
 from evaluation.scoring import BLURRY, SHARP
 from evaluation.statistics import estimates
 
-SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # in the printed table, with digits
+SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # printed metrics and their digits
 
 
 @dataclass(frozen=True)
 class Change:
-    """B - A of one setting in one metric, paired by image, with its 95 % interval, and both means."""
+    """B - A for one setting and metric, paired by image, with its 95 % interval, and both means."""
 
     setting: str
     metric: str
@@ -30,16 +30,16 @@ class Change:
     high: float | None
 
     def text(self, digits: int) -> str:
-        """The difference and its interval, where there is one."""
+        """The difference and, if there is one, its interval."""
         interval = "" if self.low is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
         return f"{self.difference:+.{digits}f}{interval}"
 
 
 def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tuple[list[Change], list[Path]]:
-    """Write comparison.csv and report.html: for each setting and metric the means of A and B, and B - A.
+    """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
 
     Args:
-        folders: of evaluation A and of evaluation B; they lie in `output`.
+        folders: of evaluation A and of evaluation B, inside `output`.
         output: an existing folder.
         seed: of the bootstrap.
 
@@ -47,7 +47,7 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tu
         The changes, in the order of the rows, and the files that were written.
 
     Raises:
-        ValueError: a recipe differs between the two.
+        ValueError: the two evaluations used different recipes for a metric.
     """
     documents = [read_results(folder) for folder in folders]
     recipes = [{name: metric["recipe"] for name, metric in document["metrics"].items()} for document in documents]
@@ -77,7 +77,7 @@ def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tu
 
 
 def format_changes(changes: Sequence[Change]) -> str:
-    """B - A as text, a line for each row that depends on the checkpoint, but for the controls."""
+    """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
     rows = {}
     for change in changes:
         if change.setting not in (BLURRY, SHARP, *(label for labels in LABELS.values() for label in labels)):

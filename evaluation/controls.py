@@ -1,7 +1,7 @@
-"""Two controls without a denoiser, which a sampling setting must beat before it counts as perceptual.
+"""Two controls without a denoiser, which a sampling setting must beat to count as perceptual.
 
-LPIPS falls when a prediction is sharpened, and a little noise where the prediction changed much lowers it, too. So a
-sample's LPIPS says something only beside those of the prediction sharpened and the prediction noised at equal PSNR.
+LPIPS falls when a prediction is sharpened, or when a little noise is added where it differs from the input. So a
+sample's LPIPS is informative only beside those of the sharpened and of the noised prediction at equal PSNR.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from evaluation.fidelity import full_precision
 from evaluation.statistics import Estimate, estimates
 
 SHARPENED, NOISED = "sharpened", "noised"
-# Curves from the prediction, which is strength 0, far down in PSNR: amounts of the unsharp mask, and root mean squares
-# of the noise in 8-bit levels. The last strengths are there so that every useful setting's PSNR lies on the curves.
+# Strengths along two curves that start at the prediction (strength 0) and lead to low PSNR: amounts of the unsharp
+# mask, and root mean squares of the noise in 8-bit levels. The last ones make the curves cover every useful setting.
 STRENGTHS = {SHARPENED: (0.3, 0.6, 1.0, 2.0, 4.0), NOISED: (2.0, 5.0, 10.0, 20.0, 40.0)}
 LABELS = {control: [f"{control} {a:g}" for a in strengths] for control, strengths in STRENGTHS.items()}
 
-_SIGMA, _KERNEL = 1.5, 13  # of the unsharp mask, in pixels; the kernel ends at four sigma
+_SIGMA, _KERNEL = 1.5, 13  # of the unsharp mask, in pixels; the kernel ends at four standard deviations
 _WINDOW = 9  # side of the local mean, in pixels
-_FLOOR = 1e-6  # keeps the noise even where the prediction changed nothing at all
+_FLOOR = 1e-6  # makes the noise uniform if the prediction equals the blurry image
 RECIPES = {
     SHARPENED: f"x + a (x - G x): x is the prediction, G a Gaussian of {_SIGMA} px, a the number in the row's name",
     NOISED: (
@@ -46,8 +46,8 @@ class Verdict:
     """Whether a setting is perceptual.
 
     Attributes:
-        perceptual: yes, no or unclear; None where it cannot be said.
-        differences: control -> LPIPS of the setting minus the control's at equal PSNR, below 0 is better.
+        perceptual: yes, no or unclear; None if it cannot be decided.
+        differences: control -> LPIPS of the setting minus the control's at equal PSNR; below 0 is better.
         missing: why `perceptual` is None.
     """
 
@@ -57,12 +57,12 @@ class Verdict:
 
 
 def control_images(prediction: Tensor, blurry: Tensor, seed: int, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Every control of one image, one after the other: (label, image (3, H, W), not clipped).
+    """Yield every control of one image as (label, image (3, H, W), not clipped).
 
     Args:
         prediction: (3, H, W) in [0, 1].
         blurry: (3, H, W) in [0, 1].
-        seed, name: the noise comes from these alone, and is the same field at every strength.
+        seed, name: determine the noise, which is the same field at every strength.
     """
     shape = noise_shape(prediction, blurry)
     field = np.random.default_rng([seed, *name.encode()]).standard_normal(prediction.shape, dtype=np.float32)
@@ -74,17 +74,17 @@ def control_images(prediction: Tensor, blurry: Tensor, seed: int, name: str) -> 
 
 
 def sharpen(image: Tensor, amount: float) -> Tensor:
-    """Unsharp mask: x + amount (x - G x), G a Gaussian of 1.5 px, the edge repeated. (3, H, W) -> the same."""
+    """Unsharp mask: x + amount (x - G x), with G a Gaussian of 1.5 px and a repeated edge. (3, H, W) -> the same."""
     with full_precision():
         blurred = kornia.filters.gaussian_blur2d(image[None], (_KERNEL,) * 2, (_SIGMA,) * 2, "replicate")[0]
     return image + amount * (image - blurred)
 
 
 def noise_shape(prediction: Tensor, blurry: Tensor) -> Tensor:
-    """Local standard deviation of the noise, of mean square 1: (1, H, W), from two images (3, H, W).
+    """Local standard deviation of the noise, scaled to mean square 1: (1, H, W), from two images (3, H, W).
 
-    Proportional to the local mean of |prediction - blurry|, over 9 x 9 pixels and the channels, the edge repeated; 1
-    everywhere where the two are equal.
+    Proportional to the mean of |prediction - blurry| over 9 x 9 pixels and the channels, with a repeated edge; 1
+    everywhere if the two are equal.
     """
     change = (prediction - blurry).abs().mean(0, keepdim=True)
     with full_precision():
@@ -93,16 +93,16 @@ def noise_shape(prediction: Tensor, blurry: Tensor) -> Tensor:
 
 
 def at_equal_psnr(psnr: float, curve: Sequence[tuple[float, float]]) -> float:
-    """LPIPS of a control at a PSNR.
+    """A control's LPIPS at a given PSNR.
 
     Args:
         psnr: in dB.
-        curve: (PSNR, LPIPS) of one image at each strength, from 0 on.
+        curve: (PSNR, LPIPS) of one image at each strength, starting with 0.
 
     Returns:
-        Linear between neighbouring strengths; the lowest where the curve comes by that PSNR twice. Above the whole
-        curve, that of its highest PSNR: no control is as faithful, and this is the nearest. nan below the curve, where
-        stronger controls would be needed, and where a PSNR is not finite.
+        Linear interpolation between strengths; the lowest value if the curve has that PSNR twice. Above the highest
+        PSNR of the curve, the LPIPS there, since no control comes closer. nan if a PSNR is not finite or is below the
+        whole curve, where stronger controls would be needed.
     """
     points = np.array(curve, dtype=float)
     if not np.isfinite(points).all() or not np.isfinite(psnr):
@@ -121,11 +121,11 @@ def at_equal_psnr(psnr: float, curve: Sequence[tuple[float, float]]) -> float:
 def judge(
     scores: Sequence[tuple[float, float]], curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], seed: int = 0
 ) -> Verdict:
-    """The verdict on one setting by VERDICT_RECIPE.
+    """Decide whether one setting is perceptual, by VERDICT_RECIPE.
 
     Args:
         scores: (PSNR, LPIPS) of the setting on each image.
-        curves: control -> the curve of each of the same images, as for `at_equal_psnr`.
+        curves: control -> its curve for each of the same images, as in `at_equal_psnr`.
         seed: of the bootstrap.
     """
     gaps = np.array(

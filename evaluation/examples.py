@@ -1,4 +1,4 @@
-"""Images of an evaluation that are kept for people: restored once more, and written for the report and the panel."""
+"""Restore some images of an evaluation again and write them for the report and the panel."""
 
 import dataclasses
 import shutil
@@ -24,11 +24,11 @@ PANEL_IMAGES = 2
 def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, Any]]:
     """Write the best, median and worst image of each setting on the front into `folder`/examples.
 
-    Where blurry or the prediction beats every setting, the settings' own front is shown. Best is by LPIPS, or SSIM
-    where LPIPS is missing.
+    If no setting is on the front, because blurry or the prediction beats them all, the front among the settings is
+    used. Images are ranked by LPIPS, or by SSIM if LPIPS is missing.
 
     Returns:
-        The entries of results.json: setting, image, rank, scores, and files (what it is -> path in `folder`).
+        The entries for results.json: setting, image, rank, scores, and files (kind of image -> path in `folder`).
     """
     shutil.rmtree(folder / "examples", ignore_errors=True)
     settings = plan.by_label
@@ -63,7 +63,7 @@ def write_panel(plan: Plan, results: Results, path: Path) -> bool:
     """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
 
     Returns:
-        Whether there is a setting to show.
+        False if there is no setting to show.
     """
     best = best_sample(results.rows)
     if best is None:
@@ -86,7 +86,7 @@ def write_panel(plan: Plan, results: Results, path: Path) -> bool:
 
 
 def _choose(results: Results) -> list[dict[str, Any]]:
-    """The entries without their files."""
+    """The entries of `keep_examples` without their files."""
     metric = perception_metric(results.rows)
     front = [row for row in pareto_front(results.rows) if row.settings]
     front = front or pareto_front([row for row in results.rows if row.settings])
@@ -105,14 +105,14 @@ def _choose(results: Results) -> list[dict[str, Any]]:
 
 
 def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
-    """Blurry (1, 3, H, W), sharp (3, H, W), and the prediction as the pipeline gives it."""
+    """Blurry (1, 3, H, W), sharp (3, H, W), and the pipeline's prediction."""
     blurry, sharp = image.read()
     blurry = blurry[None].to(plan.device)
     return blurry, sharp, plan.pipeline.predict(blurry)
 
 
 def _write(path: Path, image: Tensor) -> None:
-    """(3, H, W), about [0, 1], as an 8-bit PNG."""
+    """Write (3, H, W), about [0, 1], as an 8-bit PNG."""
     path.parent.mkdir(exist_ok=True)
     pixels = image.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     with replacing(path) as part:

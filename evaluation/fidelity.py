@@ -1,6 +1,6 @@
-"""What every metric looks at, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
+"""The input of every metric, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
 
-All of them look at the image that a file would hold: RGB, clipped to [0, 1], rounded to 8 bits, whole.
+All of them score the image as a file would hold it: RGB, clipped to [0, 1], rounded to 8 bits, the whole image.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,21 +42,21 @@ _GAUSSIAN /= _GAUSSIAN.sum()
 
 
 def full_precision() -> AbstractContextManager:
-    """No TF32 within: its 10 bits are too few for a variance, and would show in the last digits of a distance."""
+    """Disable TF32 within: its 10 bits are too few for a variance and would affect the last digits of a distance."""
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 class MetricError(ValueError):
-    """A metric cannot be computed; the text is one sentence that says why."""
+    """A metric cannot be computed; the message says why."""
 
 
 def whole_numbers(image: Tensor) -> Tensor:
-    """A image of about [0, 1] as the whole numbers 0..255 of a file, in float32."""
+    """Convert an image of about [0, 1] to the whole numbers 0..255 of a file, as float32."""
     return image.float().clamp(0, 1).mul(255).round()
 
 
 def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255; MetricError where they cannot be compared."""
+    """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255; MetricError if they cannot be compared."""
     if restored.shape != sharp.shape or sharp.ndim != 4:
         raise MetricError(f"the restored image is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
     require_finite(restored)
@@ -64,13 +64,13 @@ def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def require_finite(restored: Tensor) -> None:
-    """MetricError if a value is not finite."""
+    """Raise MetricError if a value is not finite."""
     if not restored.isfinite().all():
         raise MetricError("the restored image holds values that are not finite")
 
 
 def require_side(image: Tensor, side: int, metric: str) -> None:
-    """MetricError if a image has fewer than `side` rows or columns."""
+    """Raise MetricError if an image has fewer than `side` rows or columns."""
     if min(image.shape[-2:]) < side:
         raise MetricError(f"{metric} needs {side} pixels a side and the image is {image.shape[-1]}x{image.shape[-2]}")
 
@@ -84,7 +84,7 @@ def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
         sharp: the ground truth, (N, 3, H, W) in [0, 1].
 
     Returns:
-        (N,) in dB; infinite where the rounded images are equal.
+        (N,) in dB; infinite if the rounded images are equal.
 
     Raises:
         MetricError: the shapes differ or a value is not finite.
@@ -114,10 +114,10 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ssim_matlab(restored: Tensor, sharp: Tensor) -> Tensor:
-    """As `ssim`, by SSIM_MATLAB_RECIPE; for a image of any size."""
+    """The same as `ssim`, by SSIM_MATLAB_RECIPE; for an image of any size."""
     restored, sharp = check_pair(restored, sharp)
     radius = len(_GAUSSIAN) // 2
-    # The window's share of each channel for each channel: beyond the first and the last the edge repeats.
+    # Weight of each channel in the window of each channel; beyond the first and the last channel the edge repeats.
     channels = torch.zeros(3, 3)
     for channel in range(3):
         at = (channel + torch.arange(-radius, radius + 1)).clamp(0, 2)
@@ -132,13 +132,13 @@ def ssim_matlab(restored: Tensor, sharp: Tensor) -> Tensor:
 
 
 def ssim_map(restored: Tensor, sharp: Tensor, levels: float = 255.0) -> Tensor:
-    """SSIM by SSIM_RECIPE at each pixel whose window lies inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10)."""
+    """SSIM by SSIM_RECIPE where the window fits inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10)."""
     return _similarity(restored, sharp, lambda maps: _weighted_mean(maps, _GAUSSIAN), levels=levels)
 
 
 def _similarity(restored: Tensor, sharp: Tensor, average: Callable[[Tensor], Tensor], levels: float = 255.0) -> Tensor:
     """Equation 13 of Wang et al. 2004 at each pixel, with population covariance."""
-    middle = levels / 2  # centred values keep more digits in a variance
+    middle = levels / 2  # centring the values keeps more digits of a variance
     x, y = restored - middle, sharp - middle
     mean_x, mean_y, xx, yy, xy = average(torch.cat([x, y, x * x, y * y, x * y])).chunk(5)
     variances = xx - mean_x**2 + yy - mean_y**2
@@ -150,7 +150,7 @@ def _similarity(restored: Tensor, sharp: Tensor, average: Callable[[Tensor], Ten
 
 
 def _weighted_mean(maps: Tensor, window: Tensor) -> Tensor:
-    """Mean over the separable window around each pixel that has room for it: (N, C, H, W) -> (N, C, H-K+1, W-K+1)."""
+    """Mean over a separable window at each pixel where it fits: (N, C, H, W) -> (N, C, H-K+1, W-K+1)."""
     channels = maps.shape[1]
     window = window.to(maps).expand(channels, 1, -1)
     with full_precision():
@@ -163,7 +163,7 @@ def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
     """Gradient energy of each image over that of its ground truth by SHARPNESS_RECIPE; arguments as for `psnr`.
 
     Returns:
-        (N,), from 0; 1 is as sharp as the ground truth, noise and ringing count as sharpness.
+        (N,), 0 or more; 1 is as sharp as the ground truth. Noise and ringing count as sharpness.
 
     Raises:
         MetricError: as for `psnr`, or the ground truth has no gradient.
@@ -180,18 +180,18 @@ def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
 
 
 class Consistency:
-    """How well restored images, blurred again, explain the blurry ones; only where the blur kernel is known.
+    """How well restored images, blurred again, match the blurry ones; needs the blur kernels.
 
     Args:
         kernels: .npz file with a (K, K) array, K odd, under the name of each image;
-            blurry(p) = sum over d of kernel(d) sharp(p + d). None where no kernel is known: the metric is missing.
+            blurry(p) = sum over d of kernel(d) sharp(p + d). None: the metric is missing.
 
     Attributes:
-        reason: None, or one sentence that says why there are no values.
-        recipe: how the number is made; None where the metric is missing.
+        reason: None, or why the metric is missing.
+        recipe: how the number is computed; None if the metric is missing.
 
     Raises:
-        MetricError: the file cannot be read or holds what is no kernel.
+        MetricError: the file cannot be read or holds an array that is not a kernel.
     """
 
     def __init__(self, kernels: str | Path | None):
@@ -208,7 +208,7 @@ class Consistency:
                 self.kernels = {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
         except OSError as error:
             raise MetricError(f"Kernels {kernels} cannot be read: {error.strerror or error}.") from error
-        except (ValueError, TypeError, AttributeError) as error:  # no archive, pickled objects, no numbers
+        except (ValueError, TypeError, AttributeError) as error:  # not an archive, pickled objects, not numbers
             raise MetricError(f"Kernels {kernels} are no .npz file of numbers.") from error
         for name, kernel in self.kernels.items():
             square = kernel.ndim == 2 and kernel.shape[0] == kernel.shape[1] and len(kernel) % 2
@@ -221,15 +221,15 @@ class Consistency:
 
         Args:
             restored: (N, 3, H, W), about [0, 1].
-            sharp: not looked at.
+            sharp: unused.
             blurry: (N, 3, H, W) in [0, 1].
-            names: the N images' names, as in the file of kernels.
+            names: the N images' names, as in the kernel file.
 
         Returns:
             (N,) in dB.
 
         Raises:
-            MetricError: a image has no kernel, is smaller than it, or holds values that are not finite.
+            MetricError: an image has no kernel, is smaller than its kernel, or holds values that are not finite.
         """
         if self.reason is not None:
             raise MetricError(self.reason)

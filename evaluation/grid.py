@@ -1,4 +1,4 @@
-"""A grid of sampling settings out of a YAML file, and the names of its settings."""
+"""Read a grid of sampling settings from a YAML file, and name its settings."""
 
 import dataclasses
 import itertools
@@ -13,19 +13,19 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 
 class GridError(ValueError):
-    """A grid file is wrong; the text is one sentence that names the file and the field or value."""
+    """A grid file is wrong; the message names the file and the field or value."""
 
 
 def read_grid(path: str | Path, settings_type: type) -> list[Any]:
-    """The settings that a YAML file asks for, in its order, each once.
+    """The settings in a YAML file, in its order, without duplicates.
 
     The file holds `product`, a mapping of fields to a value, a list of values or a range (or a list of such mappings),
-    and `settings`, a list of mappings of fields to values; one of them or both. Omitted fields keep their defaults.
-    A range is {from, to, step} or {from, to, count}, both ends included, the latter with `spacing: log` if wanted.
+    or `settings`, a list of mappings of fields to values, or both. Omitted fields keep their defaults. A range is
+    {from, to, step} or {from, to, count}, both ends included; the latter may have `spacing: log`.
 
     Args:
         path: the file.
-        settings_type: the dataclass of one setting, every field with a default.
+        settings_type: the dataclass of one setting; every field has a default.
 
     Raises:
         GridError: the file cannot be read, or a field or value in it is unknown.
@@ -67,13 +67,13 @@ def _setting(entry: dict[str, Any], settings_type: type, parser: ArgumentParser,
 
 
 def _values(name: str, value: Any, path: str | Path) -> list[Any]:
-    """What a field of a product takes: the value, the list, or the numbers of a range."""
+    """The values of a field of a product: a single value, a list, or the numbers of a range."""
     if not isinstance(value, dict):
         return value if isinstance(value, list) else [value]
     text = f"Grid file {path}: the range of {name} must be {{from, to, step}} or {{from, to, count, spacing}}"
     spacing = value.get("spacing", "linear")
     try:
-        numbers = {part: float(given) for part, given in value.items() if part != "spacing"}  # YAML reads 1e-4 as text
+        numbers = {part: float(given) for part, given in value.items() if part != "spacing"}  # YAML: 1e-4 is a string
     except (TypeError, ValueError):
         numbers = {}
     if (
@@ -93,18 +93,18 @@ def _values(name: str, value: Any, path: str | Path) -> list[Any]:
         if count < 2 or count % 1 or (spacing == "log" and min(first, last) <= 0):
             raise GridError(f"{text}, with a count of 2 or more and, for log, ends above 0, got {value}.")
         found = (np.linspace if spacing == "linear" else np.geomspace)(first, last, int(count))
-    # A range of whole numbers is one: 5 .. 50 in 4 log steps are 5, 11, 23, 50.
+    # A range between whole numbers is rounded: 5 .. 50 in 4 log steps is 5, 11, 23, 50.
     whole = all(isinstance(given, int) for part, given in value.items() if part != "spacing")
     return list(dict.fromkeys(round(number) if whole else float(f"{number:.12g}") for number in found.tolist()))
 
 
 def key(setting: Any) -> str:
-    """A setting's name in a journal: all of its fields."""
+    """A setting's key in a journal: all of its fields."""
     return json.dumps(dataclasses.asdict(setting))
 
 
 def label_settings(settings: Sequence[Any]) -> list[str]:
-    """A short name for each setting: sampler, steps, and what else differs within the grid and from the defaults."""
+    """A short label for each setting: sampler, steps, and fields that vary in the grid and differ from the default."""
     if not settings:
         return []
     rows = [dataclasses.asdict(setting) for setting in settings]

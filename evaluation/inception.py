@@ -1,8 +1,8 @@
-"""FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between the patches of restored and of sharp images.
+"""FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between patches of restored and of sharp images.
 
-Both compare two sets. The features of a image are plain tensors that can be stored, sent and put together in any
-order; the distance comes last. On the few hundred images of a test set whole frames are too few, so DvSR's way is
-taken: patches of 256 x 240 pixels without overlap, 15 of a frame of 1280 x 720 (Whang et al. 2022).
+Both compare two sets. An image's features are plain tensors that can be stored, sent and combined in any order; the
+distance is computed last. A test set has only a few hundred images, too few for whole frames, so patches are used as in
+DvSR: 256 x 240 pixels without overlap, 15 per frame of 1280 x 720 (Whang et al. 2022).
 """
 
 import importlib.metadata
@@ -31,12 +31,12 @@ class InceptionPatches:
 
     Args:
         backbone: the weights of torch-fidelity's release (weights-inception-2015-12-05-6726825d.pth), or the same
-            tensors as safetensors. None takes them from torch's cache or the network; where neither has them the
-            metrics are missing and `reason` says why.
+            tensors as safetensors. None: from torch's cache or a download; if both fail the metrics are missing and
+            `reason` says why.
 
     Attributes:
-        reason: None, or one sentence that says why there are no features.
-        recipe: how the features are made, with the sha256 over the weights (as one safetensors file); None where they
+        reason: None, or why there are no features.
+        recipe: how the features are computed, with the sha256 of the weights (as one safetensors file); None if they
             are missing.
 
     Raises:
@@ -53,7 +53,7 @@ class InceptionPatches:
                 state = torch.hub.load_state_dict_from_url(
                     URL_INCEPTION_V3, map_location="cpu", check_hash=True, weights_only=True
                 )
-            except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
+            except Exception as error:  # a download raises many types, and torch.load any type on an incomplete file
                 said = " ".join(str(error).split())
                 self.reason = (
                     f"FID and KID are missing: Inception's weights could not be loaded ({said or type(error).__name__})"
@@ -63,7 +63,7 @@ class InceptionPatches:
         else:
             state = read_backbone(backbone, "Inception", "torch-fidelity's .pth")
         with tempfile.TemporaryDirectory() as folder:
-            # torch-fidelity unpickles the file that it is given, so it gets one that was written here.
+            # torch-fidelity unpickles the file it is given, so it gets one that was written here.
             torch.save(state, Path(folder) / "weights.pth")
             try:
                 self.network = FeatureExtractorInceptionV3(
@@ -90,10 +90,10 @@ class InceptionPatches:
             images: (N, 3, H, W), about [0, 1].
 
         Returns:
-            (N, P, 2048), P the whole patches that fit, row by row.
+            (N, P, 2048) for the P whole patches that fit, row by row.
 
         Raises:
-            MetricError: a image is smaller than a patch, a value is not finite, or the weights are missing.
+            MetricError: an image is smaller than a patch, a value is not finite, or the weights are missing.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
@@ -131,7 +131,7 @@ def fid(restored: Tensor, sharp: Tensor) -> float:
 def kid(restored: Tensor, sharp: Tensor) -> float:
     """Unbiased squared maximum mean discrepancy of two (M, D) sets of features under a cubic kernel.
 
-    The mean over 100 subsets of 1000 (seed 0), or over all features at once where there are no more.
+    The mean over 100 subsets of 1000 (seed 0), or computed once if a set has no more than 1000 features.
 
     Raises:
         MetricError: a set has fewer than two features.

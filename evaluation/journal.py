@@ -1,4 +1,4 @@
-"""What an evaluation has done so far, on disk, so that it can be stopped at any moment and resumed."""
+"""The scores of an evaluation on disk, so that it can be stopped at any moment and resumed."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ from base.files import replacing
 
 
 class JournalError(ValueError):
-    """A journal is of another evaluation; the text is one sentence that says what differs and what to do."""
+    """A journal belongs to another evaluation; the message says what differs and what to do."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One image in one row of the grid. `missing` says for each metric that is None why it is.
+    """The scores of one image in one row of the grid. `missing` gives the reason for each metric that is None.
 
-    `row` is the label of a row that is no setting, or the key of a setting.
+    `row` is the key of a setting, or the label of a row that is not a setting.
     """
 
     row: str
@@ -33,12 +33,12 @@ class Score:
 
 
 def open_journal(folder: Path, facts: Mapping[str, Any], processes: Any, overwrite: bool = False) -> "Journal":
-    """The journal of this one of several processes: the first one makes it, or refuses one of another evaluation.
+    """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
 
     Args:
         folder, facts: as for `Journal`.
         processes: with `global_rank`, `is_global_zero` and `barrier`, such as lightning's Fabric.
-        overwrite: start anew.
+        overwrite: discard existing scores.
     """
     if processes.is_global_zero:
         if overwrite:
@@ -49,15 +49,15 @@ def open_journal(folder: Path, facts: Mapping[str, Any], processes: Any, overwri
 
 
 class Journal:
-    """A folder with facts.json, what the numbers depend on, and one file of lines for each process.
+    """A folder with facts.json, which holds what the scores depend on, and one file of scores per process.
 
-    A line is a score. It is appended in one write, so a killed process leaves whole lines and at most one torn end,
-    which the next one cuts off.
+    Each line is a score and is appended in one write. A killed process leaves at most one incomplete last line, which
+    is removed when the journal is opened again.
 
     Args:
-        folder: made where missing.
-        facts: what a score depends on beside row and image: a value, or a mapping of values, for each name.
-        rank: of this process among several, which each append to a file of their own.
+        folder: created if missing.
+        facts: what a score depends on besides row and image: name -> a value or a mapping of values.
+        rank: of this process; each process appends to its own file.
 
     Raises:
         JournalError: the folder holds an evaluation with other facts.
@@ -77,7 +77,7 @@ class Journal:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def scores(self) -> dict[tuple[str, str], Score]:
-        """(row, image) -> score, of all processes."""
+        """The scores of all processes: (row, image) -> score."""
         found = {}
         for file in sorted(self.folder.glob("scores_*.jsonl")):
             for line in file.read_bytes().splitlines(keepends=True):
@@ -87,7 +87,7 @@ class Journal:
         return found
 
     def add(self, score: Score, features: Mapping[str, np.ndarray]) -> None:
-        """Append a score, after the features of its image that set metrics will want: kind -> (patches, channels)."""
+        """Append a score. First store its image's features for set metrics: kind -> (patches, channels)."""
         for kind, array in features.items():
             with replacing(self._feature_file(kind, score.row, score.image)) as part:
                 np.save(part, array)
@@ -101,7 +101,7 @@ class Journal:
             raise OSError(f"{self.file} could not be written: the disk is full")
 
     def features(self, kind: str, row: str, image: str) -> np.ndarray:
-        """What `add` was given."""
+        """The features that `add` stored."""
         return np.load(self._feature_file(kind, row, image), allow_pickle=False)
 
     def _feature_file(self, kind: str, row: str, image: str) -> Path:

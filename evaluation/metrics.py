@@ -1,4 +1,4 @@
-"""Every metric under its column's name, each with the recipe behind its numbers or the reason why there are none."""
+"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from evaluation.fidelity import PSNR_RECIPE, SSIM_RECIPE, Consistency, MetricErr
 from evaluation.inception import FID_RECIPE, KID_RECIPE, InceptionPatches, fid, kid
 from evaluation.perceptual import Lpips
 
-_PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch does not fill the memory
+_PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch fits into memory
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that gives each image a number.
+    """A metric with one value per image.
 
     Attributes:
         name: of its column.
-        title: for people, with its unit.
+        title: display name, with its unit.
         higher_is_better: the direction of the scale.
-        recipe: how the number is made; None where the metric is missing.
-        reason: None, or one sentence that says why the metric is missing.
-        reference: whether the ground truth is looked at; without it sharp images have a number too.
+        recipe: how the number is computed; None if the metric is missing.
+        reason: None, or why the metric is missing.
+        reference: whether it uses the ground truth; a metric without reference also scores sharp images.
         extra: whether `blurry` and `names` must be given.
     """
 
@@ -54,7 +54,7 @@ class Metric:
             names: N names, for a metric with `extra`.
 
         Returns:
-            (N,) float32 on the device of the images, the same numbers as of each image alone.
+            (N,) float32 on the images' device; independent of the batch.
 
         Raises:
             MetricError: the images cannot be scored, or the metric is missing.
@@ -69,10 +69,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class SetMetric:
-    """A metric that compares two sets of images through features; attributes as for `Metric`.
+    """A metric that compares two sets of images by their features; attributes as for `Metric`.
 
     Attributes:
-        features: (N, 3, H, W) of about [0, 1] -> (N, P, D) for P patches of each; equal for metrics that share them.
+        features: (N, 3, H, W) of about [0, 1] -> (N, P, D) for P patches each; the same object in metrics that share
+            features.
         function: the features (M, D) of restored and of sharp images -> the distance.
     """
 
@@ -103,20 +104,20 @@ def make_metrics(
     inception_backbone: str | Path | None = None,
     kernels: str | Path | None = None,
 ) -> dict[str, Metric | SetMetric]:
-    """The metrics of these names, in the order of METRICS; one that cannot be had is there with its reason.
+    """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
 
     Args:
-        names: out of METRICS.
+        names: names from METRICS.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers, likewise, for lpips_vgg; None: torchvision's cache or download.
+        vgg_backbone: VGG16's feature layers in the same formats, for lpips_vgg; None: torchvision's cache or download.
         inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
             cache or download.
         kernels: .npz file with the blur kernel of each image, for consistency.
 
     Raises:
         ValueError: a name is unknown.
-        MetricError: a file that was given is not what it should be.
+        MetricError: a given file has the wrong content.
     """
     names = set(names)
     require_known(names)

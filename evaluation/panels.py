@@ -1,4 +1,4 @@
-"""Images side by side, for people: each column labelled, with PSNR underneath."""
+"""Panels of images side by side in labelled columns, with PSNR underneath."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ from evaluation.metrics import psnr
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns
-TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: a row of titles, of captions, a column of names, a colour bar
+TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: height of titles and captions, width of names and colour bars
 
 
 def panel(
     columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
 ) -> Image.Image:
-    """Images side by side, one labelled column each, one line for each image of a column.
+    """Write a panel of images: one labelled column for each kind, one row for each image.
 
-    A column named `std` is drawn as a heat map, the mean over the colours, with its scale in 8-bit levels (up to
-    the 99.5th percentile). Where a column is named `sharp`, every other image has its PSNR to it underneath.
+    A column named `std` is drawn as a heat map of the mean over the channels, with a colour bar in 8-bit levels (up to
+    the 99.5th percentile). If a column is named `sharp`, the PSNR of every other image to it is written underneath.
 
     Args:
-        columns: label -> one image (3, H, W), or a sequence of them (all columns of one length); in [0, 1].
-        path: the image to write.
-        lines: a name for each line.
+        columns: label -> one image (3, H, W) or a sequence of images (all columns of one length); in [0, 1].
+        path: the file to write.
+        lines: a name for each row.
 
     Returns:
         The panel that was written.
@@ -75,12 +75,12 @@ def panel(
 
 
 def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Image.Image:
-    """The best, median and worst image of a setting, one line each, out of the files that results.json names.
+    """Write a panel with the best, median and worst image of a setting, one row each, from files in results.json.
 
     Args:
-        entries: of "examples" in results.json, those of one setting.
-        folder: to which their files are relative.
-        path: the image to write.
+        entries: those of one setting, from "examples" in results.json.
+        folder: the folder their paths are relative to.
+        path: the file to write.
 
     Returns:
         The panel that was written.
@@ -93,9 +93,9 @@ def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str
 
 
 def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:
-    """A standard deviation (3, H, W) as a heat map at a place of a panel, and its colour bar on the right."""
+    """Draw a standard deviation (3, H, W) as a heat map at a position of a panel, with its colour bar on the right."""
     levels = std.mean(0).numpy() * 255
-    top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would leave the rest black
+    top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would make the rest black
     colours = matplotlib.colormaps["inferno"]
     heat = Image.fromarray(colours(levels / top, bytes=True)[..., :3])
     drawn.paste(_resized(heat, height), place)
@@ -108,14 +108,14 @@ def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: 
 
 
 def _resized(image: Image.Image, height: int) -> Image.Image:
-    """To the width of a panel's images; enlarged, a pixel stays a pixel."""
+    """Resize to the width of a panel's images; enlarged pixels keep sharp edges."""
     filter_ = Image.Resampling.NEAREST if image.width < WIDTH else Image.Resampling.LANCZOS
     return image.resize((WIDTH, height), filter_)
 
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib brings: it has Latin, Greek and Cyrillic letters."""
+    """DejaVu Sans, which comes with matplotlib and has Latin, Greek and Cyrillic letters."""
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 

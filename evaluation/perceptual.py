@@ -1,7 +1,7 @@
-"""LPIPS: the distance between features of a network that is trained on ImageNet; as a metric and as a loss.
+"""LPIPS, the distance between features of a network trained on ImageNet, as a metric and as a loss.
 
-AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or
-download, or any of them from a file; without them the metric is missing.
+AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or a
+download. Any of them can be given as a file. Without weights the metric is missing.
 """
 
 import importlib.metadata
@@ -21,12 +21,12 @@ from evaluation.fidelity import IMAGE, MetricError, check_pair, full_precision, 
 
 @dataclass(frozen=True)
 class _Backbone:
-    """A classifier of torchvision, of which a metric uses the feature layers."""
+    """A torchvision classifier whose feature layers a metric uses."""
 
     name: str
     builder: str
-    least_side: int  # the smallest side that leaves the last pooling one pixel
-    shipped: Path | None = None  # its feature layers, where they come with the repository
+    least_side: int  # the smallest side for which the last pooling layer outputs one pixel
+    shipped: Path | None = None  # its feature layers, if they come with the repository
 
 
 _SHIPPED = Path(__file__).parents[1] / "pretrained" / "metrics"
@@ -38,7 +38,7 @@ Net = Literal["alex", "squeeze", "vgg"]
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Within, layers start without random weights: where all are loaded, drawing VGG16's takes three seconds."""
+    """Skips the random initialisation of layers, which takes three seconds for VGG16, before weights are loaded."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,19 +51,19 @@ class Lpips:
     """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
 
     Args:
-        backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same
-            names. None takes those in pretrained/metrics; where the network is not there, torchvision's weights
-            from its cache or a download; where that fails, too, the metric is missing and `reason` says why.
+        backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same names.
+            None: those in pretrained/metrics, or torchvision's weights from its cache or a download if the network is
+            not there. If that fails, too, the metric is missing and `reason` says why.
         net: AlexNet, SqueezeNet or VGG16, which give different numbers.
-        flag: of the program, which names such a file; `reason` says so.
+        flag: the program's flag for such a file, which `reason` mentions.
 
     Attributes:
-        reason: None, or one sentence that says why there are no values.
-        recipe: how the number is made, with the sha256 over the feature layers (as one safetensors file);
-            None where the metric is missing.
+        reason: None, or why the metric is missing.
+        recipe: how the number is computed, with the sha256 of the feature layers (as one safetensors file); None if
+            the metric is missing.
 
     Raises:
-        MetricError: `backbone` does not hold the network's feature layers; the text names the first key that
+        MetricError: `backbone` does not hold the network's feature layers; the message names the first key that
             differs.
     """
 
@@ -78,12 +78,12 @@ class Lpips:
             self.reason = f"{error}; give them {f'with {flag} FILE' if flag else otherwise}."
             return
 
-        import lpips  # takes seconds, and only this metric needs it
+        import lpips  # takes seconds to import, and only this metric needs it
 
         with warnings.catch_warnings(), _NothingDrawn():
-            warnings.simplefilter("ignore", UserWarning)  # lpips asks torchvision in words of before 0.13
+            warnings.simplefilter("ignore", UserWarning)  # lpips uses torchvision's arguments from before 0.13
             network = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, verbose=False)
-        # lpips keeps feature layer 3 of torchvision as `slice2.3`.
+        # lpips stores feature layer 3 of torchvision as `slice2.3`.
         slices = {"features." + key.split(".", 1)[1]: key for key in network.net.state_dict()}
         expected = {name: network.net.state_dict()[key] for name, key in slices.items()}
         features = _match(state, expected, self._backbone, backbone)
@@ -120,16 +120,16 @@ class Lpips:
 
 
 class PerceptualLoss:
-    """LPIPS as a term of the predictor's loss, for `perceptual` in a config of train.py. Not learnt, nor ever random.
+    """LPIPS as a term of the predictor's loss, for `perceptual` in a config of train.py. It has no trained parameters.
 
     Args:
         backbone: the network's feature layers on disk, as for `Lpips`; None: those in pretrained/metrics for AlexNet
             and SqueezeNet, torchvision's for VGG16.
         weight: of the term.
-        net: as for `Lpips`. The score `val/lpips` looks through AlexNet, so `squeeze` leaves it held out.
+        net: as for `Lpips`. The score `val/lpips` uses AlexNet, so with `squeeze` it stays independent of the loss.
 
     Raises:
-        MetricError: the weights cannot be had, or `backbone` does not hold the network's feature layers.
+        MetricError: the weights are not available, or `backbone` does not hold the network's feature layers.
     """
 
     def __init__(self, backbone: str | Path | None = None, weight: float = 0.1, net: Net = "alex"):
@@ -138,22 +138,22 @@ class PerceptualLoss:
             raise MetricError(self._lpips.reason)
 
     def __repr__(self) -> str:
-        """What a checkpoint says of it, and a resumed run compares."""
+        """The description that is stored in a checkpoint and compared when a run is resumed."""
         return f"{self.weight:g} LPIPS ({self.net})"
 
     def __call__(self, x_init: Tensor, sharp: Tensor) -> Tensor:
-        """weight * LPIPS, the mean over the batch; differentiable, in float32. (N, 3, H, W) in [-1, 1] -> ()."""
+        """weight * LPIPS, averaged over the batch; differentiable, in float32. (N, 3, H, W) in [-1, 1] -> scalar."""
         network = self._lpips.network.to(sharp.device)
         with torch.autocast(sharp.device.type, enabled=False):
             return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
 class _Missing(Exception):
-    """A backbone's weights cannot be had here; the message is a sentence without its stop."""
+    """A backbone's weights are not available; the message is a sentence without its full stop."""
 
 
 def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
-    """The tensors of a file, of the one that comes with the repository, or of torchvision's cache or download."""
+    """The tensors of the given file, of the one in the repository, or of torchvision's cache or download."""
     if path is None and backbone.shipped is not None and backbone.shipped.is_file():
         path = backbone.shipped
     if path is not None:
@@ -164,7 +164,7 @@ def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
     try:
         weights = get_model_weights(backbone.builder).IMAGENET1K_V1
         return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-    except Exception as error:  # the network raises many kinds, and torch.load any kind on half a file
+    except Exception as error:  # a download raises many types, and torch.load any type on an incomplete file
         said = " ".join(str(error).split()) or type(error).__name__
         raise _Missing(f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said})") from error
 

@@ -16,21 +16,22 @@ from matplotlib.transforms import Bbox
 from base.files import replacing
 from evaluation.scoring import BLURRY, PREDICTOR
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, for every eye
+# The palette of Okabe and Ito, suitable for colour-blind readers.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = "osD^vP"
-_MOST_LABELS = 24  # with more points than this only those of the front are labelled
+_MOST_LABELS = 24  # with more points than this only those on the front are labelled
 
 
 def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
-    """The perception-distortion curve: PSNR to the right, LPIPS upwards to the better; the best corner is top right.
+    """Plot the perception-distortion curve: PSNR to the right, better LPIPS upwards, so the best corner is top right.
 
-    Every row with its 95 % intervals, one series a sampler, the Pareto front as a line, beside each point its steps and
-    what preset it is. The controls are thin lines from the prediction on, which may leave the frame. Settings
-    that were screened out are pale. Where LPIPS is missing the vertical axis is SSIM and the title says why.
+    Every row is a point with its 95 % intervals, labelled with its steps and its preset. Each sampler is one series,
+    and the Pareto front is a line. The controls are thin lines that start at the prediction and may leave the frame.
+    Settings that were screened out are pale. If LPIPS is missing, the vertical axis is SSIM and the title says why.
 
     Args:
         document: the contents of results.json.
-        path: the image to write.
+        path: the file to write.
 
     Returns:
         The figure that was written.
@@ -64,14 +65,14 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
 
 def _place(row: Mapping[str, Any], names: tuple[str, str]) -> tuple[float, float] | None:
     values = [(row["metrics"].get(name) or {}).get("mean") for name in names]
-    # The ground truth has no place: its PSNR is infinite, which is a text in JSON.
+    # The ground truth cannot be plotted: its PSNR is infinite, which JSON holds as a string.
     return tuple(values) if all(isinstance(value, int | float) for value in values) else None
 
 
 def _draw_rows(
     axes: Axes, rows: Sequence[Mapping[str, Any]], places: Mapping[str, tuple[float, float]], names: tuple[str, str]
 ) -> None:
-    """A point with its intervals for each row, one look per sampler."""
+    """Draw a point with its intervals for each row, in one style per sampler."""
     looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
     samplers = list(dict.fromkeys(_series(row) for row in rows if _series(row) not in looks))
     for index, sampler in enumerate(samplers):
@@ -99,7 +100,7 @@ def _draw_rows(
 
 
 def _name_axes(axes: Axes, document: Mapping[str, Any], names: tuple[str, str]) -> None:
-    """Say what the axes show and where better is, and title and legend."""
+    """Label the axes with their direction, and add title and legend."""
     metrics = document["metrics"]
     for name, axis, set_label in zip(names, (axes.xaxis, axes.yaxis), (axes.set_xlabel, axes.set_ylabel), strict=True):
         arrow = "→" if axis is axes.xaxis else "↑"
@@ -129,7 +130,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 
 def _interval(entry: Mapping[str, Any]) -> list[list[float]] | None:
-    """How far the interval goes to either side of the mean, as matplotlib wants it."""
+    """The distances from the mean to the interval's ends, in matplotlib's format."""
     if not isinstance(entry.get("low"), int | float) or not isinstance(entry.get("high"), int | float):
         return None
     return [[max(0, entry["mean"] - entry["low"])], [max(0, entry["high"] - entry["mean"])]]
@@ -138,7 +139,7 @@ def _interval(entry: Mapping[str, Any]) -> list[list[float]] | None:
 def _place_labels(
     axes: Axes, texts: Sequence[tuple[str, tuple[float, float]]], points: Sequence[tuple[float, float]]
 ) -> None:
-    """Write each text beside its point, at the first of sixteen places around it that is free."""
+    """Write each text beside its point, at the first free one of sixteen positions around it."""
     figure = axes.figure
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()

@@ -1,4 +1,4 @@
-"""What people look at after an evaluation: the curve, the panels, and one page that opens offline."""
+"""Write the report of an evaluation: the curve, the panels, and an HTML page that works offline."""
 
 import base64
 import io
@@ -16,25 +16,25 @@ from base.files import replacing
 from evaluation.panels import panel_of_files
 from evaluation.plots import plot_curve
 
-_MOST_BYTES = 24_000_000  # of images within the page
+_MOST_BYTES = 24_000_000  # of images in the page
 _QUALITIES = (95, 85, 70, 50)
 
 
 def write_report(folder: str | Path) -> list[Path]:
-    """Write pareto.png, panels/*.png and report.html out of the results in a folder.
+    """Write pareto.png, panels/*.png and report.html from the results in a folder.
 
-    report.html holds its images and fetches nothing: a table that sorts, the curve, a slider between two images, the
-    recipe of every metric and what the numbers depend on. Its images are JPEG, together at most 24 MB; the images
-    themselves stay in the folder.
+    report.html loads nothing from elsewhere: a sortable table, the curve, a slider between two images, the recipe of
+    every metric and what the numbers depend on. Its images are JPEG, at most 24 MB in total; the original images stay
+    in the folder.
 
     Args:
-        folder: with results.json and the images that it names, as `evaluate.py` writes them.
+        folder: with results.json and the images it names, as written by `evaluate.py`.
 
     Returns:
         The files that were written.
 
     Raises:
-        ValueError: the folder has no results.json, or it is not one of evaluate.py.
+        ValueError: the folder has no results.json, or it was not written by evaluate.py.
     """
     folder = Path(folder)
     document = read_results(folder)
@@ -54,10 +54,10 @@ def write_report(folder: str | Path) -> list[Path]:
 def write_joint_report(
     folder: Path, documents: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
 ) -> Path:
-    """Write one report.html about two evaluations: both curves, B - A, and a slider between what A and B restored.
+    """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
     Args:
-        folder: where the page goes.
+        folder: output folder of the page.
         documents: the contents of results.json of A and of B, by the names of their folders within `folder`.
         changes: setting -> metric -> `evaluation.comparison.Change`.
 
@@ -90,7 +90,7 @@ def write_joint_report(
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The contents of results.json in a folder; ValueError where there is none of evaluate.py."""
+    """The contents of results.json in a folder; ValueError if it is missing or was not written by evaluate.py."""
     path = folder / "results.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def _page(document: Mapping[str, Any], folder: Path, curves: Mapping[str, Path])
 
 
 def _number(value: float | str, digits: int, sign: str = "") -> str:
-    """A number of results.json, in which infinity is a text."""
+    """Format a number of results.json, which holds infinity as a string."""
     return "∞" if value == "inf" else f"{value:{sign}.{digits}f}"
 
 
@@ -135,7 +135,7 @@ def _plain(value: Any) -> str:
 
 
 def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the page's script compares: the images as JPEG, the entries that use them, and a note on what is missing."""
+    """Data for the page's script: the images as JPEG, the entries that use them, and a note on what is left out."""
     entries, metrics = document["examples"], document["metrics"]
     files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
     quality, images = _fitting(files, folder)
@@ -170,7 +170,7 @@ def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> st
 
 
 def _fitting(files: list[str], folder: Path) -> tuple[int, list[bytes]]:
-    """The best quality at which all images fit into the page, or the least, and the images in it."""
+    """The best JPEG quality at which all images fit into the page, or the lowest, and the encoded images."""
     for quality in _QUALITIES:
         images = [_jpeg(folder / file, quality) for file in files]
         if sum(map(len, images)) <= _MOST_BYTES:

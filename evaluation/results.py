@@ -1,4 +1,4 @@
-"""The files of an evaluation: results.csv and .json, and per_image.parquet; each whole or not there."""
+"""Write the files of an evaluation: results.csv, results.json and per_image.parquet, each atomically."""
 
 import dataclasses
 import json
@@ -24,13 +24,13 @@ _TABLE = {"psnr": ("PSNR", ".2f"), "ssim": ("SSIM", ".4f"), "lpips": ("LPIPS", "
 
 @dataclass(frozen=True)
 class Results:
-    """What an evaluation found.
+    """The results of an evaluation.
 
     Args:
         table: every score, from `evaluation.summary.image_table`.
         rows: from `evaluation.summary.summarise`.
         presets: name -> row, from `evaluation.summary.choose_presets`.
-        steps, steps_in_full: denoising steps of what was run, and of all settings on all images.
+        steps, steps_in_full: denoising steps that were run, and those of all settings on all images.
     """
 
     table: pd.DataFrame
@@ -41,7 +41,7 @@ class Results:
 
 
 def provenance() -> dict[str, Any]:
-    """What made the numbers, as far as every evaluation says it alike."""
+    """The origin of the numbers, as far as it does not depend on the evaluation: command, commit, versions."""
     return {
         "command": shlex.join(sys.argv),
         "git_commit": commit(),
@@ -54,7 +54,7 @@ def provenance() -> dict[str, Any]:
 def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
     """Write the three files into an existing folder and return their paths.
 
-    `examples` are the entries of results.json on images that were kept, from `evaluation.examples.keep_examples`.
+    `examples` are the entries for results.json from `evaluation.examples.keep_examples`.
     """
     paths = [folder / name for name in ("results.csv", "per_image.parquet", "results.json")]
     front = [row.label for row in pareto_front(results.rows)]
@@ -95,7 +95,7 @@ def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """The rows as text, best perception first, those on the Pareto front marked with a star."""
+    """The rows as text, best perception first; a star marks those on the Pareto front."""
     metric, front = perception_metric(rows), pareto_front(rows)
     sign = -1 if metric == "ssim" else 1
     shown = [name for name in _TABLE if any(row.mean(name) is not None for row in rows)]
@@ -124,7 +124,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, Any]:
-    """One line of results.csv, numbers with nine digits."""
+    """One line of results.csv; numbers have nine digits."""
     fields = dataclasses.asdict(plan.settings[0]) if plan.settings else {}
     line = {"setting": row.label} | {field: row.settings.get(field) for field in fields}
     line |= {"images": row.images, "screened_out": row.screened_out, "front": front, "preset": preset}
@@ -144,7 +144,7 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
 
 
 def _entry(row: Row, name: str, metric: Metric | SetMetric) -> dict[str, Any]:
-    """One metric of a row, for results.json."""
+    """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
     return {
         **{part: json_number(getattr(estimate, part)) for part in ("mean", "low", "high", "n")},
@@ -162,7 +162,7 @@ def _cell(value: Any) -> Any:
 
 
 def json_number(value: float | None) -> float | str | None:
-    """JSON has no infinity; equal images have an infinite PSNR, written "inf". A difference of two is nothing."""
+    """A number for JSON, which has no infinity: the infinite PSNR of equal images becomes "inf", nan becomes None."""
     if value is None or math.isnan(value):
         return None
     return value if math.isfinite(value) else str(value)

@@ -1,7 +1,7 @@
-"""Restore and score images by every setting of a grid; what is scored already is not scored again.
+"""Restore and score images with every setting of a grid; existing scores are not computed again.
 
-Nothing here knows how images are restored: the pipeline is whatever has `predict` and `refine_shared` as
-`models.pipeline.DeblurPipeline` has them, and a setting a dataclass with `sampler`, `steps`, `num_samples` and `blend`.
+This module does not depend on how images are restored. The pipeline needs `predict` and `refine_shared` as in
+`models.pipeline.DeblurPipeline`, and a setting is a dataclass with `sampler`, `steps`, `num_samples` and `blend`.
 """
 
 import time
@@ -22,14 +22,14 @@ from evaluation.journal import Journal, Score
 from evaluation.metrics import Metric, MetricError, SetMetric
 
 BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every grid has
-CONTROLS = [label for labels in LABELS.values() for label in labels]  # and these where there is a predictor
+CONTROLS = [label for labels in LABELS.values() for label in labels]  # further rows if there is a predictor
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "
     "counts equally, and samples that several settings share count for each of them; mean over the images; 0 for rows "
     "that restore nothing"
 )
 
-# Pixels that the networks see at a time: a GPU is filled, a CPU is fastest with what stays in its caches.
+# Pixels per batch of the networks: a GPU must be filled, a CPU is fastest while the data fit into its caches.
 BATCH_PIXELS = {"cpu": 2**16, "gpu": 2**22}
 LARGEST_BATCH = 32
 
@@ -45,18 +45,18 @@ class ImagePair:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be scored, and with what.
+    """What to score, and how.
 
     Args:
         images: in the order of the results.
-        groups: the settings of the grid; those that share their samples are one group.
-        settings: the same in the order of the results.
-        pipeline: see above; None to score only what needs none.
-        metrics: all that were asked for.
-        journal: where scores go to and come from.
+        groups: the settings of the grid, grouped by shared samples.
+        settings: the same settings in the order of the results.
+        pipeline: see the module's docstring; None if only rows without a pipeline are scored.
+        metrics: all requested metrics.
+        journal: where scores are stored and read.
         seed: of the noise of samples and controls, and of the bootstrap.
-        baselines: label -> function of an image's name that returns it (3, H, W) as another program restored it.
-        batch_size: (H, W) -> how many images the networks see at a time.
+        baselines: label -> function of an image's name that returns the image (3, H, W) restored by another program.
+        batch_size: (H, W) -> number of images per batch of the networks.
         device: where images are restored and scored.
         processes: with `global_rank`, `world_size`, `is_global_zero` and `barrier`, such as lightning's Fabric.
         facts: what else the numbers depend on, for results.json.
@@ -91,22 +91,22 @@ class Plan:
 
     @property
     def fixed_rows(self) -> list[str]:
-        """The rows that are no settings, in the order of the results."""
+        """The rows that are not settings, in the order of the results."""
         of_pipeline = [PREDICTOR, SHARP, *CONTROLS] if self.pipeline else [SHARP]
         return [BLURRY, *of_pipeline, *self.baselines]
 
 
 def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any], text: str) -> None:
-    """Score blurry, predictor, sharp, the controls, the baselines and `settings`, as far as the journal lacks them.
+    """Compute the scores missing in the journal: of blurry, predictor, sharp, controls, baselines and `settings`.
 
-    Images of one size are restored in batches, which are the same whatever was done before and however many processes
-    share them, so that a score depends on neither. The predictor runs once for a batch, and settings that share their
-    samples run once. A setting that returns several samples of an image gets the mean of their scores.
+    Images of one size are restored in batches. The batches do not depend on what was done before or on the number of
+    processes, so neither affects a score. The predictor runs once per batch, and settings that share their samples run
+    once. If a setting returns several samples of an image, their mean score is used.
 
     Args:
-        plan: all of it.
-        images, settings: those of the plan that are scored now.
-        text: beside the progress bar.
+        plan: the evaluation.
+        images, settings: the part of the plan to score now.
+        text: shown beside the progress bar.
     """
     work = _work(plan, images, settings)
     steps = sum(len(batch) * steps_of(group) for batch, _, groups in work for group in groups)
@@ -139,24 +139,24 @@ def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any
 
 
 def count_scores(plan: Plan) -> tuple[int, int]:
-    """How many scores of one image in one row the journal has, and how many there are in all."""
+    """(scores in the journal, scores in total), where a score is one image in one row."""
     done, rows = plan.journal.scores(), [*plan.fixed_rows, *map(key, plan.settings)]
     return sum((row, image.name) in done for row in rows for image in plan.images), len(rows) * len(plan.images)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:
-    """Images of a size (H, W) that the networks should see at a time on a kind of device."""
+    """Images of size (H, W) per batch of the networks on this kind of device."""
     pixels = BATCH_PIXELS["cpu" if device == "cpu" else "gpu"]
     return max(1, min(LARGEST_BATCH, pixels // (size[0] * size[1])))
 
 
 def steps_of(group: Sequence[Any]) -> int:
-    """Denoising steps for one image by settings that share their samples."""
+    """Denoising steps per image for settings that share their samples."""
     return max((setting.steps * setting.num_samples if setting.blend > 0 else 0 for setting in group), default=0)
 
 
 def feature_kinds(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The different feature extractors of the set metrics, each under the name of the first metric that uses it."""
+    """The distinct feature extractors of the set metrics, each under the name of the first metric that uses it."""
     kinds = {}
     for name, metric in metrics.items():
         if metric.is_set and metric.features not in kinds.values():
@@ -167,7 +167,7 @@ def feature_kinds(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, Callab
 def _work(
     plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any]
 ) -> list[tuple[list[ImagePair], set[tuple[str, str]], list[list[Any]]]]:
-    """This process's batches: their images, the (row, image) that are lacking, and the settings to restore them by."""
+    """This process's batches: their images, the (row, image) pairs without scores, and the settings to restore with."""
     done, rows, work = plan.journal.scores(), [*plan.fixed_rows, *map(key, settings)], []
     batches = _batches(images, plan.batch_size)
     for batch in batches[plan.processes.global_rank :: plan.processes.world_size]:
@@ -188,7 +188,7 @@ def _batches(images: Sequence[ImagePair], batch_size: Callable[[tuple[int, int]]
 
 
 def _controls(plan: Plan, x_init: Tensor, blurry: Tensor, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """(label, images (N, 3, H, W)) of each control."""
+    """Yield (label, images (N, 3, H, W)) for each control."""
     images = zip(x_init.clamp(0, 1), blurry, names, strict=True)
     controls = [control_images(image, own, plan.seed, name) for image, own, name in images]
     for of_images in zip(*controls, strict=True):
@@ -206,7 +206,7 @@ def _add_scores(
     restored: Tensor,
     seconds: float = 0.0,
 ) -> None:
-    """Score (N * K, 3, H, W), all samples of the first image first, and put what was lacking into the journal."""
+    """Score (N * K, 3, H, W), with the samples of one image in a row, and add missing scores to the journal."""
     samples = restored.split(len(restored) // len(names))
     for name, own, *pair in zip(names, samples, sharp, blurry, strict=True):
         if (row, name) in lacking:
@@ -233,7 +233,7 @@ def _score(
     blurry: Tensor,
     seconds: float,
 ) -> tuple[Score, dict]:
-    """The scores of one image, the mean over its samples (K, 3, H, W), and its features for the set metrics."""
+    """The scores of one image, averaged over its samples (K, 3, H, W), and its features for the set metrics."""
     values, missing = {}, {}
     for column, metric in metrics.items():
         if metric.is_set:

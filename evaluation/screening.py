@@ -1,4 +1,4 @@
-"""Screening: all settings on a share of the images, then only those that may be on the Pareto front on the rest."""
+"""Screening: run all settings on a share of the images, then on the rest only those near the Pareto front."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,22 @@ from evaluation.grid import key
 from evaluation.scoring import ImagePair, Plan
 from evaluation.statistics import estimates
 
-SHARE = 4  # one image of so many
-FEWEST = 8  # images, since fewer tell little
+SHARE = 4  # one in this many images is used
+FEWEST = 8  # at least this many images are used, since fewer are not conclusive
 
 
 def split(images: Sequence[ImagePair]) -> tuple[list[ImagePair], list[ImagePair]]:
-    """The images on which all settings are run, and the rest: the same ones every time, whatever the settings."""
+    """Split into the images on which all settings are run, and the rest. The split depends only on the images."""
     order = [images[at] for at in np.random.default_rng(0).permutation(len(images))]
     count = min(len(images), max(FEWEST, len(images) // SHARE))
     return order[:count], order[count:]
 
 
 def screen(plan: Plan, images: Sequence[ImagePair]) -> dict[str, str]:
-    """Label -> why, of the settings that another one beats on both PSNR and LPIPS (SSIM where LPIPS is missing).
+    """Label -> reason, for settings that another one beats in both PSNR and LPIPS (SSIM if LPIPS is missing).
 
     Args:
-        plan: whose journal has the scores of all settings on `images`.
+        plan: its journal has the scores of all settings on `images`.
     """
     scores, computed = plan.journal.scores(), plan.computed
     axes = []
@@ -39,14 +39,14 @@ def screen(plan: Plan, images: Sequence[ImagePair]) -> dict[str, str]:
 
 
 def beaten_by(axes: Sequence[np.ndarray], seed: int = 0) -> list[int | None]:
-    """For each setting the number of one that beats it on every axis; None where none does.
+    """For each setting the index of one that beats it on every axis, or None.
 
-    One setting beats another where the 95 % interval of their difference, paired by image, is above 0 on every axis. So
-    what nothing beats is the front of these images and its neighbours.
+    One setting beats another if the 95 % interval of their difference, paired by image, is above 0 on every axis. So
+    the unbeaten settings are the front of these images and its neighbours.
 
     Args:
-        axes: one (images, settings) array per axis, higher is better; images with a value that is not finite do not
-            count.
+        axes: one (images, settings) array per axis, higher is better; images with a value that is not finite are
+            ignored.
         seed: of the bootstrap.
     """
     axes = np.stack(axes)

@@ -14,7 +14,7 @@ RECIPE = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` images and its interval; None where there is no mean, or no interval (n below 2, infinity)."""
+    """A mean over `n` images and its interval; fields are None without a mean, or without an interval (n below 2)."""
 
     mean: float | None
     low: float | None
@@ -23,11 +23,11 @@ class Estimate:
 
 
 def estimates(values: np.ndarray, seed: int = 0) -> list[Estimate]:
-    """The mean of every column and its 95 % interval, all columns by the same resamples.
+    """The mean of every column with its 95 % interval, using the same resamples for all columns.
 
-    The percentile interval of n images is too narrow by the factor sqrt((n - 1) / n) and by taking the normal
-    distribution's quantiles for Student's, so its percentiles are moved outwards to make up for both (Hesterberg 2015,
-    "What Teachers Should Know About the Bootstrap", the expanded percentile interval).
+    The percentile interval of n images is too narrow by the factor sqrt((n - 1) / n), and because it uses quantiles of
+    the normal distribution in place of Student's. So its percentiles are moved outwards to correct for both (Hesterberg
+    2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval).
 
     Args:
         values: (images, columns).
@@ -39,7 +39,7 @@ def estimates(values: np.ndarray, seed: int = 0) -> list[Estimate]:
     if n < 2:
         return [Estimate(mean, None, None, n) for mean in means]
     finite = np.isfinite(values).all(axis=0)
-    # A resample's mean is a weighted mean; the weights of all resamples at once would be large for many images.
+    # A resample's mean is a weighted mean. The weights of all resamples at once would take much memory.
     random, step = np.random.default_rng(seed), max(1, 4_000_000 // n)
     counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
     known = np.where(finite, values, 0.0)

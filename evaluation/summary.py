@@ -1,4 +1,4 @@
-"""From scores of images to one row per setting: means with intervals, the Pareto front, presets."""
+"""Summarise the scores of images in one row per setting: means with intervals, the Pareto front, presets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ NOTHING = Estimate(None, None, None, 0)
 
 @dataclass(frozen=True)
 class Row:
-    """The means over the images of one setting; `settings` is empty for the rows that are no setting.
+    """The means of one setting over the images; `settings` is empty for rows that are not settings.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
-    theirs; a metric that has none is in neither. `missing` says why. `screened_out` says why the setting was not run on
-    all images. `verdict` compares a setting with the controls.
+    theirs. A metric without values is in neither, and `missing` says why. `screened_out` says why the setting was not
+    run on all images. `verdict` compares a setting with the controls.
     """
 
     label: str
@@ -39,16 +39,16 @@ class Row:
     verdict: Verdict | None = None
 
     def mean(self, metric: str) -> float | None:
-        """Of a metric; None where there is none."""
+        """The mean of a metric; None if it has none."""
         return self.estimates.get(metric, NOTHING).mean
 
 
 def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
-    """Every score: setting, image, seconds, a column per metric (nan where missing), and `missing`, metric -> reason.
+    """Every score: setting, image, seconds, a column per metric (nan if missing), and `missing`, metric -> reason.
 
     Args:
-        plan: whose journal is complete.
-        screened_out: label -> the names of the images that do not count for it, though the journal may know them.
+        plan: its journal is complete.
+        screened_out: label -> names of images whose scores are ignored for it, even if the journal has them.
     """
     scores, metrics = plan.journal.scores(), [name for name, metric in plan.metrics.items() if not metric.is_set]
     unseen = screened_out or {}
@@ -64,7 +64,7 @@ def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = N
 
 
 def row_keys(plan: Plan) -> dict[str, str]:
-    """Label -> name in the journal, of every row in the order of the results."""
+    """Label -> key in the journal for every row, in the order of the results."""
     keys = {label: label for label in plan.fixed_rows}
     return keys | {label: key(setting) for label, setting in plan.by_label.items()}
 
@@ -72,11 +72,11 @@ def row_keys(plan: Plan) -> dict[str, str]:
 def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] | None = None) -> list[Row]:
     """One row per setting, after those of blurry, predictor, sharp, controls and baselines.
 
-    A metric's mean is over the images that the metric can score at all, which are those where it scored the blurry
-    image. A setting that lacks one of them has no mean, since a mean over fewer images cannot be compared.
+    A metric's mean is over the images that the metric can score at all, which are those whose blurry image it scored.
+    A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable.
 
     Args:
-        plan: what was scored.
+        plan: the evaluation.
         table: from `image_table`.
         screened_out: label -> why the setting was not run on all images.
     """
@@ -129,7 +129,7 @@ def _summarise_metric(
 
 
 def _summarise_set(plan: Plan, name: str, by_label: Mapping[str, pd.DataFrame], rows: dict[str, Row]) -> None:
-    """Fill in a metric of all images together."""
+    """Fill in a metric that compares whole sets of images."""
     metric, keys = plan.metrics[name], row_keys(plan)
     kind = next(kind for kind, function in feature_kinds(plan.computed).items() if function == metric.features)
     for label, own in by_label.items():
@@ -154,12 +154,12 @@ def _summarise_set(plan: Plan, name: str, by_label: Mapping[str, pd.DataFrame], 
 
 
 def _lacking(own: pd.DataFrame, metric: str) -> list[tuple[str, str]]:
-    """(image, why) of the images that a metric could not score."""
+    """(image, reason) for each image that a metric could not score."""
     return [(image, why[metric]) for image, why in zip(own["image"], own["missing"], strict=True) if metric in why]
 
 
 def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
-    """A setting, whose scores are `own`, beside the controls, on the images whose prediction has an LPIPS."""
+    """The verdict on a setting with scores `own`, beside the controls, on images whose prediction has an LPIPS."""
     if "lpips" not in table:
         return Verdict(None, {}, "LPIPS is missing")
     places = table.set_index(["setting", "image"])[["psnr", "lpips"]]
@@ -177,15 +177,15 @@ def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
 
 
 def perception_metric(rows: Sequence[Row]) -> str:
-    """The metric of the perception axis: lpips, or ssim where LPIPS is missing."""
+    """The metric of the perception axis: lpips, or ssim if LPIPS is missing."""
     return "lpips" if any(row.mean("lpips") is not None for row in rows) else "ssim"
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that no other row beats on both axes, by rising PSNR.
+    """The rows that no other row beats on both axes, in order of increasing PSNR.
 
     The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is better).
-    Controls and settings that were screened out are on no front.
+    Controls and screened-out settings are never on the front.
     """
     metric = perception_metric(rows)
     sign = 1 if metric == "ssim" else -1
@@ -202,7 +202,7 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
 
 
 def best_sample(rows: Sequence[Row]) -> Row | None:
-    """The setting with the best LPIPS, or the best PSNR where LPIPS is missing; None if no setting was scored."""
+    """The setting with the best LPIPS, or the best PSNR if LPIPS is missing; None if no setting was scored."""
     rows = [row for row in rows if row.settings and row.screened_out is None]
     for metric, best in (("lpips", min), ("psnr", max)):
         scored = [row for row in rows if row.mean(metric) is not None]
@@ -215,7 +215,7 @@ def choose_presets(rows: Sequence[Row]) -> dict[str, Row]:
     """fidelity: the setting with the best PSNR; perceptual: the best perception; balanced: the knee between them.
 
     The knee is the setting on the settings' own front that lies farthest beyond the straight line from fidelity to
-    perceptual, both axes scaled so that these two are one apart. Empty where no setting has both scores.
+    perceptual, with both axes scaled so that these two have distance one. Empty if no setting has both scores.
     """
     front = pareto_front([row for row in rows if row.settings])
     if not front:

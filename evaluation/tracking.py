@@ -1,4 +1,4 @@
-"""An evaluation in Weights & Biases."""
+"""Log an evaluation to Weights & Biases."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from evaluation.summary import perception_metric
 
 
 def log(project: str, folder: Path, plan: Plan, results: Results) -> None:
-    """Log the table, the curve and the panels in `folder` to a project; offline where there is no API key."""
+    """Log the table, the curve and the panels in `folder` to a project; offline if there is no API key."""
     if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False):
         wandb.setup(wandb.Settings(mode="offline"))
         print("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")

@@ -1,4 +1,4 @@
-"""Images as people hold them in Python, PIL images and arrays, to tensors and back: what is no colour is kept."""
+"""Convert PIL images and arrays to tensors and back, keeping alpha, bit depth and greyscale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 OUTPUT_TYPES = ("pil", "np", "pt")
-SLACK = 1e-3  # that floats may leave [0, 1] by, as rounding does
+SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a restored image keeps of the one it was made from.
+    """What a restored image keeps from its input.
 
     Args:
-        dtype: of an array: uint8, uint16 or a float.
+        dtype: the array's type: uint8, uint16 or a float type.
         channels: 0 for an array (H, W), otherwise 1 to 4.
         alpha: (H, W, 1) of that type, or None.
     """
@@ -29,8 +29,8 @@ class Layout:
     alpha: np.ndarray | None
 
     def image(self, restored: Tensor, output_type: str) -> PIL.Image.Image | np.ndarray:
-        """A restored image (3, H, W) in [0, 1] as a PIL image or an array, with grey, alpha and depth as before."""
-        # Equal channels must come out as they are: no mean that rounds.
+        """Convert a restored image (3, H, W) in [0, 1] to a PIL image or an array with the input's layout."""
+        # The median keeps equal channels exactly as they are; a mean would round.
         colours = restored.median(dim=0, keepdim=True).values if self.channels < 3 else restored
         array = colours.cpu().movedim(0, -1).numpy()
         sixteen = self.dtype == np.uint16 and (output_type == "np" or (self.channels < 2))
@@ -46,15 +46,15 @@ class Layout:
 
 
 def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
-    """Images of one size as a tensor (N, 3, H, W) in [0, 1], and what is kept of each.
+    """Read images of one size as a tensor (N, 3, H, W) in [0, 1], with the `Layout` of each.
 
     Args:
-        images: a tensor (3, H, W) or (N, 3, H, W) of floats in [0, 1], uint8 or uint16; or one of, or a list of: PIL
-            images of 8 bits or 16-bit grey, which are turned upright; arrays (H, W) or (H, W, C) of uint8, uint16 or
-            floats in [0, 1], C being 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
+        images: a tensor (3, H, W) or (N, 3, H, W) of floats in [0, 1], uint8 or uint16; or one of these, or a list of
+            them: PIL images (8 bits, or 16-bit grey), which are rotated upright; arrays (H, W) or (H, W, C) of uint8,
+            uint16 or floats in [0, 1], where C is 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
 
     Raises:
-        ValueError: what they are is none of these, or their sizes differ.
+        ValueError: an unknown type, shape or range, or images of different sizes.
     """
     if isinstance(images, Tensor):
         batch = images[None] if images.ndim == 3 else images
@@ -78,13 +78,13 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
 
 
 def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) -> list:
-    """PIL images or arrays of a tensor (N * K, 3, H, W), all K of the first of N images first."""
+    """Convert a tensor (N * K, 3, H, W), with the K samples of each image in a row, to PIL images or arrays."""
     count = len(restored) // len(layouts)
     return [layouts[i // count].image(image, output_type) for i, image in enumerate(restored)]
 
 
 def _array(image: Any) -> np.ndarray:
-    """(H, W) or (H, W, 1 to 4)."""
+    """The image as an array (H, W) or (H, W, 1 to 4)."""
     if isinstance(image, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(image)
         if upright.mode.startswith("I;16"):
@@ -102,7 +102,7 @@ def _array(image: Any) -> np.ndarray:
 
 
 def _unit(values: Tensor) -> Tensor:
-    """Floats in [0, 1] of any channels."""
+    """Convert to floats in [0, 1], whatever the channels."""
     if values.dtype in (torch.uint8, torch.uint16):
         return values.float().div_(torch.iinfo(values.dtype).max)
     if not values.is_floating_point():
@@ -114,5 +114,5 @@ def _unit(values: Tensor) -> Tensor:
 
 
 def _levels(dtype: np.dtype) -> int:
-    """What stands for 1 in a type."""
+    """The value that stands for 1.0 in this type."""
     return np.iinfo(dtype).max if dtype.kind == "u" else 1

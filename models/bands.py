@@ -1,6 +1,6 @@
 """The paper's U-Net on large images: the same values as `UNet.forward`, in a fraction of the memory.
 
-Every block runs in bands of rows, so that of an image only what one block hands to the next is there as a whole.
+Every block runs in bands of rows, so only the features between two blocks are held for the whole image.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,33 +12,33 @@ from torch import Tensor, nn
 from models.tiling import spans
 from models.unet import Denoiser, UNet, UNetPredictor
 
-CPU_BANDS, GPU_BANDS = 64, 8  # bands of the image; memory follows the size of a band, and a GPU wants large ones
-CPU_PIXELS, GPU_PIXELS = 1 << 17, 1 << 20  # smaller images are not worth bands
-HALO = 2  # rows that a block sees up and down, in steps
+CPU_BANDS, GPU_BANDS = 64, 8  # bands per image; memory follows the size of a band, and a GPU needs large ones
+CPU_PIXELS, GPU_PIXELS = 1 << 17, 1 << 20  # smaller images gain nothing from bands
+HALO = 2  # rows above and below that a block sees, in steps
 
 
 class InBands:
-    """A predictor or denoiser of `UNet`, called as it is but run in bands. For sampling: there are no gradients."""
+    """A `UNet` predictor or denoiser that is called as usual but runs in bands. For sampling: it has no gradients."""
 
     def __init__(self, network: UNetPredictor | Denoiser):
         self.network = network
         self.prediction_type = getattr(network, "prediction_type", None)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the network gives for these inputs."""
+        """The network's output for these inputs."""
         return self.network(*inputs, run=unet_in_bands)
 
 
 def is_large(image: Tensor, side: int | None = None) -> bool:
-    """Whether bands pay for an image (N, C, H, W), or where it goes in tiles for tiles of that side, halo included."""
+    """Whether bands pay off for an image (N, C, H, W), or for its tiles of that side, halo included."""
     height, width = (length if side is None else min(side, length) for length in image.shape[-2:])
     return height * width > (CPU_PIXELS if image.device.type == "cpu" else GPU_PIXELS)
 
 
 def unet_in_bands(unet: UNet, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
-    """unet(*images, embedding=embedding), block after block in bands of rows."""
+    """Compute unet(*images, embedding=embedding), each block in bands of rows."""
     height, width = images[0].shape[-2:]
-    places = height * width // (CPU_BANDS if images[0].device.type == "cpu" else GPU_BANDS)  # of a band
+    places = height * width // (CPU_BANDS if images[0].device.type == "cpu" else GPU_BANDS)  # pixels per band
 
     def join(upsample: nn.Module | None, block: nn.Module, h: Tensor, skip: Tensor) -> Tensor:
         h = h if upsample is None else upsample(h, embedding)
@@ -55,7 +55,7 @@ def unet_in_bands(unet: UNet, *images: Tensor, embedding: Tensor | None = None) 
     upsample = None
     for block in unet.up:
         if isinstance(block.resample, nn.Upsample):
-            upsample = block  # in the bands of the next block: its whole result would be the largest of all
+            upsample = block  # done within the bands of the next block: its full output would be the largest tensor
             continue
         h = in_bands(partial(join, upsample, block), [h, skips.pop()], places)
         upsample = None
@@ -63,13 +63,13 @@ def unet_in_bands(unet: UNet, *images: Tensor, embedding: Tensor | None = None) 
 
 
 def in_bands(function: Callable[..., Tensor], inputs: Sequence[Tensor], places: int, step: int = 1) -> Tensor:
-    """function(*inputs), in bands of rows.
+    """Compute function(*inputs) in bands of rows.
 
     Args:
-        function: sees at most `HALO` steps up and down, and gives as many rows for each step.
-        inputs: (N, C, H, W), whose heights are multiples of the least.
-        places: about as many of them are in a band of the largest input.
-        step: rows of the least high input that belong together.
+        function: sees at most `HALO` steps up and down, and returns the same number of rows for each step.
+        inputs: (N, C, H, W); every height is a multiple of the smallest one.
+        places: approximate number of pixels in a band of the largest input.
+        step: rows of the input with the fewest rows that belong together.
     """
     least = min(x.shape[-2] for x in inputs)
     largest = max(x.shape[-2] * x.shape[-1] for x in inputs)
@@ -77,7 +77,7 @@ def in_bands(function: Callable[..., Tensor], inputs: Sequence[Tensor], places: 
     core = max(1, steps * places // largest)
     if core >= steps:
         return function(*inputs)
-    rows = [step * (x.shape[-2] // least) for x in inputs]  # of a step
+    rows = [step * (x.shape[-2] // least) for x in inputs]  # rows per step
     result = None
     for top, start, stop, bottom in spans(steps, core, HALO):
         part = function(*(x[..., top * n : bottom * n, :] for x, n in zip(inputs, rows, strict=True)))

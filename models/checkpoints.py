@@ -1,4 +1,4 @@
-"""Loading checkpoints: an exported folder, a hub id, or a Lightning .ckpt -> a pipeline, never by unpickling code."""
+"""Load a pipeline from an exported folder, a hub id or a Lightning .ckpt, without unpickling code."""
 
 import hashlib
 import json
@@ -37,19 +37,19 @@ def load_pipeline(
     precision: Precision = "auto",
     provider: Provider | None = None,
 ) -> DeblurPipeline:
-    """A pipeline ready to restore: in eval mode, on the device, in the precision, channels last.
+    """Load a pipeline that is ready to restore: in eval mode, on the device, in the precision, channels last.
 
     Args:
         source: exported folder, Lightning .ckpt file, or hub id "user/name" or "user/name@revision".
-        device: as torch names it; auto: the first of cuda, mps and cpu that is there.
-        precision: of the networks' layers; schedule, residual and normalisation statistics stay float32. auto: bf16
-            where the device computes in it.
-        provider: of an ONNX folder, what runs it: cpu (the default), cuda or tensorrt. Device and precision are its
-            own, and the tensors outside of its networks stay on the CPU.
+        device: a torch device name, or auto for the first available of cuda, mps and cpu.
+        precision: of the networks' layers; the schedule, the residual and normalisation statistics stay float32. auto
+            is bf16 where the device supports it natively.
+        provider: runs the networks of an ONNX folder: cpu (the default), cuda or tensorrt. Such a folder has its own
+            device and precision, and the tensors outside its networks stay on the CPU.
 
     Raises:
-        CheckpointError: nothing there, part of it missing, weights of another architecture, or an ONNX file that is
-            damaged, foreign or cannot be run here.
+        CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
+            ONNX file is damaged, was not exported here, or cannot be run on this machine.
     """
     if source.endswith(".ckpt"):
         pipeline = from_ckpt(Path(source))
@@ -72,7 +72,7 @@ def load_pipeline(
     dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
     for network in networks(pipeline).values():
         network.requires_grad_(False).eval()
-        nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own loads the compiler
+        nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
         if isinstance(network, SpandrelPredictor):
             network.compute_in(dtype)
             continue
@@ -83,7 +83,7 @@ def load_pipeline(
 
 
 def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
-    """The pipeline in an exported folder, as it lies on disk; CheckpointError as in `load_pipeline`."""
+    """Load the pipeline in an exported folder, unchanged. Raises CheckpointError as `load_pipeline` does."""
     index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
@@ -109,7 +109,7 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
 
 
 def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
-    """The pipeline in a Lightning .ckpt, with its averaged (ema) or its raw weights; CheckpointError as above."""
+    """Load the pipeline in a Lightning .ckpt, with its averaged (ema) or raw weights. Raises CheckpointError."""
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} does not exist")
     checkpoint = read_torch(path)
@@ -120,7 +120,7 @@ def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
         if "current_model_state" not in checkpoint:
             raise CheckpointError(f"checkpoint {path} has no raw weights beside its only ones: omit --weights")
         state = checkpoint["current_model_state"]
-        if state.get("residual_steps", 0) > 0:  # measured while training, as the weights were
+        if state.get("residual_steps", 0) > 0:  # measured during training, so raw and averaged values differ
             description = description | {"residual_scale": state["residual_square"].sqrt().item()}
     found: dict[str, nn.Module] = {}
     for part in PARTS:
@@ -134,7 +134,7 @@ def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
 
 
 def checkpoint_hash(source: str) -> str:
-    """sha256 over the files of a checkpoint, in order of their names, without presets: what a score belongs to."""
+    """The sha256 of a checkpoint's files in order of their names, without presets; scores are stored with it."""
     if source.endswith(".ckpt"):
         files = [Path(source)]
     else:
@@ -152,12 +152,12 @@ def checkpoint_hash(source: str) -> str:
 
 
 def index_text(index: dict) -> str:
-    """model_index.json as diffusers writes it."""
+    """model_index.json in the format that diffusers writes."""
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def describe(pipeline: DeblurPipeline) -> dict:
-    """All of a pipeline but its weights, in plain values."""
+    """Everything in a pipeline except its weights, as plain values."""
     found = {part: {"class": type(n).__name__, "config": _plain(n.config)} for part, n in networks(pipeline).items()}
     return found | {
         "betas": list(pipeline.scheduler.config.trained_betas),
@@ -171,7 +171,7 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     betas, residual_scale = values.get("betas"), values.get("residual_scale")
     if not betas or not isinstance(residual_scale, int | float):
         raise CheckpointError(f"{what} lacks the training schedule's betas or the residual scale")
-    kind = values.get("scale_kind", "global")  # what was saved before there were maps has one number
+    kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
@@ -191,10 +191,10 @@ def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.M
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
-    """Its predictor and, where it has one, its denoiser, by name."""
+    """The pipeline's predictor and, if it has one, its denoiser, by name."""
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
 
 
 def _plain(config: Mapping) -> dict:
-    """A network's constructor arguments, without diffusers' own entries; tuples become lists, as in JSON."""
+    """A network's constructor arguments, without the entries that diffusers adds; tuples become lists, as in JSON."""
     return json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}))

@@ -1,4 +1,4 @@
-"""Which device to compute on, and what it can do."""
+"""Choose a device and find out what it supports."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device of that name; "auto": the first of cuda, mps and cpu that is there. ValueError if it is not."""
+    """The torch device of that name; auto is the first available of cuda, mps, cpu. ValueError if unavailable."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -20,7 +20,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def has_bf16(device: str | torch.device) -> bool:
-    """Whether the device has units for bfloat16, so that it is the faster choice."""
+    """Whether the device supports bfloat16 in hardware, so that it is faster than float32."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -31,14 +31,14 @@ def has_bf16(device: str | torch.device) -> bool:
 
 
 def resolve_precision(precision: str, device: str | torch.device) -> str:
-    """fp32 or bf16, as asked for; for auto bf16 where the device computes in it."""
+    """fp32 or bf16 as requested; auto is bf16 where the device supports it in hardware."""
     if precision != "auto":
         return precision
     return "bf16" if has_bf16(device) else "fp32"
 
 
 def require_compiler(device: torch.device) -> None:
-    """ValueError where torch.compile would make code for a CPU, and the C++ compiler that it takes is missing."""
+    """Raise ValueError if torch.compile would target the CPU and the C++ compiler it needs is missing."""
     if device.type != "cpu":
         return
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")

@@ -1,4 +1,4 @@
-"""Write a pipeline folder out of a run or a checkpoint.
+"""Export a run or a checkpoint as a pipeline folder.
 
 python -m models.export runs/demo DIR --dtype fp16
 """
@@ -26,18 +26,18 @@ def export(
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16",
     max_shard_size: str = "10GB",
 ) -> None:
-    """Write a pipeline folder out of a run or a checkpoint.
+    """Export a run or a checkpoint as a pipeline folder.
 
     Args:
-        source: a run's folder, of which checkpoints/last.ckpt is taken, a .ckpt file, or anything else that
-            `load_pipeline` takes.
-        output: folder to write to; must be new or empty.
-        weights: ema, the averaged weights, or raw, those that the optimizer moves; only a .ckpt has both.
-        dtype: type of the weights on disk; they compute in float32 wherever they are loaded, or in what is asked for.
+        source: a run's folder, whose checkpoints/last.ckpt is used, a .ckpt file, or anything else that
+            `load_pipeline` accepts.
+        output: folder to write to; it must be new or empty.
+        weights: ema for the averaged weights, raw for the weights being optimised; only a .ckpt has both.
+        dtype: type of the weights on disk. When loaded, they are converted to float32 or the requested precision.
         max_shard_size: largest weight file, such as 15MB; larger networks are split into several.
 
     Raises:
-        CheckpointError: one sentence on what cannot be read or stored; no folder is left behind.
+        CheckpointError: something cannot be read or stored; no folder is left behind.
     """
     last = Path(source) / "checkpoints" / "last.ckpt"
     source = str(last) if last.is_file() else source
@@ -47,7 +47,7 @@ def export(
         )
     pipeline = from_ckpt(Path(source), weights) if source.endswith(".ckpt") else from_folder(find_folder(source))
     for part, network in networks(pipeline).items():
-        nn.Module.to(network, DTYPES[dtype])  # diffusers' own warns of layers that none of these has
+        nn.Module.to(network, DTYPES[dtype])  # diffusers' own `to` warns of layers that these networks do not have
         for key, value in network.state_dict().items():
             if not value.isfinite().all():
                 raise CheckpointError(

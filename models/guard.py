@@ -1,17 +1,17 @@
-"""What is wrong with a sample, as far as the input and the prediction tell."""
+"""Detect faults of a sample by comparing it with the input and the prediction."""
 
 import torch
 from torch import Tensor
 
-COLOUR_DRIFT = 2 / 255  # the most that the mean of a colour channel may move away from the prediction's
+COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
-    """Sentences: the sample is less sharp than the input, or its colours drifted from the prediction's.
+    """Sentences that say if the sample is less sharp than the input, or its colours drifted from the prediction's.
 
     Args:
         sample, prediction: (3, H, W) in [0, 1].
-        blurry: (3, H, W) of uint8 or uint16.
+        blurry: (3, H, W), uint8 or uint16.
     """
     found = []
     if _sharpness(sample) < _sharpness(blurry, torch.iinfo(blurry.dtype).max):
@@ -23,6 +23,6 @@ def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
 
 
 def _sharpness(x: Tensor, levels: float = 1.0) -> float:
-    """Mean size of the gradient; channel by channel, since a photo may be large."""
+    """Mean absolute gradient, computed channel by channel to save memory on large photographs."""
     sums = [c.diff(dim=0).abs().sum() + c.diff(dim=1).abs().sum() for c in (channel.float() for channel in x)]
     return sum(sums).item() / levels / x.numel()

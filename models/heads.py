@@ -1,4 +1,4 @@
-"""What predictors share, and what they can say beside x_init: how wrong they expect to be."""
+"""What predictors share, and their optional estimate of their own error."""
 
 import math
 
@@ -12,14 +12,14 @@ class Predictor(ModelMixin, ConfigMixin):
     """A predictor g: a blurry image (N, 3, H, W) in [-1, 1] -> x_init."""
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """All outputs that training supervises, what `forward` gives first."""
+        """The outputs to supervise in training, the one of `forward` first."""
         return [self(blurry)]
 
 
 class SizeHead(nn.Module):
-    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; they get no gradient.
+    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
 
-    Starts at 0.02 everywhere, about a good prediction's error in [-1, 1].
+    It starts at 0.02 everywhere, about the error of a good prediction in [-1, 1].
     """
 
     def __init__(self, channels: int, unshuffle: int):

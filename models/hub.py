@@ -1,4 +1,4 @@
-"""Checkpoints by name: folders here, and those of the Hugging Face hub."""
+"""Find checkpoints by name, in local folders or on the Hugging Face hub."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ PATTERNS = ["*.json", "*.safetensors", "*.onnx", "*.md"]
 
 
 def find_folder(source: str) -> Path:
-    """A checkpoint's folder: the one of that name here, or a hub id "user/name" or "user/name@revision", downloaded.
+    """The folder of a checkpoint: a local one, or the download of a hub id "user/name" or "user/name@revision".
 
-    What was downloaded once comes from the cache where the hub cannot be reached.
+    If the hub cannot be reached, an earlier download is taken from the cache.
 
     Raises:
-        CheckpointError: there is no such folder, and the hub did not give it.
+        CheckpointError: there is no such local folder, and the hub did not provide one.
     """
     if os.path.isdir(source):
         return Path(source)
@@ -25,14 +25,14 @@ def find_folder(source: str) -> Path:
 
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=PATTERNS))
-    except Exception as error:  # whatever the network or the hub says
+    except Exception as error:  # any error of the network or the hub
         raise CheckpointError(
             f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error)}"
         ) from None
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error of huggingface_hub; never with the token, which a server may have sent back."""
+    """The first line of an error of huggingface_hub, without the token, which a server may have sent back."""
     from huggingface_hub import get_token
 
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]

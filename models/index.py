@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in model_index.json, read without the libraries that its networks need."""
+"""Read a checkpoint's model_index.json without the libraries that its networks need."""
 
 import json
 import os
@@ -8,33 +8,33 @@ from pathlib import Path
 from models.flow import Flow
 
 INDEX = "model_index.json"
-ONNX = "OnnxNetwork"  # what stands there in place of a class of PyTorch
+ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message is one sentence that says which, why and what to do."""
+    """A checkpoint cannot be used. The message is one sentence that says which, why and what to do."""
 
 
 def pretrained() -> str:
-    """The checkpoint that comes with the repository; CheckpointError where it is not there."""
+    """The checkpoint that comes with the repository. Raises CheckpointError if it is missing."""
     if not PRETRAINED.is_dir():
         raise CheckpointError(f"no checkpoint is named, and there is no {PRETRAINED}: give one with --checkpoint")
     return str(PRETRAINED)
 
 
 def name_of(checkpoint: str | None) -> str:
-    """What a checkpoint is called where it is spoken of: as it was given, or if none was the repository's own."""
+    """A checkpoint's display name: as the user gave it, or the name of the repository's own if none was given."""
     return checkpoint or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a checkpoint is named user/name or user/name@revision, and nothing here has that name."""
+    """Whether a checkpoint is named like user/name or user/name@revision and no local file has that name."""
     return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None
 
 
 def stored_index(source: str) -> dict | None:
-    """What a checkpoint that lies here says of itself; None for a .ckpt and a hub's, of which nothing is known yet.
+    """The model_index.json of a local checkpoint; None for a .ckpt or a hub id, which cannot be read so cheaply.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -51,16 +51,16 @@ def stored_index(source: str) -> dict | None:
 
 
 def is_deployed(index: dict) -> bool:
-    """Whether a checkpoint's networks are ONNX files, which onnxruntime runs."""
+    """Whether a checkpoint's networks are ONNX files for onnxruntime."""
     predictor = index.get("predictor")
     return isinstance(predictor, list) and predictor[-1:] == [ONNX]
 
 
 def flow_of(index: dict, what: str) -> Flow | None:
-    """The flow that a checkpoint, called `what`, was trained as; None for diffusion, as in all older ones.
+    """The flow that a checkpoint was trained with; None for diffusion and for older checkpoints.
 
     Raises:
-        CheckpointError: what it says is no flow.
+        CheckpointError: the stored flow is invalid; the message names the checkpoint as `what`.
     """
     if index.get("flow") is None:
         return None
@@ -71,7 +71,7 @@ def flow_of(index: dict, what: str) -> Flow | None:
 
 
 def read_json(path: Path, hint: str) -> dict:
-    """A JSON file that holds an object; `hint` says what to do where there is none."""
+    """Read a JSON file that holds an object; if there is none, the error ends with `hint`."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: {hint}")
     try:

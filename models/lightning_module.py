@@ -1,8 +1,8 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
-Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. The noise of a crop follows from the
-run's seed and the crop's number in the training stream: a resumed run draws what an uninterrupted one would, and
-several processes, or several batches accumulated, draw what one process would for one large batch. Dropout follows from
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. A crop's noise follows from the run's
+seed and the crop's number in the training stream. So a resumed run draws what an uninterrupted one would, and several
+processes, or several accumulated batches, draw what one process would for one large batch. Dropout follows from
 the seed, the rank and the number of the batch.
 """
 
@@ -28,7 +28,7 @@ from models.settings import SamplingSettings
 from models.warm_start import copy_weights
 
 Distance = Literal["l1", "charbonnier", "l2", "psnr"]
-SIZE_WEIGHT = 0.01  # the size head's gradient shares the clipping with the rest, and must not rule it
+SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
 
 class Predict(L.LightningModule):
@@ -36,21 +36,21 @@ class Predict(L.LightningModule):
 
     Args:
         predictor: g.
-        perceptual: a term added to the predictor's loss: (x_init, sharp), both (N, 3, H, W) in [-1, 1], -> (). Such as
-            evaluation.perceptual.PerceptualLoss; none: no such term.
-        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None to start anew.
+        perceptual: a term added to the predictor's loss, such as evaluation.perceptual.PerceptualLoss: a function of
+            (x_init, sharp), both (N, 3, H, W) in [-1, 1], that returns a scalar. none: no such term.
+        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None for random weights.
         lr: peak learning rate of AdamW.
         weight_decay: of AdamW.
         betas: of AdamW.
-        warmup_steps: steps of linear warm-up; a cosine to zero at trainer.max_steps follows.
-        decay_steps: length of that cosine, with the peak learning rate before it, so that a run can be made longer
-            until it begins (Hägele et al. 2024); none: from the end of the warm-up.
+        warmup_steps: steps of linear warm-up; then a cosine decay to zero at trainer.max_steps.
+        decay_steps: length of that decay. The learning rate stays at its peak before it, so a run can be made longer
+            until the decay begins (Hägele et al. 2024). none: the decay starts after the warm-up.
         loss: distance of the predictor's outputs to the ground truth; see `distance`.
         fft_weight: weight of the mean absolute error of the outputs' 2-D Fourier transforms, added to the loss
             (MIMO-UNet, Cho et al., ICCV 2021: 0.1).
-        compiled: compile the networks for the training steps (torch.compile), whose first then take minutes;
-            validation runs without.
-        quantize: int8: train the networks for INT8 graphs, see `models.quantisation`; for the last few hundred steps.
+        compiled: compile the networks for training (torch.compile). The first steps then take minutes; validation
+            runs uncompiled.
+        quantize: int8: train for INT8 graphs, see `models.quantisation`; meant for the last few hundred steps.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class Predict(L.LightningModule):
         self.compiled = compiled
         if quantize is not None:
             round_convolutions(predictor)
-        if compiled:  # both in place, so that the names of the weights stay
+        if compiled:  # both are replaced in place, so that the names of the weights stay the same
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
             copy_weights(init_from, predictor=predictor)
 
     def pipeline(self) -> DeblurPipeline:
-        """The weights as they are now, as the pipeline that validation, sampling and export use."""
+        """The pipeline with the current weights, for validation, sampling and export."""
         scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
         return DeblurPipeline(self.predictor, None, scheduler)
 
     def objective_values(self) -> dict:
-        """What a run is trained for, in plain values: it is stored with a checkpoint, and must not change on resume."""
+        """The training objective as plain values. It is stored with a checkpoint and must not change on resume."""
         perceptual = None if self.perceptual is None else repr(self.perceptual)
         own = {"loss": self.loss, "fft_weight": self.fft_weight, "quantize": self.quantize}
         return {"perceptual": perceptual} | own
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """What the predictor's forward gives, and its loss; images in [-1, 1]."""
+        """The output of the predictor's forward and its loss; images in [-1, 1]."""
         estimates = self.predictor.estimates(blurry)
         prediction, estimates[0] = estimates[0], estimates[0][:, :3]
         loss = torch.stack([distance(estimate - sharp, self.loss) for estimate in estimates]).mean()
@@ -104,7 +104,7 @@ class Predict(L.LightningModule):
             perceptual = self.perceptual(estimates[0], sharp)
             self.log("train/perceptual_loss", perceptual)
             loss = loss + perceptual
-        if prediction.shape[1] > 3:  # trains the size head alone
+        if prediction.shape[1] > 3:  # this term trains the size head alone
             size_loss = laplace_loss(prediction[:, 3:], sharp - estimates[0])
             self.log("train/size_loss", size_loss)
             loss = loss + SIZE_WEIGHT * size_loss
@@ -117,10 +117,10 @@ class Predict(L.LightningModule):
         return loss
 
     def restore(self, batch: dict) -> DeblurOutput:
-        """What validation and test score."""
+        """The restored images that validation and test score."""
         return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
 
-    # Images have many sizes, and each would be compiled anew.
+    # Validation images have many sizes, and each would be compiled separately.
     @torch.compiler.set_stance("force_eager")
     def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
         return self.restore(batch)
@@ -137,7 +137,7 @@ class Predict(L.LightningModule):
         torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
 
     def crop_generators(self, crops: int) -> list[torch.Generator]:
-        """Random numbers for each of this process's crops of the step, from the seed and the crop's number."""
+        """A random generator for each of this process's crops of the step, seeded by the seed and the crop's number."""
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
         first = (number * self.trainer.world_size + self.global_rank) * crops
         seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
@@ -147,7 +147,7 @@ class Predict(L.LightningModule):
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         fused = self.device.type in ("cuda", "cpu") or None
         optimizer = torch.optim.AdamW(trained, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
-        # It could unscale fp16's gradients itself, but they are looked at and clipped before.
+        # The fused optimizer could unscale fp16's gradients itself, but they are inspected and clipped before.
         optimizer._step_supports_amp_scaling = False
         warmup, total = self.warmup_steps, self.trainer.max_steps
 
@@ -161,7 +161,7 @@ class Predict(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        # With this a .ckpt says what it holds in plain values, and loads without its config and without pickle.
+        # This makes a .ckpt self-describing in plain values: it loads without its config and without pickle.
         checkpoint["pipeline"] = describe(self.pipeline())
         checkpoint["objective"] = self.objective_values()
 
@@ -174,28 +174,29 @@ class PredictAndRefine(Predict):
     Args:
         predictor: g.
         denoiser: f; its prediction_type decides the target.
-        schedule: noise levels of training.
-        objective: the denoiser's loss, and how its noise levels are drawn; L1 and uniform in alpha_bar are the paper's.
-            Its kind says whether the denoiser is trained by diffusion or as a consistency flow, and so how it can be
-            sampled.
+        schedule: noise schedule of training.
+        objective: the denoiser's loss and the distribution of its noise levels; the paper uses L1 and levels uniform in
+            alpha_bar. Its kind says whether the denoiser is trained by diffusion or as a consistency flow, which
+            decides the samplers it can be used with.
         perceptual: as in `Predict`; a part of the predictor's loss.
-        refiner_perceptual: the same for the refiner: a term of the denoiser's loss, of x_init + s r_0 with its estimate
-            of r_0. What is best by squared error alone is smooth where the residual is uncertain.
-        perceptual_ramp: the steps between which that term rises from nothing to its weight.
-        perceptual_sigma: the least noise level, as sigma in units of r_0, at which that term counts; of a flow the
-            level that the denoiser is told, at which r_tau has as much noise for its signal. What few steps show is
-            what they make of much noise; at little noise squared error alone keeps samples close to the data.
-        noises: noise levels and fields drawn for each crop, which share its prediction; the denoiser's batch is so many
-            times the predictor's.
+        refiner_perceptual: the same for the refiner: a term of the denoiser's loss, computed on x_init + s r_0 with
+            the estimated r_0. The squared error alone favours smooth images where the residual is uncertain.
+        perceptual_ramp: the steps between which that term rises from zero to its weight.
+        perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0; for a flow, the
+            level that the denoiser is told. A sample of few steps depends on the estimates at high noise; at low
+            noise the squared error alone keeps samples close to the data.
+        noises: noise levels and noise fields drawn for each crop. They share its prediction, so the denoiser's batch is
+            that many times larger than the predictor's.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
         predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
             residual (the paper); frozen: g keeps the weights of init_from.
-        scale_kind: what the residual's scale s(p) = c m(p) follows: global (m = 1, the paper's), local (the size of
-            what the predictor changed) or learned (the predictor's size head); see `models.diffusion.residual_size`.
-        residual_scale: c. None: the standard deviation of (x - x_init) / m, measured while training as the running mean
+        scale_kind: how m in the residual's scale s(p) = c m(p) is computed: global (m = 1, the paper's), local (from
+            how much the predictor changed) or learned (the predictor's size head); see
+            `models.diffusion.residual_size`.
+        residual_scale: c. None: the standard deviation of (x - x_init) / m, measured during training as a running mean
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
-        validation: how validation and test sample; of a consistency flow the sampler is flow.
-        init_from: checkpoint whose predictor, and denoiser where it has one, to start from.
+        validation: how validation and test sample; for a consistency flow the sampler is flow.
+        init_from: checkpoint to start from: its predictor and, if it has one, its denoiser.
         optimisation: as in `Predict`: lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight,
             quantize.
     """
@@ -245,16 +246,16 @@ class PredictAndRefine(Predict):
         self.validation, self.residual_scale = validation, residual_scale
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
-        # Running mean of ((x - x_init) / m)^2 and its number of steps; float, to be averaged whole.
+        # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
         self.register_buffer("residual_square", torch.tensor(1.0))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
             copy_weights(init_from, predictor=predictor, denoiser=denoiser)
         if predictor_training == "frozen":
-            predictor.requires_grad_(False).eval()  # eval: batch statistics stay too; Lightning keeps a layer's mode
+            predictor.requires_grad_(False).eval()  # eval also freezes batch statistics; Lightning keeps the mode
 
     def scale(self) -> Tensor | float:
-        """c as it is now."""
+        """The current value of c."""
         return self.residual_square.sqrt() if self.residual_scale is None else self.residual_scale
 
     def pipeline(self) -> DeblurPipeline:
@@ -274,7 +275,7 @@ class PredictAndRefine(Predict):
         }
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
-        """The loss, and for callbacks each noisy crop's loss of the denoiser and its noise level, both (N noises,)."""
+        """The loss and, for callbacks, the denoiser's loss and noise level of each noisy crop, both (N noises,)."""
         blurry, sharp = _to_network(batch)
         if self.predictor_training == "frozen":
             with torch.no_grad():
@@ -291,7 +292,7 @@ class PredictAndRefine(Predict):
         missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), s)
         x_init, generators = x_init.detach(), self.crop_generators(len(missed))
         u = self._draw_uniform(generators)
-        if self.noises > 1:  # (N, ...) -> (N noises, ...), all noises of the first crop first
+        if self.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
             missed, blurry, x_init, sharp, s = (
                 x.repeat_interleave(self.noises, 0) for x in (missed, blurry, x_init, sharp, s)
             )
@@ -307,7 +308,7 @@ class PredictAndRefine(Predict):
         noisy = alpha_bar <= self.perceptual_level
         if self.refiner_perceptual is not None and noisy.any():
             restored = add_residual(x_init, r_0, s)
-            # A mean over all crops: those without the term count as zero.
+            # A mean over all crops: those below perceptual_sigma count as zero.
             perceptual = self.refiner_perceptual(restored[noisy], sharp[noisy]) * noisy.float().mean()
             self.log("train/refiner_perceptual", perceptual)
             start, end = self.perceptual_ramp
@@ -321,14 +322,14 @@ class PredictAndRefine(Predict):
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
     def _draw_uniform(self, generators: list[torch.Generator]) -> Tensor:
-        """Where the levels of each crop's noises lie in their distribution (N noises,), float64."""
+        """Uniform numbers (N noises,), float64, that place each crop's noise levels in their distribution."""
         u = torch.stack(
             [torch.rand(self.noises, generator=g, dtype=torch.float64, device=self.device) for g in generators]
         )
         if self.objective.stratified:
             crops = len(generators) * self.trainer.world_size
             first = self.trainer.global_rank * len(generators)
-            # Noise k of crop n of the step has share k crops + n: one crop sees levels far apart.
+            # Noise k of crop n gets share k crops + n, so that one crop sees levels far apart.
             share = torch.arange(self.noises)[None] * crops + (first + torch.arange(len(generators)))[:, None]
             u = (share.to(u) + u) / (crops * self.noises)
         return u.flatten()
@@ -339,7 +340,7 @@ class PredictAndRefine(Predict):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         super().on_save_checkpoint(checkpoint)
         if self.residual_scale is None:
-            # By now the averaging callback has put the averages in the place of the raw weights.
+            # The averaging callback has already replaced the raw weights by the averages.
             scale = checkpoint["state_dict"]["residual_square"].sqrt().item()
             checkpoint["pipeline"]["residual_scale"] = scale
 
@@ -351,14 +352,14 @@ class PredictAndRefine(Predict):
 
 
 def distance(error: Tensor, loss: Distance) -> Tensor:
-    """How large errors (N, 3, H, W) in [-1, 1] are, a mean over the crops.
+    """The mean size of errors (N, 3, H, W) in [-1, 1] over the crops.
 
     - l1: the absolute error.
     - charbonnier: sqrt(error^2 + 1e-6), smooth at 0.
-    - l2: the square, whose best estimate is the mean. Crops with large errors rule.
-    - psnr: log(1 + MSE / 4e-3) of each crop, so that crops count by how much better they get, not by their errors; in
-      dB up to a factor, as far as they are below 30 dB (NAFNet's loss, Chen et al., ECCV 2022, with a floor). With a
-      floor at 50 dB nearly sharp crops ruled, and a network that deblurred went back to the identity.
+    - l2: the square, whose best estimate is the mean. Crops with large errors dominate.
+    - psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its relative improvement. For crops below 30 dB it
+      is proportional to the PSNR (NAFNet's loss, Chen et al., ECCV 2022, with a floor). With a floor at 50 dB, nearly
+      sharp crops dominated, and a network that deblurred went back to the identity.
     """
     if loss == "l1":
         return error.abs().mean()
@@ -370,5 +371,5 @@ def distance(error: Tensor, loss: Distance) -> Tensor:
 
 
 def _to_network(batch: dict) -> tuple[Tensor, Tensor]:
-    """blurry and sharp, [0, 1] -> [-1, 1]."""
+    """blurry and sharp, converted from [0, 1] to [-1, 1]."""
     return batch["blurry"] * 2 - 1, batch["sharp"] * 2 - 1

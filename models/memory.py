@@ -1,4 +1,4 @@
-"""What a network takes of a device's memory, and what there is of it."""
+"""How much memory a network needs, and how much the device has."""
 
 import ctypes
 import os
@@ -13,28 +13,28 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SAMPLE = 128  # side of the part of an image that is measured
-COPIES = 3 / 2  # what convolutions copy inside is shown by no tensor
-CPU_MEMORY = 3.5  # GB; a constant, so that the tiles of a photo do not depend on what else the machine does
-CPU_PIXELS = 24_000_000  # that are restored in CPU_MEMORY; each more takes seven floats of three channels
+SAMPLE = 128  # side of the image part that is measured
+COPIES = 3 / 2  # allowance for the copies inside convolutions, which no tensor shows
+CPU_MEMORY = 3.5  # GB; a constant, so that a photo's tiles do not depend on the machine's other load
+CPU_PIXELS = 24_000_000  # images of this size fit into CPU_MEMORY; each further pixel takes seven floats per channel
 
 
 class Footprint:
-    """Bytes that a function takes for each pixel of an image: measured once, on a small part of the first, or given.
+    """Bytes that a function needs per pixel of an image: given, or measured once on a small part of the first image.
 
-    torch tells the peak of a GPU but not of a CPU: its profiler could, but takes seconds and writes to the terminal.
-    So the tensors are counted.
+    torch reports the peak memory of a GPU but not of a CPU. Its profiler could, but takes seconds and writes to the
+    terminal, so the tensors are counted instead.
     """
 
     def __init__(self, bytes_per_pixel: float | None = None):
         self.bytes_per_pixel = bytes_per_pixel
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> float:
-        """Of function(*images), images (N, C, H, W)."""
+        """Bytes per pixel of function(*images), for images (N, C, H, W)."""
         if self.bytes_per_pixel is None:
             parts = [image[:1, :, :SAMPLE, :SAMPLE] for image in images]
             height, width = parts[0].shape[-2:]
-            # Nothing is compiled where the compiler is not loaded, and loading it takes seconds.
+            # If the compiler is not loaded nothing is compiled, and loading it here would take seconds.
             loaded = "torch._dynamo" in sys.modules
             with torch.compiler.set_stance("force_eager") if loaded else nullcontext(), _LiveBytes() as live:
                 function(*parts)
@@ -43,16 +43,16 @@ class Footprint:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could be allocated now; on Linux without swapping, and within the limit of a container."""
+    """Bytes that could be allocated now; on Linux without swapping and within a container's limit."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
-        return 4 * 1024**3  # other systems do not say it in one place; what a small laptop has to spare
+        return 4 * 1024**3  # other systems have no one place to ask; about what a small laptop can spare
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # control groups, versions 2 and 1
         file = Path("/sys/fs/cgroup") / name
         if file.is_file() and (limit := file.read_text().strip()).isdigit():
             free = min(free, max(0, int(limit) - used_memory(device)))
@@ -60,20 +60,20 @@ def free_memory(device: torch.device) -> int:
 
 
 def used_memory(device: torch.device) -> int:
-    """Bytes that this process holds now, on the device."""
+    """Bytes that this process holds on the device now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     statm = Path("/proc/self/statm")
     if not statm.is_file():
-        return 1024**3  # about what Python with torch takes, and a photograph
+        return 1024**3  # about what Python with torch and a photograph takes
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def allowed_memory(gigabytes: float | None, size: int, device: torch.device) -> int | None:
-    """Bytes that the process may hold while it restores images of so many pixels together; None: what is free decides.
+    """Bytes that the process may hold while it restores images of `size` pixels in total; None: use the free memory.
 
     Args:
-        gigabytes: what --memory says; None for its default.
+        gigabytes: the value of --memory; None for its default.
     """
     if gigabytes:
         return int(1e9 * gigabytes)
@@ -81,7 +81,7 @@ def allowed_memory(gigabytes: float | None, size: int, device: torch.device) -> 
 
 
 def require_memory(gigabytes: float | None, device: torch.device) -> None:
-    """ValueError where what --memory says, if it says anything, is less than the program itself takes."""
+    """Raise ValueError if --memory is given and is less than the program itself takes."""
     if gigabytes and 1e9 * gigabytes <= (used := used_memory(device)):
         raise ValueError(
             f"--memory {gigabytes:g} is less than the program itself takes, {used / 1e9:.2f} GB:"
@@ -90,19 +90,19 @@ def require_memory(gigabytes: float | None, device: torch.device) -> None:
 
 
 def give_back() -> None:
-    """Return freed memory to the system; glibc would keep hundreds of megabytes after a large tile."""
+    """Return freed memory to the system; otherwise glibc keeps hundreds of megabytes after a large tile."""
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had, whichever allocator it comes from."""
+    """Whether an error means out of memory, whichever allocator raised it."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or ("memory" in text and "alloc" in text)
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made while it is active and still alive; `peak` is their maximum."""
+    """Counts the bytes of live tensors that were created while it is active; `peak` is the maximum."""
 
     def __init__(self):
         super().__init__()
@@ -111,14 +111,14 @@ class _LiveBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would load the compiler to keep it out of the method below, and nothing compiled is counted."""
+        """False, since nothing compiled is counted; the default would load the compiler to exclude it below."""
         return False
 
     def __torch_dispatch__(
         self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
-        given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # whose views are nothing new
+        given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # their views take no memory
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if not isinstance(tensor, Tensor):
                 continue

@@ -1,6 +1,6 @@
-"""What the denoiser is trained for: at which noise levels, by which distance, and how much each level counts.
+"""The denoiser's training objective: the noise levels, the distance and the weight of each level.
 
-What its last layer puts out belongs to the denoiser (`prediction_type`), since sampling must know it too. SNR is
+The output's parameterisation belongs to the denoiser (`prediction_type`), since sampling needs it too. SNR is
 alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from models.diffusion import PredictionType, add_noise, estimate_r_0, sample_alpha_bar, target
 from models.flow import Flow
 
-ALPHA = 1e-3  # weight of the velocities' own difference in the flow's loss (ELIR)
+ALPHA = 1e-3  # weight of the velocity term in the flow's loss (ELIR)
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,24 +25,24 @@ class Objective:
 
     Args:
         kind: diffusion (the paper's), or consistency_flow: a straight path from noise around the prediction to the
-            residual, on which the denoiser learns to go in few steps; see `flow_losses`. levels, log_normal,
+            residual, along which the denoiser learns to take few steps; see `flow_losses`. levels, log_normal,
             sigma_range and min_snr belong to diffusion; source_sigma, segments and delta to consistency_flow.
-        loss: distance of the denoiser's output, or of the flow's jump, to its target: l1 or l2 (the square, whose best
-            estimate is the mean, as a flow needs it).
+        loss: distance of the denoiser's output, or of the flow's jump, to its target: l1, or l2 (the square, whose best
+            estimate is the mean, which a flow needs).
         levels: how noise levels are drawn: alpha_bar, uniform between neighbouring levels of the training schedule;
-            log_snr, uniform in log-SNR over the range of that schedule; log_normal, by `log_normal`.
+            log_snr, uniform in log-SNR over the range of that schedule; log_normal, as given by `log_normal`.
         log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
             r_0 (log_normal only).
-        sigma_range: the least and the largest sigma that log_normal draws; null: no bounds.
-        stratified: spread the levels of a step evenly over the distribution: one crop in each of as many equal shares
-            as there are crops, which makes the step's gradient less noisy (Kingma et al., VDM, 2021, appendix I.1).
+        sigma_range: smallest and largest sigma that log_normal draws; null: no bounds.
+        stratified: split the distribution into as many equal shares as the step has crops and draw one level from
+            each. The step's gradient is less noisy (Kingma et al., VDM, 2021, appendix I.1).
         min_snr: gamma of min-SNR weighting; null: no weighting.
-        source_sigma: standard deviation of the noise that the flow starts from, in units of r_0.
-        segments: parts of the flow's path; about as many steps as it will be sampled in.
-        delta: how much later on the path the flow's target is, of its whole length.
+        source_sigma: standard deviation of the noise at the start of the flow, in units of r_0.
+        segments: number of segments of the flow's path; about the number of steps it will be sampled in.
+        delta: how much later on the path the flow's target lies, as a share of the path's length.
 
     Raises:
-        ValueError: the standard deviation, gamma or source_sigma is not above 0, sigma_range or delta out of range.
+        ValueError: the standard deviation, gamma or source_sigma is not above 0; sigma_range or delta is out of range.
     """
 
     kind: Literal["diffusion", "consistency_flow"] = "diffusion"
@@ -70,7 +70,7 @@ class Objective:
 
     @property
     def flow(self) -> Flow | None:
-        """The flow that is trained; None for diffusion."""
+        """The flow to train; None for diffusion."""
         return Flow(self.source_sigma, self.segments) if self.kind == "consistency_flow" else None
 
     def evaluate(
@@ -85,10 +85,10 @@ class Objective:
         """The loss of one step.
 
         Args:
-            denoise: the denoiser of (r_t, alpha_bar), with the crops' conditions.
-            prediction_type: what it puts out.
+            denoise: the denoiser as a function of (r_t, alpha_bar), with the crops' conditions filled in.
+            prediction_type: what it predicts.
             r_0, eps: residual and noise (N, 3, H, W).
-            u: where each crop's noise level, or time, lies in its distribution: uniform (N,) in [0, 1), float64.
+            u: places each crop's noise level, or time, in its distribution: uniform (N,) in [0, 1), float64.
             alphas_cumprod: alpha_bar_1 .. T of the training schedule.
 
         Returns:
@@ -107,15 +107,15 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`, for the consistency flow.
 
-        A time tau is drawn, uniform in [0, 1 - delta), on the path r_tau = (1 - tau) sigma eps + tau r_0. Where it
-        jumps to by its velocity v, at the end e of its segment, must be where the path a little later jumps to: tau' =
-        min(tau + delta, e), whose velocity v' is the same network's, without gradient, or at the end itself the path's
-        own, r_0 - sigma eps. Segments have length 1 / K, and jumps are measured in it:
+        A time tau is drawn, uniform in [0, 1 - delta), on the path r_tau = (1 - tau) sigma eps + tau r_0. Following
+        the velocity v at tau leads to a point at the end e of its segment. It must agree with the point reached from
+        tau' = min(tau + delta, e) with velocity v'. v' comes from the same network, without gradient; at the end e
+        itself it is the path's own, r_0 - sigma eps. Segments have length 1 / K, the unit in which jumps are measured:
 
             loss = d(K (jump by v - jump by v')) + ALPHA d(K (1 - tau') (v - v')),  d the mean square, or absolute value
 
-        For squares it is K^2 times ELIR's, but for the factor 1 - tau'. The velocity is that of the estimated residual,
-        (r_0_hat - r_tau) / (1 - tau), of which the factor takes what would have no bound near the path's end.
+        For squares this is K^2 times ELIR's loss, except for the factor 1 - tau'. The velocity is that of the estimated
+        residual, (r_0_hat - r_tau) / (1 - tau); without the factor it would be unbounded near the path's end.
         """
         flow, K = self.flow, self.segments
         tau = (1 - self.delta) * u
@@ -124,12 +124,12 @@ class Objective:
         true = r_0 - flow.sigma * eps
 
         def at(tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The estimate of r_0, the velocity, and the level told, at times (N,)."""
+            """The estimate of r_0, the velocity, and the alpha_bar told to the denoiser, at times (N,)."""
             t, size, alpha_bar = _images(tau), _images(flow.size(tau)), flow.level(tau).float()
             r_tau = (1 - t) * flow.sigma * eps + t * r_0
             r_t = r_tau / size
             estimate = estimate_r_0(denoise(r_t, alpha_bar), r_t, alpha_bar, prediction_type)
-            left = _images((1 - tau).clamp_min(1e-6))  # above 0 for float32, too
+            left = _images((1 - tau).clamp_min(1e-6))  # stays above 0 in float32
             return estimate, (estimate - r_tau) / left, alpha_bar
 
         estimate, velocity, alpha_bar = at(tau)
@@ -143,7 +143,7 @@ class Objective:
         return losses, estimate, alpha_bar
 
     def _distance(self, error: Tensor) -> Tensor:
-        """Each image's (N,), of errors (N, 3, H, W)."""
+        """The distance of each image (N,), from errors (N, 3, H, W)."""
         return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Objective:
 
         Args:
             alphas_cumprod: alpha_bar_1 .. T of the training schedule.
-            u: where in the distribution each level lies; on the same device.
+            u: places each level in the distribution; on the same device.
         """
         if self.levels == "log_snr":
             return sample_log_snr(alphas_cumprod, u)
@@ -162,26 +162,26 @@ class Objective:
     def losses(
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
-        """Each image's loss (N,), from what the denoiser put out (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
+        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
         losses = self._distance(output - target(r_0, eps, alpha_bar, prediction_type))
         if self.min_snr is None:
             return losses
         weight = min_snr_weight(alpha_bar, prediction_type, self.min_snr)
-        # The weight is of squares. Its root for sizes: with it, too, all three prediction types have the same loss.
+        # The weight applies to squares, so absolute errors get its root: all three prediction types agree on the loss.
         return losses * (weight.sqrt() if self.loss == "l1" else weight)
 
 
 def sample_log_snr(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
-    """alpha_bar (N,) with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T, from uniform u (N,)."""
+    """alpha_bar (N,), with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T, from uniform u (N,)."""
     most, least = alphas_cumprod[0].logit(), alphas_cumprod[-1].logit()
     return torch.lerp(most, least, u.to(most.dtype)).sigmoid().float()
 
 
 def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | None, u: Tensor) -> Tensor:
-    """alpha_bar (N,) with ln sigma normal, sigma^2 = (1 - alpha_bar) / alpha_bar, so log-SNR = -2 ln sigma.
+    """alpha_bar (N,) with normally distributed ln sigma, where sigma^2 = (1 - alpha_bar) / alpha_bar.
 
-    Within bounds the distribution is the truncated normal. Source: EDM (Karras et al. 2022, table 1: P_mean -1.2,
-    P_std 1.2, for data of standard deviation 0.5).
+    So log-SNR = -2 ln sigma. With bounds the normal is truncated. Source: EDM (Karras et al. 2022, table 1: P_mean
+    -1.2, P_std 1.2, for data of standard deviation 0.5).
     """
     if bounds is not None:
         low, high = torch.special.ndtr((torch.tensor(bounds, dtype=u.dtype).log() - mean) / std).tolist()
@@ -191,10 +191,10 @@ def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | Non
 
 
 def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: float) -> Tensor:
-    """Weight (N,) of the squared error of what is predicted: that of r_0 counts min(SNR, gamma), whoever predicts it.
+    """Weight (N,) of the squared error of what is predicted, so that the error of r_0 counts min(SNR, gamma).
 
     Source: Hang et al. 2023 (section 3.4): sample min(SNR, gamma), epsilon min(SNR, gamma) / SNR, v_prediction
-    min(SNR, gamma) / (SNR + 1); written so that alpha_bar = 1, where SNR is infinite, divides nothing by zero.
+    min(SNR, gamma) / (SNR + 1); written so that alpha_bar = 1, where SNR is infinite, causes no division by zero.
     """
     snr, noise = alpha_bar / (1 - alpha_bar), 1 - alpha_bar
     if prediction_type == "sample":
@@ -205,5 +205,5 @@ def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: fl
 
 
 def _images(values: Tensor) -> Tensor:
-    """One number for each image, (N,) -> float32 (N, 1, 1, 1)."""
+    """Reshape one number per image, (N,), to float32 (N, 1, 1, 1)."""
     return values.float().view(-1, 1, 1, 1)

@@ -1,8 +1,7 @@
-"""Networks in ONNX files, run by onnxruntime where a network of PyTorch would stand.
+"""Networks in ONNX files, run by onnxruntime in place of PyTorch networks.
 
-A file is read as what a stranger may have written: all of it must be in the file itself, made of a fixed list of
-operators, and no value of the graph may be out of proportion to the image. onnxruntime sees no file that was not
-checked, and none by its path.
+A file is treated as untrusted: it must be self-contained, use only a fixed list of operators, and have no tensor that
+is disproportionately large for the image. onnxruntime gets only bytes that were checked, never a path.
 """
 
 import importlib.util
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 Provider = Literal["cpu", "cuda", "tensorrt"]
 GraphPrecision = Literal["fp32", "fp16", "int8"]
 
-GRAPH, FACTS, ENGINES = "model.onnx", "graph.json", "engines"  # beside a network's config.json
+GRAPH, FACTS, ENGINES = "model.onnx", "graph.json", "engines"  # files beside a network's config.json
 INPUTS = {"predictor": ("blurry",), "denoiser": ("r_t", "blurry", "alpha_bar", "x_init", "s")}
 OUTPUT = "output"
 MISSING = "ONNX files need the packages onnx and onnxruntime: pip install -r requirements-extra.txt"
-# Operators that neither loop nor make values out of nothing. What networks are exported to is made of these.
+# Operators without loops, whose outputs depend on their inputs. Exported networks consist of these.
 STANDARD = """
 Abs Add AveragePool Cast CastLike Clip Concat Constant Conv ConvTranspose Cos DepthToSpace DequantizeLinear Div Elu
 Equal Erf Exp Expand Flatten Floor Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity
@@ -40,25 +39,25 @@ Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Resize Shape Sigmoid Sin 
 Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(STANDARD.split())
-LARGEST = 4096  # values for each pixel of an image that one tensor of the graph may hold
-# What lists of sizes, of at most so many values, are computed by.
+LARGEST = 4096  # values per image pixel that one tensor of the graph may hold
+# Operators that compute lists of sizes, and the most values that such a list may have.
 ARITHMETIC = {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
 LONGEST = 64
-PROBE = 8  # strides: side of the image that a graph of any size is judged by
+PROBE = 8  # side, in strides, of the image on which a graph without a fixed size is checked
 
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What has to be known of a graph beside it, in graph.json.
+    """What graph.json says about the graph beside it.
 
     Args:
-        precision: fp32, fp16 (inside; images go in and out in float32) or int8.
+        precision: fp32, fp16 (internally; images enter and leave in float32) or int8.
         opset: version of the operators.
-        side: of the square that the graph takes, in pixels; None: any multiples of the stride.
-        stride: the multiples of it are the heights and widths that the network takes.
-        receptive_field: pixels that an output can see in each direction; None: most of an image.
-        bytes_per_pixel: what PyTorch's network takes of memory for each pixel of an image.
-        prediction_type, sees_scale: of a denoiser, as `models.diffusion` reads them.
+        side: side in pixels of the square that the graph takes; None: any multiples of the stride.
+        stride: the network takes heights and widths that are multiples of it.
+        receptive_field: pixels that an output sees in each direction; None: most of an image.
+        bytes_per_pixel: memory that the PyTorch network needs per image pixel.
+        prediction_type, sees_scale: of a denoiser, as in `models.diffusion`.
     """
 
     precision: GraphPrecision
@@ -82,26 +81,25 @@ class GraphFacts:
 
     @property
     def halo(self) -> int:
-        """Pixels around a tile's core: what its values see, or where that is most of an image an eighth of the side."""
+        """Pixels around a tile's core: the receptive field, or an eighth of the side if that is most of an image."""
         pixels = (self.side or 0) // 8 if self.receptive_field is None else self.receptive_field
         return -(-pixels // self.stride) * self.stride
 
 
 class OnnxNetwork(nn.Module):
-    """A predictor or denoiser out of a folder of `deployment.export`, called as the network that it was made of.
+    """A predictor or denoiser from a folder of `deployment.export`, called like the network it was exported from.
 
-    Images are padded by repeating their border to what the graph takes, and the result is cropped; one image goes in
-    at a time. Tensors are on the CPU, wherever the graph runs.
+    Images are processed one at a time, padded to the graph's size by repeating their border, and the result is cropped.
+    Tensors are on the CPU, wherever the graph runs.
 
     Args:
         folder: with model.onnx, graph.json and config.json.
         name: which of the two networks it is.
-        provider: what runs the graph: cpu, cuda, or tensorrt, which keeps the engines it builds in the folder's
-            `engines`.
+        provider: runs the graph: cpu, cuda, or tensorrt, which caches the engines it builds in the folder's `engines`.
 
     Raises:
-        CheckpointError: a file is missing, damaged, foreign, or would reach outside itself; or the packages or the
-            provider are missing. One sentence.
+        CheckpointError: a file is missing, damaged, foreign, or refers to other files; or the packages or the
+            provider are missing.
     """
 
     def __init__(self, folder: Path, name: Literal["predictor", "denoiser"], provider: Provider = "cpu"):
@@ -118,11 +116,11 @@ class OnnxNetwork(nn.Module):
         self._used = {given.name for given in self.session.get_inputs()}
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """As the network that was exported: images (N, C, H, W), any H and W, and noise levels (N,)."""
+        """Call as the exported network: images (N, C, H, W), any H and W, and noise levels (N,)."""
         return self.around(self._run, *inputs)
 
     def around(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs), of one image at a time, padded to what the graph takes, and the result cropped."""
+        """Call function(*inputs) with one image at a time, padded to the graph's size; the results are cropped."""
         height, width = inputs[0].shape[-2:]
         bottom, right = (self._missing(length) for length in (height, width))
         results = []
@@ -137,7 +135,7 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(result)
 
     def _missing(self, length: int) -> int:
-        """Pixels that a length lacks of one that the graph takes."""
+        """Pixels by which a length must be padded to suit the graph."""
         if self.side is None:
             return -length % self.stride
         if length > self.side:
@@ -146,12 +144,12 @@ class OnnxNetwork(nn.Module):
 
 
 def inputs_of(name: str, sees_scale: bool) -> tuple[str, ...]:
-    """What a network is called with, by the names of the graph's inputs, in order."""
+    """The names of the graph's inputs, in the order of the network's arguments."""
     return INPUTS[name] if sees_scale else INPUTS[name][:4]
 
 
 def read_facts(folder: Path) -> GraphFacts:
-    """What graph.json in a network's folder says; CheckpointError where it does not fit."""
+    """Read graph.json in a network's folder. Raises CheckpointError if it is invalid."""
     values = read_json(folder / FACTS, "the checkpoint is incomplete, copy it again")
     try:
         return GraphFacts(**values)
@@ -160,16 +158,16 @@ def read_facts(folder: Path) -> GraphFacts:
 
 
 def require_packages() -> None:
-    """CheckpointError where a package is missing that ONNX files take."""
+    """Raise CheckpointError if a package that ONNX files need is missing."""
     if not all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime")):
         raise CheckpointError(MISSING)
 
 
 def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
-    """The bytes of an ONNX file, checked: nothing outside it, known operators, values in proportion to the image.
+    """The bytes of an ONNX file after checks: self-contained, known operators, no disproportionate tensor.
 
     Raises:
-        CheckpointError: one sentence on what is wrong with it.
+        CheckpointError: the file fails a check; the message says which.
     """
     require_packages()
     import onnx
@@ -179,7 +177,7 @@ def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
     content = path.read_bytes()
     try:
         model = onnx.load_model_from_string(content)
-    except Exception as error:  # of protobuf, which is no requirement of its own
+    except Exception as error:  # of protobuf, which is not a direct requirement
         raise CheckpointError(f"{path} is damaged or no ONNX file: copy it again") from error
     fault = _fault(model, name, facts)
     if fault is not None:
@@ -188,7 +186,7 @@ def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
 
 
 def _fault(model: "ModelProto", name: str, facts: GraphFacts) -> str | None:
-    """What is wrong with a model, as the end of a sentence; None where nothing is."""
+    """What is wrong with a model, as the end of a sentence; None if nothing is."""
     graph = model.graph
     names = {value.name for value in graph.input}
     if not names or not names <= set(INPUTS[name]) or [value.name for value in graph.output] != [OUTPUT]:
@@ -218,7 +216,7 @@ def _tensors(graph: "GraphProto") -> Iterator["TensorProto"]:
 
 
 def _is_whole(tensor: "TensorProto") -> bool:
-    """Whether a tensor has as many values as its shape says."""
+    """Whether a tensor has the number of values that its shape implies."""
     from onnx import helper
 
     try:
@@ -231,7 +229,7 @@ def _is_whole(tensor: "TensorProto") -> bool:
 
 
 def _growth(model: "ModelProto", facts: GraphFacts) -> str | None:
-    """Whether a value of the graph is larger than an image of its size asks for, by onnx's inference of shapes."""
+    """Name a value of the graph that is too large for its image, by onnx's shape inference; None if there is none."""
     import onnx
 
     probe = onnx.ModelProto()
@@ -252,7 +250,7 @@ def _growth(model: "ModelProto", facts: GraphFacts) -> str | None:
             known = _shapes(probe)
             if not _fold(probe.graph, known):
                 break
-    except Exception as error:  # of onnx's C++: whatever it does not like
+    except Exception as error:  # onnx's C++ code raises many types
         return f"is not valid ({str(error).strip().splitlines()[0]})"
     for result in (name for node in probe.graph.node for name in node.output if name):
         if known.get(result) is None:
@@ -263,7 +261,7 @@ def _growth(model: "ModelProto", facts: GraphFacts) -> str | None:
 
 
 def _shapes(model: "ModelProto") -> dict[str, tuple[int, ...] | None]:
-    """The shapes of a model's values, as far as onnx can tell them."""
+    """The shapes of a model's values, as far as onnx can infer them."""
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
@@ -276,7 +274,7 @@ def _shapes(model: "ModelProto") -> dict[str, tuple[int, ...] | None]:
 
 
 def _fold(graph: "GraphProto", shapes: dict[str, tuple[int, ...] | None]) -> bool:
-    """Compute the nodes that do arithmetic on sizes, which onnx's inference does not; whether there were any."""
+    """Compute the nodes that do arithmetic on sizes, which onnx's inference skips; returns whether there were any."""
     from onnx import numpy_helper, reference
 
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -300,17 +298,17 @@ def _fold(graph: "GraphProto", shapes: dict[str, tuple[int, ...] | None]) -> boo
 
 
 def open_session(graph: bytes, provider: Provider, facts: GraphFacts, folder: Path) -> "InferenceSession":
-    """A session of onnxruntime for a graph that `read_graph` gave; CheckpointError where it cannot be run here."""
+    """An onnxruntime session for a graph from `read_graph`. Raises CheckpointError if it cannot run here."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # its warnings are about which operator runs where
-    options.enable_cpu_mem_arena = facts.side is not None  # which keeps what the largest image of any size took
+    options.log_severity_level = 3  # its warnings only say which operator runs where
+    options.enable_cpu_mem_arena = facts.side is not None  # with varying sizes the arena keeps the largest allocation
     chosen = _providers(provider, facts, folder)
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=chosen)
-    except Exception as error:  # onnxruntime has a dozen kinds without a common parent
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         raise CheckpointError(f"onnxruntime cannot run {folder / GRAPH}: {str(error).splitlines()[0]}") from error
     session.disable_fallback()
     if session.get_providers()[0] != chosen[0][0]:
@@ -319,7 +317,7 @@ def open_session(graph: bytes, provider: Provider, facts: GraphFacts, folder: Pa
 
 
 def _providers(provider: Provider, facts: GraphFacts, folder: Path) -> list[tuple[str, dict]]:
-    """onnxruntime's names and options, first what is asked for, then what runs the operators that it lacks."""
+    """onnxruntime's names and options: first the requested provider, then fallbacks for operators it lacks."""
     import onnxruntime
 
     cpu, cuda = ("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})

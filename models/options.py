@@ -1,4 +1,4 @@
-"""What sample.py is asked for beside how to sample; no library is needed to check it."""
+"""The options of sample.py other than the sampling settings; checking them needs no library."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,46 +9,46 @@ from models.settings import Preset, preset_settings
 
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
-SUFFIXES = {"jpeg": ".jpg", "tiff": ".tif"}  # of formats that are not named like it
+SUFFIXES = {"jpeg": ".jpg", "tiff": ".tif"}  # of formats whose suffix differs from their name
 
 
 def require_known(device: str) -> None:
-    """ValueError where a device's name, which may end in a number (cuda:1), is none of DEVICES."""
+    """Raise ValueError if a device name, which may end in a number (cuda:1), is not one of DEVICES."""
     if device.partition(":")[0] not in DEVICES:
         raise ValueError(one_of("--device", device, DEVICES))
 
 
 @dataclass
 class Options:
-    """What is written, and how it is computed.
+    """What sample.py writes and how it computes it.
 
     Args:
-        output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), or of one
-            image the file. manifest.json beside them says how each was made.
+        output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), or a file
+            name for a single image. manifest.json beside the images says how each was made.
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
             pretrained/lite, which comes with the repository.
-        preset: settings stored with the checkpoint; numbers given by flag go before them. Default: balanced, where the
+        preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it. faithful and vivid are the old names of fidelity and perceptual.
         seed: the same seed gives the same noise for an image of the same name.
-        device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
-        precision: of the networks; auto is bf16 where the device computes in it.
-        provider: of an ONNX folder, what onnxruntime runs it on (docs/deployment.md); default: cpu.
-        compile: compile the networks; worth its warm-up for many images of one size (docs/sampling.md).
-        batch_size: images of one size that are restored at once; default: as many as make up two megapixels, 16 at
-            most. The results do not depend on it.
-        memory: GB (1e9 bytes) that the process should stay within, or on a GPU its tensors; tiles are chosen by it.
-            Default: 3.5 on a CPU (more above 24 megapixels), half of what is free on a GPU.
-        tile: side of the denoiser's tiles for large images; default: whole, or what fits into memory.
+        device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
+        precision: of the networks; auto is bf16 where the device supports it in hardware.
+        provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
+        compile: compile the networks; worth the warm-up for many images of one size (docs/sampling.md).
+        batch_size: images of one size that are restored at once; default: up to two megapixels in total, and at most
+            16 images. The results do not depend on it.
+        memory: GB (1e9 bytes) that the process (on a GPU: its tensors) should stay within; the tile size follows from
+            it. Default: 3.5 on a CPU (more above 24 megapixels), half of the free memory on a GPU.
+        tile: side of the denoiser's tiles for large images; default: no tiles, or the largest that fit into memory.
         predictor_tile: the same for the predictor.
-        format: of what is written; default: the input's.
-        depth: bits a channel of what is written; default: the input's.
-        guard: a sample that is less sharp than its input, or whose mean colour drifts from the prediction's by more
-            than 2 of 255 levels, is warned of; with fallback the prediction is written in its place.
+        format: file format of the output; default: the input's.
+        depth: bits per channel of the output; default: the input's.
+        guard: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by
+            more than 2 of 255 levels; with fallback the prediction is written in its place.
         uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
-            (float, in units of the [0, 1] range); where the checkpoint's predictor has a size head, also the error
-            that it expects of its estimate, as NAME_error.png and .tif, for which no sample is needed.
+            (float, in units of the [0, 1] range). If the predictor has a size head, also write the error that it
+            expects of its estimate, as NAME_error.png and .tif; this needs no sample.
         compare: also write NAME_compare.png: blurry, prediction, restored.
-        overwrite: restore again what the manifest says is done with the same checkpoint, settings and seed.
+        overwrite: restore images again that the manifest lists as done with the same checkpoint, settings and seed.
     """
 
     output: str
@@ -83,16 +83,16 @@ class Options:
 
     @property
     def suffix(self) -> str | None:
-        """Of what is written, where a format is given."""
+        """The output's file suffix if a format is given."""
         return self.format and SUFFIXES.get(self.format, f".{self.format}")
 
 
 def check_settings(options: Options, numbers: dict[str, Any]) -> None:
-    """ValueError where no such checkpoint lies here, or it cannot be sampled so, as far as its index alone tells.
+    """Raise ValueError if there is no such local checkpoint, or its index shows that it does not suit the settings.
 
     Args:
         options: the checkpoint and the preset.
-        numbers: sampling numbers that go before the preset's, by name of the field of `SamplingSettings`.
+        numbers: sampling settings that override the preset's, by field of `SamplingSettings`.
     """
     source = options.checkpoint or pretrained()
     index = stored_index(source)

@@ -1,15 +1,15 @@
-"""The parts of diffusers that are used here, without the compiler, which takes longer to load than all else.
+"""The parts of diffusers that are used here, imported without the compiler, which takes longest to load.
 
-diffusers imports torch._dynamo to mark blocks of transformers, which are not used here, and does without where it is
-missing. So it is hidden while diffusers is imported; whoever compiles a network imports it then.
+diffusers imports torch._dynamo only to mark transformer blocks, which are not used here, and works without it. So it
+is hidden while diffusers is imported; code that compiles a network imports it then.
 """
 
 # ruff: noqa: F401 (the other modules take these names from here)
 import sys
 
-_hides = "torch._dynamo" not in sys.modules  # else it is loaded already
+_hides = "torch._dynamo" not in sys.modules  # otherwise it is already loaded
 if _hides:
-    sys.modules["torch._dynamo"] = None  # whose import then fails, as if it were not installed
+    sys.modules["torch._dynamo"] = None  # makes its import fail as if it were not installed
 try:
     from diffusers import ConfigMixin, DDIMScheduler, DDPMScheduler, ModelMixin, SchedulerMixin
     from diffusers.configuration_utils import register_to_config

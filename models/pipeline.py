@@ -31,15 +31,15 @@ Keep = Callable[[Literal["x_init", "s", "r_0"], Tensor], None]
 
 @dataclass
 class DeblurOutput(BaseOutput):
-    """What a restoration returns. Tensors are float32 in [0, 1]; images also come as PIL images or arrays.
+    """The result of a restoration. Tensors are float32 in [0, 1]; images can also be PIL images or arrays.
 
     Args:
-        images: the restored images: N * num_samples of them, all samples of the first image first; N if averaged.
+        images: the N * num_samples restored images, with the samples of one image in a row; N if averaged.
         predictions: the predictor's N estimates.
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range; None
-            where it has no size head.
-        tiles: side of the tiles that each network took, without their halo; None for the whole image.
+            if it has no size head.
+        tiles: side of each network's tiles, without their halo; None for the whole image.
     """
 
     images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
@@ -55,15 +55,15 @@ class DeblurPipeline(ConfigMixin):
     Args:
         predictor: g, blurry -> x_init.
         denoiser: f; None for a predictor alone.
-        scheduler: the noise schedule of training. Each call makes the scheduler that its settings ask for.
+        scheduler: the noise schedule of training. Each call builds the scheduler for its own settings.
         residual_scale: c, standard deviation of (x - x_init) / m on the training data; 1 for the paper's unscaled
             residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
-        flow: the path that the denoiser was trained on as a consistency flow; None: it was trained by diffusion.
+        flow: the path on which the denoiser was trained as a consistency flow; None if it was trained by diffusion.
 
-    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` keeps all of it, in the layout of
-    diffusers' pipelines, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it predicts only.
+    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` writes the whole pipeline in the
+    layout of diffusers, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it can only predict.
     """
 
     config_name = "model_index.json"
@@ -83,27 +83,27 @@ class DeblurPipeline(ConfigMixin):
         own = {"scale_kind": scale_kind, "flow": None if flow is None else asdict(flow)}
         self.register_to_config(residual_scale=float(residual_scale), presets=presets, **own)
         self.flow = flow
-        self.precision: str | None = None  # of the networks, where load_pipeline chose it
+        self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
-        self._tilings: dict[str, Tiling] = {}  # of the last call
+        self._tilings: dict[str, Tiling] = {}  # those of the last call
         self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
 
     @property
     def device(self) -> torch.device:
-        """Where the predictor's weights are, and so where it computes."""
+        """The device of the predictor's weights, which is where it computes."""
         weights = chain(self.predictor.parameters(), self.predictor.buffers())
         return next((weight.device for weight in weights), torch.device("cpu"))  # an OnnxNetwork has none
 
     @property
     def place(self) -> str:
-        """Where its networks run: a device's name, or of an ONNX folder onnxruntime's provider."""
+        """Where the networks run: a device's name, or onnxruntime's provider for an ONNX folder."""
         network = self.predictor
         return f"onnxruntime {network.provider}" if isinstance(network, OnnxNetwork) else str(self.device)
 
     def save_pretrained(self, folder: str | Path, max_shard_size: str = "10GB") -> None:
-        """Write a pipeline folder; a network that is larger than a shard goes into several files.
+        """Write a pipeline folder; a network larger than a shard is split into several files.
 
-        Weights may be read by whom the umask lets, not by the owner alone (safetensors).
+        Weight files get the permissions of the umask; safetensors alone would make them readable for the owner only.
         """
         for name in ("predictor", "denoiser", "scheduler"):
             part, names = getattr(self, name), [None, None]
@@ -119,22 +119,22 @@ class DeblurPipeline(ConfigMixin):
             file.chmod(mode)
 
     def preset(self, name: str) -> SamplingSettings:
-        """The settings stored with this checkpoint under a name; ValueError where it has none of that name."""
+        """The settings stored with this checkpoint under a name. ValueError if there are none."""
         return preset_settings(self.config.presets, name)
 
     @property
     def default_settings(self) -> SamplingSettings:
-        """The preset balanced, where a grid search found one for this checkpoint; else the defaults."""
+        """The preset balanced if this checkpoint has it, otherwise the defaults."""
         return preset_settings(self.config.presets, flow=self.flow)
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
-        """x_init in the units of [0, 1], not clipped, float32. (N, 3, H, W) in [0, 1] -> the same shape.
+        """Predict x_init from blurry images (N, 3, H, W) in [0, 1]: same shape and range, float32, not clipped.
 
-        Of a predictor with a size head (N, 4, H, W): the last channel, which `refine` may need, is the log of the
-        expected |x - x_init| in the units of [-1, 1].
+        With a size head the result is (N, 4, H, W). Its last channel, which `refine` may need, is the log of the
+        expected |x - x_init| on the [-1, 1] scale.
 
-        `tile`: side of the tiles' cores; None: whole, or tiles that fit into memory.
+        `tile` is the side of the tiles' cores; None: the whole image, or tiles that fit into memory.
         """
         prediction = self._predict(_to_network(blurry), tile)
         prediction[:, :3].add_(1).div_(2)
@@ -150,14 +150,14 @@ class DeblurPipeline(ConfigMixin):
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
     ) -> DeblurOutput:
-        """The diffusion part alone, on top of what `predict` gave.
+        """The diffusion part alone, applied to the output of `predict`.
 
         Args:
             blurry: (N, 3, H, W) in [0, 1].
-            prediction: what `predict` returned for it.
+            prediction: what `predict` returned for these images.
             settings: how to sample; None for `default_settings`.
-            seed, names: the noise of a sample comes from the seed, its image's name and its number, nothing else.
-                Without names all images start from the same noise field.
+            seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
+                names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
 
         Returns:
@@ -176,10 +176,10 @@ class DeblurPipeline(ConfigMixin):
         names: Sequence[str] | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
     ) -> list[DeblurOutput]:
-        """`refine` by each of several settings that differ in num_samples, average and blend alone.
+        """Call `refine` with several settings that differ only in num_samples, average and blend.
 
-        They share their samples: what each of them returns is what `refine` returns, for the steps of the one with the
-        most samples. `models.settings.sharing_samples` makes such groups.
+        They share their samples: each result equals that of `refine`, and the total cost is that of the setting with
+        the most samples. `models.settings.sharing_samples` makes such groups.
         """
         prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
         return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
@@ -203,22 +203,22 @@ class DeblurPipeline(ConfigMixin):
 
         Args:
             image: a PIL image, an array (H, W) or (H, W, C), a list of these, or a tensor (3, H, W) or (N, 3, H, W),
-                as `models.arrays.read_images` takes them. Any H and W. An image is restored as sample.py does it: what
-                is grey stays grey, alpha is kept as it is, and an array's depth too.
+                as `models.arrays.read_images` takes them. Any H and W. As in sample.py, grey images stay grey, and
+                alpha and an array's depth are kept.
             settings, seed, names, progress: as in `refine`.
-            output_type: "pil", "np" or "pt"; None: "np" for arrays, "pil" for all else. PIL images of colours, and of
-                grey with alpha, have 8 bits.
-            tile: side of the denoiser's tiles, without their halo; any gives the same image. None: whole, or tiles
-                that fit into memory.
-            predictor_tile: as `tile`, for the predictor; U2-Net's tiles are blended, and not exact.
-            memory: bytes that the process (on a GPU: its tensors there) should stay within: what tiles are chosen by.
+            output_type: "pil", "np" or "pt"; None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they
+                are in colour or grey with alpha.
+            tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole
+                image, or tiles that fit into memory.
+            predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
+            memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tile size.
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
-            keep: is handed, by name, what `blended` makes the images of, to be copied at once: x_init, then s, then
-                r_0 of each sample in turn; with blend 0 x_init alone.
+            keep: called with a name and a tensor for each input of `blended`, to be copied at once: x_init, then s,
+                then r_0 of each sample in turn; with blend 0 x_init alone.
 
         Raises:
-            ValueError: images of different sizes, of a shape, type or range that is not known, an unknown output_type
-                or preset, both settings and preset, a sampler that is not for this checkpoint.
+            ValueError: images of different sizes, of an unknown shape, type or range; an unknown output_type or
+                preset; both settings and preset; a sampler that does not suit this checkpoint.
             TooLittleMemory: the smallest tiles need more than `memory`.
         """
         one = image[0] if isinstance(image, list | tuple) and image else image
@@ -242,12 +242,12 @@ class DeblurPipeline(ConfigMixin):
         return output
 
     def compile(self) -> None:
-        """Compile both networks in place, for each size of image or tile anew; the first calls are slow.
+        """Compile both networks in place, separately for each size of image or tile; the first calls are slow.
 
-        On a GPU the denoiser's steps become CUDA graphs. The predictor runs once per image, so it is left without.
+        On a GPU the denoiser's steps become CUDA graphs; the predictor, which runs once per image, gets none.
 
         Raises:
-            ValueError: on a CPU, where there is no C++ compiler, and of an ONNX folder.
+            ValueError: no C++ compiler on a CPU, or an ONNX folder.
         """
         if isinstance(self.predictor, OnnxNetwork):
             raise ValueError("there is nothing to compile in an ONNX folder: onnxruntime runs it as it is")
@@ -270,7 +270,7 @@ class DeblurPipeline(ConfigMixin):
         memory: int | None,
         fields: int = 1,
     ) -> tuple[Callable[..., Tensor], Tiling]:
-        """A network as it should be called for images of this size, and its tiling."""
+        """A network as a function suited to images of this size, and its tiling."""
         network = getattr(self, name)
         if isinstance(network, OnnxNetwork):
             facts = network.facts
@@ -279,7 +279,7 @@ class DeblurPipeline(ConfigMixin):
             self._tilings[name] = tiling
             return network, tiling
         side = None if tile is None else tile + 2 * (network.receptive_field or 0)
-        # Compilation would make a program of every band.
+        # torch.compile would generate code for every band.
         has_bands = isinstance(getattr(network, "unet", None), UNet) and not self.compiled
         banded = has_bands and is_large(image, side)
         footprint = self._footprints[name, banded, image.device.type]
@@ -288,7 +288,7 @@ class DeblurPipeline(ConfigMixin):
         return InBands(network) if banded else network, tiling
 
     def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
-        """s(p) (N, 1, H, W), of images in [-1, 1]."""
+        """s(p) (N, 1, H, W), from images in [-1, 1]."""
         return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
 
     def _refine(
@@ -303,7 +303,7 @@ class DeblurPipeline(ConfigMixin):
         memory: int | None = None,
         keep: Keep | None = None,
     ) -> list[DeblurOutput]:
-        """`refine_shared` of images in [-1, 1]. One of 24 megapixels is 288 MB a tensor, so few are alive at a time."""
+        """`refine_shared` on images in [-1, 1]. At 24 megapixels a tensor has 288 MB, so few are kept alive."""
         names = [""] * len(blurry) if names is None else names
         if len(names) != len(blurry):
             raise ValueError(f"{len(blurry)} images, but {len(names)} names")
@@ -319,7 +319,7 @@ class DeblurPipeline(ConfigMixin):
             s = self.scale(prediction, blurry)
             if keep is not None:
                 keep("s", s)
-            fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two), mean and deviation of samples
+            fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
             denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
         collected = [Samples(setting) for setting in settings]
         for k in range(K):
@@ -337,7 +337,7 @@ class DeblurPipeline(ConfigMixin):
             if keep is not None:
                 keep("r_0", r_0)
             for samples in wanted:
-                last = samples is wanted[-1]  # which needs no copy of r_0
+                last = samples is wanted[-1]  # the last one may overwrite r_0
                 samples.add(blended(x_init, r_0, s, samples.setting.blend, in_place=last))
             del r_0
         predictions = to_world(x_init)

@@ -1,4 +1,4 @@
-"""Presets: sampling settings that are stored with an exported checkpoint, under a name."""
+"""Presets: named sampling settings that are stored with an exported checkpoint."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,7 @@ from models.settings import SamplingSettings, current_names
 
 
 def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
-    """Write settings under their names into an exported checkpoint; presets of other names that it has stay."""
+    """Write settings under their names into an exported checkpoint; its other presets stay."""
     index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
     new = {name: asdict(settings) for name, settings in presets.items()}
     index["presets"] = current_names(index.get("presets", {})) | current_names(new)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block's activations are computed again in the backward pass instead of kept."""
+"""Activation checkpointing: the backward pass recomputes a block's activations instead of keeping them in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute(block: nn.Module, *inputs: Tensor | None) -> Tensor:
-    """block(*inputs), of which the backward pass finds the inputs alone (Chen et al. 2016); the gradients are the same.
+    """Compute block(*inputs) and keep only the inputs for the backward pass (Chen et al. 2016).
 
-    What diffusers' `enable_gradient_checkpointing` takes as its function.
+    The gradients are the same. diffusers' `enable_gradient_checkpointing` takes this as its function.
     """
     contexts = lambda: (nullcontext(), _statistics_stay(block))  # noqa: E731 (torch wants a function)
     return checkpoint(block.__call__, *inputs, use_reentrant=False, context_fn=contexts)
@@ -19,7 +19,7 @@ def recompute(block: nn.Module, *inputs: Tensor | None) -> Tensor:
 
 @contextmanager
 def _statistics_stay(block: nn.Module) -> Iterator[None]:
-    """The second forward pass of a batch must not count again in the running statistics."""
+    """Keep the second forward pass of a batch from updating the running statistics again."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

@@ -1,4 +1,4 @@
-"""The images that samples of the residual make: blended with the prediction, and gathered by setting."""
+"""Restored images from samples of the residual: blended with the prediction and collected per setting."""
 
 import torch
 from torch import Tensor
@@ -8,33 +8,33 @@ from models.settings import SamplingSettings
 
 
 def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_place: bool = False) -> Tensor:
-    """The restored images (N, 3, H, W) in [0, 1], clipped: x_init + s blend r_0. With blend 0 they are the prediction.
+    """The restored images (N, 3, H, W) in [0, 1]: x_init + blend s r_0, clipped. Blend 0 gives the prediction.
 
     Args:
         x_init: the prediction in [-1, 1].
         r_0: a sample of the scaled residual.
         s: its scale (N, 1, H, W).
-        blend: a number from 0 to 1, or a map of them (H, W).
-        in_place: r_0 may be overwritten, for a tensor less.
+        blend: a number from 0 to 1, or a map (H, W) of such numbers.
+        in_place: overwrite r_0, which saves one tensor.
     """
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
 class Samples:
-    """The images of one setting out of samples that come one by one, each (N, 3, H, W) in [0, 1]."""
+    """Collects the images of one setting from samples added one by one, each (N, 3, H, W) in [0, 1]."""
 
     def __init__(self, setting: SamplingSettings):
         self.setting, self.kept, self.moments = setting, [], _Moments()
 
     def add(self, x: Tensor) -> None:
-        """Take the next sample."""
+        """Add the next sample."""
         if self.setting.num_samples > 1:
             self.moments.add(x)
         if self.setting.num_samples == 1 or not self.setting.average:
             self.kept.append(x)
 
     def images(self) -> Tensor:
-        """(N * num_samples, 3, H, W), all samples of the first image first; (N, 3, H, W) if averaged."""
+        """(N * num_samples, 3, H, W), with the samples of one image in a row; (N, 3, H, W) if averaged."""
         if len(self.kept) > 1:
             return torch.stack(self.kept, dim=1).flatten(0, 1)
         return self.kept[0] if self.kept else self.moments.mean
@@ -45,7 +45,7 @@ class Samples:
 
 
 class _Moments:
-    """Mean and standard deviation of images that come one by one (Welford 1962)."""
+    """Running mean and standard deviation of images added one by one (Welford 1962)."""
 
     def __init__(self):
         self.count, self.mean, self.squares = 0, None, None

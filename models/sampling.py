@@ -1,4 +1,4 @@
-"""The reverse process: settings -> a diffusers scheduler over the wanted betas -> a residual sampled step by step."""
+"""The reverse process: build a diffusers scheduler from the settings, and sample a residual step by step."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +16,14 @@ from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_ten
 from models.settings import SamplingSettings
 from models.tiling import whole
 
-BAND = 1 << 22  # pixels of a large photo that take a step together
+BAND = 1 << 22  # pixels of a large photo that are stepped together
 
 
 def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> SchedulerMixin:
-    """A diffusers scheduler that visits every level of `settings`' schedule once, noisiest first.
+    """A diffusers scheduler that visits every level of the schedule in `settings` once, noisiest first.
 
-    It is handed estimates of r_0 (prediction_type "sample"), whatever the denoiser puts out: r_0 has to be made anyway
-    to be clipped by the image's range. DDPM's variance is beta_t, as in the paper's kin SR3.
+    It is given estimates of r_0 (prediction_type "sample"), whatever the denoiser predicts: r_0 is needed anyway, to be
+    clipped to the image's range. DDPM's variance is beta_t, as in SR3, on which the paper builds.
     """
     betas = settings.betas(training_betas)
     table = {"num_train_timesteps": len(betas), "trained_betas": betas.tolist(), "prediction_type": "sample"}
@@ -32,21 +32,21 @@ def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> Schedu
     elif settings.sampler == "ddim":
         scheduler = DDIMScheduler(**table, clip_sample=False)
     elif settings.sampler == "dpmsolver++":
-        from diffusers import DPMSolverMultistepScheduler  # not above: these two import SciPy's statistics
+        from diffusers import DPMSolverMultistepScheduler  # imported here: these two import SciPy's statistics
 
         scheduler = DPMSolverMultistepScheduler(**table, timestep_spacing="trailing")
     else:
         from diffusers import UniPCMultistepScheduler
 
         scheduler = UniPCMultistepScheduler(**table, timestep_spacing="trailing")
-    # diffusers multiplies the table up in float32, where 1 - 1e-6 has lost its digits.
+    # diffusers computes the product in float32, where 1 - 1e-6 loses its digits.
     scheduler.alphas_cumprod = (1 - betas).cumprod(0)
     scheduler.set_timesteps(len(betas))
     return scheduler
 
 
 def noise_generator(seed: int, name: str, sample: int) -> torch.Generator:
-    """The random numbers of one sample of one image: from the seed, its name and the sample's number alone.
+    """The random generator of one sample of one image, seeded only by the seed, the name and the sample's number.
 
     A CPU generator, so the noise is the same on every device, in every batch and in every order.
     """
@@ -66,11 +66,11 @@ def sample_residual(
 ) -> Tensor:
     """Sample the scaled residual r_0 (the paper's section 3; Ho et al. 2020, algorithm 2).
 
-    It starts at the schedule's noisiest level, alpha_bar_T, from sqrt(1 - alpha_bar_T) eps: of pure noise where the
-    schedule goes so far, else around r_0 = 0, the prediction.
+    It starts at the schedule's noisiest level, alpha_bar_T, from sqrt(1 - alpha_bar_T) eps. That is pure noise if
+    alpha_bar_T is near 0, and otherwise noise around r_0 = 0, the prediction.
 
     Args:
-        denoiser: f(r_t, blurry, alpha_bar, x_init), and s where it `sees_scale`, with an attribute `prediction_type`.
+        denoiser: f(r_t, blurry, alpha_bar, x_init), and s if it `sees_scale`; has an attribute `prediction_type`.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         scheduler: from `make_scheduler`.
         eta: for DDIM.
@@ -78,8 +78,8 @@ def sample_residual(
         residual_scale: s, a number or a map (N, 1, H, W); estimates of r_0 are clipped so that x_init + s r_0 stays in
             [-1, 1]. None: no clipping.
         progress: wraps the steps, e.g. tqdm.
-        tiling: `models.tiling.Tiling` of the denoiser for images too large to be denoised whole. The noise field is
-            always that of the whole image.
+        tiling: `models.tiling.Tiling` of the denoiser, for images that are too large for one call. The noise field
+            is always that of the whole image.
 
     Returns:
         r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
@@ -92,16 +92,16 @@ def sample_residual(
         options = {"eta": eta, "generator": generator}
     elif isinstance(scheduler, DDPMScheduler):
         options = {"generator": generator}
-    # A step is arithmetic on each value alone, so it is taken in bands of rows: its terms then take little memory.
+    # A step is elementwise, so it is done in bands of rows to keep its temporaries small.
     rows = max(1, BAND // blurry.shape[-1])
     bands = [(slice(top, top + rows), deepcopy(scheduler)) for top in range(0, blurry.shape[-2], rows)]
     estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
     for t, alpha_bar in zip(scheduler.timesteps.tolist(), progress(levels), strict=True):
         r_0 = tiling(estimate, [r_t, blurry, x_init, _field(alpha_bar, blurry), *scales])
         for band, own in bands:
-            before = r_t[..., band, :].clone()  # schedulers of several steps keep it
+            before = r_t[..., band, :].clone()  # multistep schedulers keep it
             r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
-        del r_0  # before the next one is there
+        del r_0  # free it before the next one is made
     return r_t
 
 
@@ -116,10 +116,10 @@ def sample_flow(
     progress: Callable[[Iterable], Iterable] = iter,
     tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
 ) -> Tensor:
-    """Sample the scaled residual r_0 by `steps` Euler steps of equal length along a flow (ELIR, arXiv 2502.03500).
+    """Sample the scaled residual r_0 by `steps` equal Euler steps along a flow (ELIR, arXiv 2502.03500).
 
-    Arguments and result are those of `sample_residual`. A step goes the share w = (tau' - tau) / (1 - tau) of the way
-    from r_tau to the estimate of r_0; the last one arrives there.
+    Arguments and result are those of `sample_residual`. A step moves r_tau towards the estimate of r_0 by the share
+    w = (tau' - tau) / (1 - tau) of the distance, so the last step reaches the estimate.
     """
     r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
     estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
@@ -128,17 +128,17 @@ def sample_flow(
         r_0 = tiling(estimate, [r_t, blurry, x_init, _field(flow.level(tau), blurry), *scales])
         w, size = (later - tau) / (1 - tau), flow.size(later)
         r_t.mul_((1 - w) * flow.size(tau) / size).add_(r_0, alpha=w / size)
-        del r_0  # before the next one is there
+        del r_0  # free it before the next one is made
     return r_t
 
 
 def _field(alpha_bar: float, like: Tensor) -> Tensor:
-    """A noise level as images (N, 1, H, W) without memory of their own, so that tilings cut them with the rest."""
+    """A noise level expanded to images (N, 1, H, W), without copies, so that it can be tiled like the other inputs."""
     return torch.tensor(alpha_bar, device=like.device, dtype=like.dtype).expand(len(like), 1, *like.shape[-2:])
 
 
 def _scales(residual_scale: Tensor | float | None, like: Tensor) -> list[Tensor]:
-    """The scale as a list of at most one map (N, 1, H, W), which tilings cut with the rest."""
+    """The scale as a list of at most one map (N, 1, H, W), so that it can be tiled like the other inputs."""
     if residual_scale is None:
         return []
     scale = torch.as_tensor(residual_scale, device=like.device, dtype=like.dtype)

@@ -1,4 +1,4 @@
-"""Noise schedules: a name and a few numbers -> betas.
+"""Noise schedules: compute betas from a name and a few numbers.
 
 Every schedule returns a 1-D float64 tensor of `steps` betas in (0, 1), first step (least noise) first. The noise
 level after step t is alpha_bar_t = (1 - beta_1) ... (1 - beta_t), with alpha_bar_0 = 1.
@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# One beta of exactly 1 would leave nothing of the signal and divide by zero; Nichol & Dhariwal clip at the same value.
+# A beta of exactly 1 would leave no signal and cause a division by zero; Nichol & Dhariwal clip at the same value.
 MAX_BETA = 0.999
 
 
@@ -63,7 +63,7 @@ def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -
 
 
 def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
-    """Betas of a schedule that visits `steps` of the levels of a longer one, evenly and always the last (noisiest).
+    """Betas of a schedule that visits `steps` evenly spaced levels of a longer one, always including the noisiest.
 
     Args:
         alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the longer schedule.
@@ -78,9 +78,9 @@ def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
 
 
 def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
-    """Betas of as many steps of the same curve, which ends where it reaches `alpha_bar`.
+    """Betas with as many steps along the same curve, cut off where it reaches `alpha_bar`.
 
-    Between two levels log alpha_bar is taken as linear in t. ValueError where the schedule does not get so far.
+    log alpha_bar is interpolated linearly in t. ValueError if the schedule does not reach that level.
     """
     curve = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - betas).log().cumsum(0)]).neg()  # rising from 0
     wanted = -math.log(alpha_bar)
@@ -102,7 +102,7 @@ def level_of(sigma: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """A schedule by name and numbers: what a config file holds.
+    """A schedule as a config file gives it: a name and numbers.
 
     Args:
         name: shape of the schedule.
@@ -121,7 +121,7 @@ class NoiseSchedule:
     log_snr_min: float = -10.0
 
     def betas(self) -> Tensor:
-        """The betas (steps,), float64. ValueError where a number is out of range."""
+        """The betas (steps,), float64. ValueError if a number is out of range."""
         if self.name == "cosine":
             return cosine(self.steps)
         if self.name == "log_snr":

@@ -1,4 +1,4 @@
-"""Sampling settings, without the libraries that sampling needs, so that a command line can show its help at once."""
+"""Sampling settings, without the libraries that sampling needs, so that a command line shows its help at once."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc", "flow"]
 Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
-OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets; older checkpoints and scripts have them
+OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets, still used by older checkpoints and scripts
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
 
 
 def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:
-    """Presets under the names of today."""
+    """Presets under their current names."""
     return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
 
 
 def preset_settings(
     presets: Mapping[str, dict], name: str | None = None, flow: Flow | None = None
 ) -> "SamplingSettings":
-    """The settings that a checkpoint stores under a name; ValueError where it has none of that name.
+    """The settings that a checkpoint stores under a name. ValueError if there are none.
 
-    Without a name balanced, which a grid search finds, or where it has none the defaults: of a flow as many steps as it
-    has segments.
+    Without a name: the preset balanced if the checkpoint has it, otherwise the defaults; for a flow these have one step
+    per segment.
     """
     presets = current_names(presets)
     if name is None:
@@ -47,20 +47,20 @@ class SamplingSettings:
     Args:
         sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc; flow for a checkpoint that was
             trained as a consistency flow, and for no other.
-        schedule: noise levels to visit. training: those the checkpoint was trained with, in even strides. The others
-            are made anew with exactly `steps` steps, as in the paper's search over noise schedules.
-        steps: denoiser evaluations a sample; of flow 1 to 5, of equal length.
+        schedule: noise levels to visit. training: evenly spaced levels of the checkpoint's training schedule. The
+            others are built with exactly `steps` steps, as in the paper's search over noise schedules.
+        steps: denoiser evaluations per sample; for flow 1 to 5 steps of equal length.
         beta_start: beta of the first step, for linear, quadratic and sigmoid.
         beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
         log_snr_max: log-SNR of the first step, for log_snr.
         log_snr_min: log-SNR of the last (noisiest) step, for log_snr.
         start: noise level to start from, as sigma = sqrt((1 - alpha_bar) / alpha_bar) in units of the residual's scale;
-            the steps are spread over the levels below. A predictor that is close to the mean leaves nothing to find
-            above some level (DP-IR, arXiv 2411.05993). None: the last level of the schedule.
-        eta: noise of ddim's steps: 0 deterministic, 1 the variance of the exact posterior.
+            the steps are spread over the levels below it. A predictor close to the mean leaves nothing to restore
+            above some level (DP-IR, arXiv 2411.05993). None: the noisiest level of the schedule.
+        eta: noise of ddim's steps: 0 is deterministic, 1 uses the variance of the exact posterior.
         num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
-        blend: 0 is the prediction alone, 1 the full sample, between them a pixelwise blend.
+        blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
     """
 
     sampler: Sampler = "ddim"
@@ -101,13 +101,13 @@ class SamplingSettings:
             raise ValueError("start belongs to the other samplers; omit it for flow, which has a start of its own")
         if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
             raise ValueError(f"start must be a number above 0, got {self.start!r}")
-        # All that can be wrong with log_snr is the order of its ends; the others take torch, which help does without.
+        # log_snr can only fail by the order of its ends; checking the others needs torch, which --help avoids.
         ordered = self.schedule == "log_snr" and self.start is None and self.log_snr_max > self.log_snr_min
         if self.schedule != "training" and not ordered:
             self._new_betas()
 
     def __str__(self) -> str:
-        """In words, without what says nothing: ddim, 8 steps, blend 0.2."""
+        """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
         if self.blend == 0:
             return "the prediction alone"
         words = [self.sampler, f"{self.steps} step{'s' * (self.steps > 1)}", f"blend {self.blend:g}"]
@@ -119,7 +119,7 @@ class SamplingSettings:
         return ", ".join(words)
 
     def without_effect(self, names: Iterable[str]) -> list[str]:
-        """A sentence for each of these fields that changes nothing, beside the others."""
+        """A sentence for each of these fields that has no effect, given the others."""
         unused = {}
         if self.num_samples == 1:
             unused["average"] = "there is one sample: give --num_samples 2 or more"
@@ -137,11 +137,11 @@ class SamplingSettings:
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
     def fits(self, flow: Flow | None) -> bool:
-        """Whether a checkpoint of this flow, or None, of one trained by diffusion, can be sampled so."""
+        """Whether a checkpoint with this flow (None: trained by diffusion) can be sampled with these settings."""
         return self.blend == 0 or (self.sampler == "flow") == (flow is not None)
 
     def check(self, flow: Flow | None) -> None:
-        """ValueError where it does not fit the flow."""
+        """Raise ValueError if these settings do not fit the flow."""
         if self.fits(flow):
             return
         if flow is None:
@@ -165,7 +165,7 @@ class SamplingSettings:
             return respace(levels, self.steps)
         below = levels[levels >= level_of(self.start)]
         if len(below) < self.steps:
-            least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # not below it when it is rounded
+            least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # so that the rounded value still suffices
             raise ValueError(
                 f"start is {self.start:g}, and {self.steps} step{'s' * (self.steps > 1)} of the training schedule need"
                 f" {least:.3g} or more: give a higher start{', or fewer steps' * (self.steps > 1)}"
@@ -181,9 +181,9 @@ class SamplingSettings:
 
 
 def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:
-    """The settings in groups that share their samples: they differ in num_samples, average and blend alone.
+    """Group settings that share their samples because they differ only in num_samples, average and blend.
 
-    Those with blend 0 need no sample and are one group.
+    Settings with blend 0 need no sample and form one group.
     """
     groups: dict[SamplingSettings, list[SamplingSettings]] = {}
     for setting in settings:

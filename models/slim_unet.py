@@ -1,9 +1,9 @@
-"""A U-Net that is thin where pixels are many: additive skips, bare resampling, most blocks at the bottom.
+"""A U-Net with few channels at high resolution: additive skips, plain resampling, most blocks at the bottom.
 
-The shape of NAFNet (Chen et al., ECCV 2022), behind a pixel unshuffle: at equal arithmetic it is deeper than the
-paper's U-Net (models/unet.py), whose widest convolutions stand at its highest resolution. Blocks are plain 3x3
-convolutions, which run and quantise well on a CPU, or NAFNet's. As local as the paper's: nothing is averaged over the
-image.
+It has the shape of NAFNet (Chen et al., ECCV 2022), behind a pixel unshuffle. For the same number of operations it is
+deeper than the paper's U-Net (models/unet.py), whose widest convolutions are at its highest resolution. Its blocks are
+plain 3x3 convolutions, which run fast and quantise well on a CPU, or NAFNet's. Like the paper's U-Net it is local:
+nothing is averaged over the image.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
 
 BlockKind = Literal["plain", "naf"]
-DETAIL = 1.5  # standard deviation, in pixels, of what is too coarse for a detail
-TAPS = 13  # of that Gaussian, which ends at four standard deviations
+DETAIL = 1.5  # standard deviation, in pixels, of the Gaussian that separates details from coarse structure
+TAPS = 13  # length of that Gaussian's kernel, which ends at four standard deviations
 
 
 class Modulation(nn.Module):
-    """Scale and shift each channel by the noise level (ADM, Dhariwal and Nichol 2021); starts as the identity."""
+    """Scale and shift each channel depending on the noise level (ADM, Dhariwal and Nichol 2021); starts as identity."""
 
     def __init__(self, embedding_channels: int, channels: int):
         super().__init__()
@@ -89,10 +89,11 @@ class NafBlock(nn.Module):
 
 
 class SlimUNet(nn.Module):
-    """widths[i] channels and blocks[i] blocks at resolution 1 / (unshuffle 2^i), down and up; the last are the bottom.
+    """A U-Net: widths[i] channels and blocks[i] blocks at resolution 1 / (unshuffle 2^i), on the way down and up.
 
-    Input (images whose channels are put together) and output (N, channels, H, W), any H and W: padded inside to a
-    multiple of `stride` by repeating the border, and cropped back. The last layer starts at zero.
+    The last entries are the bottom. Input (images, concatenated over channels) and output are (N, channels, H, W), any
+    H and W: the input is padded to a multiple of `stride` by repeating its border, and the output is cropped. The last
+    layer starts at zero.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class SlimUNet(nn.Module):
 
     @property
     def receptive_field(self) -> int:
-        """How many pixels beyond a multiple of `stride` the outputs inside it see; itself such a multiple."""
-        radius = 1  # the stem; in places of the current resolution
+        """How far outputs see beyond their own cell of `stride` x `stride` pixels, rounded up to whole strides."""
+        radius = 1  # the stem; in pixels of the current resolution
         for blocks in self.encoder:
             radius = -(-(radius + sum(block.radius for block in blocks)) // 2)
         radius += sum(block.radius for block in self.bottom)
@@ -164,12 +165,12 @@ class SlimUNet(nn.Module):
 
 
 class SlimPredictor(Predictor):
-    """A predictor g of SlimUNet: x_init = y + network(y). Starts as the identity.
+    """A SlimUNet as predictor g: x_init = y + network(y). Starts as the identity.
 
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
-        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
-            features, which it does not train.
+        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
+            features. Its loss sends no gradient into them.
     """
 
     @register_to_config
@@ -186,25 +187,25 @@ class SlimPredictor(Predictor):
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
 
     def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped; (N, 4, H, W) with a size head."""
+        """(N, 3, H, W) in [-1, 1] -> x_init, same shape, float32, not clipped; (N, 4, H, W) with a size head."""
         out = self.unet(blurry).float()
         x_init = blurry.float() + out[:, :3]
         return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
 
 
 class SlimDenoiser(ModelMixin, ConfigMixin):
-    """A denoiser f(r_t, y, alpha_bar, x_init, s) of SlimUNet; it sees the prediction, too, and knows the scale s.
+    """A SlimUNet as denoiser f(r_t, y, alpha_bar, x_init, s), which also sees the prediction and the scale s.
 
         output = network + (1 - alpha_bar) gain (x_init - G x_init) / s,  G a Gaussian of DETAIL pixels
 
-    r_t goes in as sqrt(alpha_bar) r_t: the best linear estimate of an r_0 of unit variance, and an input in which much
-    noise is faint. Noise as it is leaked into estimates at levels where it says next to nothing about r_0. There the
-    estimate rests on the prediction, whose details are too weak. How much stronger they become is for the network to
-    say, pixel by pixel: an unsharp mask has one constant for it, and was hard to beat without this.
+    The network sees sqrt(alpha_bar) r_t. This is the best linear estimate of an r_0 of unit variance, and it is small
+    where noise dominates; unscaled noise leaked into the estimates at levels where it says next to nothing about r_0.
+    There the estimate relies on the prediction, whose details are too weak. The network learns per pixel how much to
+    amplify them. An unsharp mask amplifies by one constant, and without this term it was hard to beat.
 
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
-        prediction_type: what the last layer puts out: "v_prediction", "epsilon" or "sample".
+        prediction_type: what the network predicts: "v_prediction", "epsilon" or "sample".
         embedding_channels: width of the noise-level embedding.
     """
 
@@ -229,9 +230,9 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 
     def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
-        """As `models.unet.Denoiser`: noisy residual, blurry and predicted image (N, 3, H, W), alpha_bar (N,).
+        """As `models.unet.Denoiser.forward`: noisy residual, blurry image and prediction (N, 3, H, W), alpha_bar (N,).
 
-        Also the residual's scale s (N, 1, H, W).
+        Also takes the residual's scale s (N, 1, H, W).
         """
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
@@ -240,10 +241,10 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
 
 
 def details(image: Tensor) -> Tensor:
-    """What a Gaussian of DETAIL pixels takes from an image (N, C, H, W), in float32; at the border pixels are repeated.
+    """An image (N, C, H, W) minus its Gaussian blur of DETAIL pixels, in float32; the border is padded by repetition.
 
-    Under autocast, too: the difference of two bfloat16 images has few digits left. Written out, since kornia
-    takes as long to import as a small photograph to restore.
+    It is float32 under autocast too, since the difference of two bfloat16 images has few digits left. Written without
+    kornia, whose import takes as long as restoring a small photograph.
     """
     kind = image.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():

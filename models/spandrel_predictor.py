@@ -1,4 +1,4 @@
-"""Restoration networks of others (NAFNet, FFTformer, Uformer, SCUNet and more) as predictors, through spandrel."""
+"""Third-party restoration networks (NAFNet, FFTformer, Uformer, SCUNet and more) as predictors, through spandrel."""
 
 import importlib.util
 from pathlib import Path
@@ -18,23 +18,23 @@ MISSING = "networks of others need the spandrel package: pip install -r requirem
 
 
 class SpandrelPredictor(Predictor):
-    """A published restoration network, frozen: refinement goes on top of what it gives.
+    """A published restoration network, frozen, as the predictor to refine.
 
-    spandrel finds a network's architecture and sizes in its weights. The pipeline folder keeps the weights and the
-    architecture's name, so it loads without the file that it was made from.
+    spandrel detects a network's architecture and sizes from its weights. The pipeline folder stores the weights and the
+    architecture's name, so it loads without the original file.
 
     Args:
         path: weights as published (.pth or .safetensors), never unpickled.
-        architecture: spandrel's name for the architecture; None: found in the weights.
+        architecture: spandrel's name for the architecture; None: detected from the weights.
         weights: the weights themselves, in place of the path.
 
     Raises:
-        ValueError: no spandrel, a file that cannot be read, or a network that does not make an RGB image out of an
-            RGB image of the same size; one sentence.
+        ValueError: spandrel is missing, the file cannot be read, or the network does not turn RGB images into RGB
+            images of the same size.
     """
 
     ignore_for_config = ["path", "weights"]  # noqa: RUF012 (the name diffusers reads)
-    receptive_field = None  # not known; many of these networks average over the image
+    receptive_field = None  # unknown; many of these networks average over the image
 
     @register_to_config
     def __init__(
@@ -46,7 +46,7 @@ class SpandrelPredictor(Predictor):
         what = path or "the checkpoint's predictor"
         if weights is None:
             weights = read_weights(Path(path))
-        # What this class saved has the name of its submodule before every key.
+        # Weights that this class saved have its submodule's name before every key.
         weights = {
             key.removeprefix("network."): value.float() if value.is_floating_point() else value
             for key, value in weights.items()
@@ -65,36 +65,36 @@ class SpandrelPredictor(Predictor):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **_) -> "SpandrelPredictor":
-        """From a folder that save_pretrained wrote. Its other arguments, about where tensors go, have no use here."""
+        """Load from a folder that save_pretrained wrote. Other arguments, about device placement, are ignored."""
         config = read_json(Path(folder) / "config.json", "the checkpoint is incomplete, copy it again")
         return cls(architecture=config.get("architecture"), weights=read_folder(Path(folder)))
 
     def train(self, mode: bool = True) -> "SpandrelPredictor":
-        """Stays in evaluation mode: this network is not trained."""
+        """Stay in evaluation mode, since this network is not trained."""
         return super().train(False)
 
     def compute_in(self, dtype: torch.dtype) -> None:
-        """Keep the weights in a type, where spandrel says that the network works in it."""
+        """Convert the weights to a type, if spandrel says that the network supports it."""
         if dtype != torch.bfloat16 or self._descriptor.supports_bfloat16:
             self._descriptor.to(dtype)
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, in [-1, 1]; no gradient.
 
-        spandrel speaks [0, 1], pads to the sizes that the network takes, and clips what it gives.
+        spandrel works in [0, 1], pads to the sizes that the network takes, and clips the result.
         """
         image = ((blurry.float() + 1) / 2).to(self._descriptor.dtype)
-        # Cloned, since what inference mode made could not enter the denoiser's training.
+        # Cloned, because tensors made in inference mode cannot enter the denoiser's training.
         return self._descriptor(image).clone().float() * 2 - 1
 
 
 def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "ImageModelDescriptor":
-    """spandrel's descriptor of the network that the weights belong to."""
+    """spandrel's descriptor of the network with these weights."""
     if importlib.util.find_spec("spandrel") is None:
         raise ValueError(MISSING)
     import spandrel
 
-    if importlib.util.find_spec("spandrel_extra_arches"):  # Restormer and others under licences of their own
+    if importlib.util.find_spec("spandrel_extra_arches"):  # Restormer and others, under different licences
         import spandrel_extra_arches
 
         spandrel_extra_arches.install(ignore_duplicates=True)
@@ -111,5 +111,5 @@ def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "I
         ) from None
     except (RuntimeError, KeyError, AssertionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        # torch names the class first, then every difference: say the first one.
+        # torch names the class first, then every difference: report the first difference.
         raise ValueError(f"{what} does not fit its architecture: {(lines[1:] or lines or [''])[0]}") from None

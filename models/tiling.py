@@ -1,8 +1,8 @@
-"""Networks on images larger than memory allows: tile by tile, exactly where the network's receptive field is known.
+"""Run networks tile by tile on images that exceed memory; exact where the network's receptive field is known.
 
-A tile is a core and a halo around it. A convolutional network without normalisation over the image gives a core the
-values it has in the whole image, as long as the halo covers what a value can see, cores start at multiples of
-the network's stride, and tiles end where the image ends (the network then treats the border as it always does).
+A tile is a core with a halo around it. A convolutional network without normalisation over the image computes the same
+values for a core as in the whole image under three conditions: the halo covers the receptive field, cores start at
+multiples of the network's stride, and no tile extends beyond the image (whose border the network pads as usual).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +15,16 @@ from torch import Tensor
 from models.memory import Footprint, free_memory, give_back, is_out_of_memory, used_memory
 from models.options import SMALLEST_TILE as SMALLEST
 
-SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of cores chosen here
+SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
 SHARE_OF_FREE_MEMORY = 0.5
-GREATEST_FOOTPRINT = 20_000  # bytes a pixel: five times what the largest of the networks here takes, the paper's U-Net
+GREATEST_FOOTPRINT = 20_000  # bytes per pixel: five times that of the largest network here, the paper's U-Net
 
 
 class TooLittleMemory(ValueError):
-    """An image does not go into the memory that was allowed, however small its tiles.
+    """An image does not fit into the allowed memory, however small its tiles.
 
     Attributes:
-        needed: bytes that the process would hold.
+        needed: bytes that the process would need.
     """
 
     def __init__(self, needed: int):
@@ -33,7 +33,7 @@ class TooLittleMemory(ValueError):
 
 
 def refusal(error: BaseException, height: int, width: int) -> str | None:
-    """What is said, after its name, of an image whose restoration ended so; None where memory is not the reason."""
+    """The message, without the image's name, for an error during restoration; None unless memory was the cause."""
     if isinstance(error, TooLittleMemory):
         return f"does not fit into --memory: give {error.needed / 1e9 + 0.05:.1f} or more"
     if is_out_of_memory(error):
@@ -43,28 +43,28 @@ def refusal(error: BaseException, height: int, width: int) -> str | None:
 
 @dataclass(eq=False)
 class Tiling:
-    """Calls a function of images tile by tile, with a core size found once.
+    """Calls a function on images tile by tile, with a core size that is chosen once.
 
-    The size depends on one image alone, so that an image gets the same tiles in every batch: where the tiles of a
-    whole batch do not fit into memory together, they are done image by image.
+    The size depends on a single image, so an image gets the same tiles in every batch. If the tiles of a whole batch
+    do not fit into memory together, the images are processed one by one.
 
     Args:
-        receptive_field: pixels that the function can see in each direction, and so the halo of a tile; None where that
-            is most of the image: then the halo is a quarter of a core, and its inner half blends into the neighbours'.
+        receptive_field: pixels that the function sees in each direction, and so the width of the halo. None if it sees
+            most of the image: then the halo is a quarter of a core, and its inner half is blended with the neighbours.
         stride: cores start at multiples of it.
         tile: side of the cores. None: the whole image if its activations fit into memory, otherwise the largest of
-            SIDES that does. Where memory runs out all the same, fewer images at a time are tried, then half the side.
-        memory: bytes that the process may hold in all (on a GPU: there); None for no such limit. Half of the free
-            memory is the limit in any case.
-        fields: tensors of the images' own size that come after the tiles' size is chosen, while tiles are made; the
-            result is one.
-        footprint: of the function, where it may have been measured before.
-        fixed: side and halo of tiles that are all of one size, halo included, for a function that takes no other;
-            what is smaller it pads itself. Neither tile nor memory has a say then.
+            SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
+        memory: bytes that the process may hold in all (on a GPU: in GPU memory); None for no such limit. Half of the
+            free memory is always a limit.
+        fields: tensors of the image's size that will be allocated after the tile size is chosen, including the
+            result.
+        footprint: the function's memory need, which may have been measured before; otherwise measured on first use.
+        fixed: side (halo included) and halo, for a function that takes tiles of one size only and pads smaller ones
+            itself. `tile` and `memory` then have no effect.
 
     Raises:
-        ValueError: a tile of less than SMALLEST, or one beside `fixed`.
-        TooLittleMemory: when it is called: SMALLEST takes more than `memory`.
+        ValueError: `tile` is less than SMALLEST, or is given beside `fixed`.
+        TooLittleMemory: raised by a call if SMALLEST needs more than `memory`.
     """
 
     receptive_field: int | None
@@ -81,15 +81,15 @@ class Tiling:
             raise ValueError(f"this network takes tiles of {side} pixels and no others: omit the tile of {self.tile}")
         if self.tile is not None and self.tile < SMALLEST:
             raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {self.tile}")
-        self.together = None  # images at a time; None for all
+        self.together = None  # images per call; None for all
 
     def side(self, image: Tensor) -> int | None:
-        """Side of the tiles that an image (N, C, H, W) was called in; None where it was called whole."""
+        """Side of the tiles used for an image (N, C, H, W); None if it was processed whole."""
         tile = self.tile if self.fixed is None else self.fixed[0]
         return None if tile is None or tile >= max(image.shape[-2:]) else tile
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-        """function(*images), for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
+        """Compute function(*images) for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
         if self.fixed is not None:
             return self._run_some(function, images, 1)
         if self.tile is None:
@@ -102,7 +102,7 @@ class Tiling:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or (together == 1 and self.tile <= SMALLEST):
                     raise
-            # Out here the error's frames are gone, and with them the tensors that they held.
+            # Outside the except block the error's frames are gone, and the tensors they held are freed.
             if together > 1:
                 self.together = together // 2
             else:
@@ -138,7 +138,7 @@ class Tiling:
         """The halo, and the tiles along one axis."""
         if self.fixed is not None:
             side, halo = self.fixed
-            # Where nothing has to be exact no tile needs to reach beyond the image.
+            # Blended tiles need not align with the stride, so none has to extend beyond the image.
             stride = 1 if self.receptive_field is None else self.stride
             return halo, list(fixed_spans(length, side, halo, stride))
         core, halo = self._core(self.tile), self._halo(self.tile)
@@ -152,11 +152,11 @@ class Tiling:
         return -(-pixels // self.stride) * self.stride
 
     def _fit(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> None:
-        """Choose `tile`, and `together` for it."""
+        """Choose `tile`, and `together` to suit it."""
         height, width = images[0].shape[-2:]
         self.tile, budget = max(height, width), self._budget(images[0])
         if self.tile <= 2 * SMALLEST or GREATEST_FOOTPRINT * len(images[0]) * height * width <= budget:
-            return  # to measure takes longer than a small image
+            return  # measuring would take longer than restoring a small image
         bytes_per_pixel = self.footprint(function, images)
         give_back()
 
@@ -170,35 +170,35 @@ class Tiling:
                 raise TooLittleMemory(int(least))
             smaller = [side for side in SIDES if side < self.tile]
             self.tile = max((side for side in smaller if needed(side) <= budget), default=SMALLEST)
-        self.together = max(1, int(budget / max(1, needed(self.tile))))  # the identity takes nothing
+        self.together = max(1, int(budget / max(1, needed(self.tile))))  # an identity needs no memory
 
     def _budget(self, image: Tensor) -> float:
-        """Bytes that a tile may take."""
+        """Bytes that the tiles may take."""
         free = SHARE_OF_FREE_MEMORY * free_memory(image.device)
         if self.memory is None:
             return free
         return min(free, self.memory - self._held(image))
 
     def _held(self, image: Tensor) -> int:
-        """Bytes that the process holds beside the tiles."""
+        """Bytes that the process holds besides the tiles."""
         return used_memory(image.device) + self.fields * image.nbytes
 
 
 def whole(function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-    """In place of a tiling: all at once."""
+    """Stands in for a tiling: processes the whole image at once."""
     return function(*images)
 
 
 def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:
-    """Along one axis: where each tile starts, its core starts and ends, and the tile ends."""
+    """The tiles along one axis: (start of the tile, start of its core, end of its core, end of the tile)."""
     for start in range(0, length, core):
         stop = min(start + core, length)
         yield max(0, start - halo), start, stop, min(length, stop + halo)
 
 
 def fixed_spans(length: int, side: int, halo: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
-    """As `spans`, for tiles that all have one side: they start at multiples of the stride, and the last one ends with
-    the image, but for what it lacks of such a multiple. An image that is smaller is one tile."""
+    """As `spans`, for tiles of one fixed side. They start at multiples of the stride, and the last one ends at the end
+    of the image, rounded up to the stride. A smaller image is one tile."""
     last = max(0, -(-length // stride) * stride - side)
     starts = [*range(0, last, side - 2 * halo), last]
     borders = [0, *(start + halo for start in starts[1:]), length]
@@ -207,8 +207,8 @@ def fixed_spans(length: int, side: int, halo: int, stride: int) -> Iterator[tupl
 
 
 def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
-    """Weights of a tile along one axis that add to 1 with its neighbours': they cross in the `half` pixels on both
-    sides of a core's border, along a cosine. A core that is the last one may be narrower than its ramp."""
+    """Blending weights of a tile along one axis; with the neighbours' they add up to 1. Neighbours cross-fade along a
+    cosine in the `half` pixels on both sides of a core's border. The last core may be narrower than its ramp."""
     tile_start, start, stop, tile_stop = span
     x = torch.arange(tile_start, tile_stop) + 0.5
 

@@ -1,7 +1,7 @@
 """U2-Net (Qin et al. 2020) as a deblurring predictor: x_init = y + head.
 
-A U-Net whose every stage is itself a small U-Net, the residual U-block RSU-L. Names of submodules are those of the
-official code, so that the encoder and decoder of official weight files fit.
+Each stage of this U-Net is itself a small U-Net, the residual U-block RSU-L. Submodules are named as in the official
+code, so that the encoder and decoder of official weight files fit.
 """
 
 from typing import Literal, get_args
@@ -34,7 +34,7 @@ FULL = (
 LITE = tuple(
     (stage, height, 3 if i == 0 else 64 if i < 6 else 128, 16, 64) for i, (stage, height, *_) in enumerate(FULL)
 )
-# Ours, for a first resolution of 1/2: thin where pixels are many, wide where they are few.
+# Our own table, for a first resolution of 1/2: few channels at high resolution, many at low resolution.
 SMALL = (
     ("stage1", 7, 3, 16, 32),
     ("stage2", 6, 32, 32, 64),
@@ -59,7 +59,7 @@ class ConvNormRelu(nn.Module):
         self.conv_s1 = nn.Conv2d(in_channels, out_channels, 3, padding=dilation, dilation=dilation)
         norms = {"batch": nn.BatchNorm2d, "pixel": PixelNorm, "none": nn.Identity}
         self.bn_s1 = norms[norm](out_channels)
-        if norm != "batch":  # little else keeps the variance of the activations
+        if norm != "batch":  # without BatchNorm only the initialisation keeps the variance of the activations
             nn.init.kaiming_normal_(self.conv_s1.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class ConvNormRelu(nn.Module):
 class RSU(nn.Module):
     """Residual U-block RSU-L: out = U(h) + h with h = conv(x).
 
-    With `height` L (4 to 7) the inner U has L - 1 convolutions with poolings between them, and one of dilation 2 at the
-    bottom. RSU-4F (height "4F") does without pooling: dilations 1, 2, 4 and 8.
+    With `height` L (4 to 7) the inner U has L - 1 convolutions with pooling between them, and one with dilation 2 at
+    the bottom. RSU-4F (height "4F") has dilations 1, 2, 4 and 8 instead of pooling.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RSU(nn.Module):
         self.levels = L = int(str(height)[0])
         dilations = [1] * (L - 1) + [2] if self.pooled else [1, 2, 4, 8]
         self.rebnconvin = ConvNormRelu(in_channels, out_channels, norm=norm)
-        norm = "none" if norm == "pixel" else norm  # one for each block keeps a network without others alive
+        norm = "none" if norm == "pixel" else norm  # one pixel norm per block is enough for stable training
         for i in range(1, L + 1):
             first = out_channels if i == 1 else mid_channels
             self.add_module(f"rebnconv{i}", ConvNormRelu(first, mid_channels, dilations[i - 1], norm))
@@ -117,18 +117,18 @@ class U2NetPredictor(Predictor):
 
     Args:
         variant: "full" (44.0 M parameters), "lite" (1.1 M), or "small" (3.6 M; for `unshuffle` 2).
-        norm: "batch" (official), "pixel" (over the channels of each pixel, once a block) or "none"; with the last two
-            what the network does never depends on the crop's statistics.
+        norm: "batch" (official), "pixel" (over the channels of each pixel, once per block) or "none". With the last two
+            the output never depends on statistics of the crop.
         out_channels: channels of the heads: 3; 1 gives the official saliency heads, for loading and counting only.
-        unshuffle: side k of the blocks of pixels that the network takes as one place (Shi et al., CVPR 2016), so that
-            its first resolution is 1/k and its heads put out k^2 pixels a place; 1 is official.
-        side_outputs: fuse six side outputs, and supervise them (official); without, the last stage's head is x_init's.
-        upsample: "bilinear" (official), or "nearest", whose gradient is five times as cheap on a CPU.
-        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
-            stage's features, which it does not train.
+        unshuffle: side k of the pixel blocks that are moved to channels (Shi et al., CVPR 2016), so that the first
+            resolution is 1/k and the heads predict k^2 pixels per position; 1 is official.
+        side_outputs: fuse six side outputs and supervise them (official); otherwise the last stage's head gives x_init.
+        upsample: "bilinear" (official), or "nearest", whose gradient is five times as fast on a CPU.
+        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
+            stage's features. Its loss sends no gradient into them.
     """
 
-    receptive_field = None  # most of an image: inside stages at 1/32, blocks pool 1/32 again or dilate by 8
+    receptive_field = None  # most of an image: stages at 1/32 resolution pool by 32 again or dilate by 8
     _supports_gradient_checkpointing = True
 
     @register_to_config
@@ -169,12 +169,12 @@ class U2NetPredictor(Predictor):
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
 
-        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|.
+        With a size head the result is (N, 4, H, W); the last channel is the log of the expected |x - x_init|.
         """
         return self.estimates(blurry)[0]
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """What `forward` gives, and where there are side outputs the six of them at full size: all to supervise."""
+        """The outputs to supervise: that of `forward` and, if there are any, the six side outputs at full size."""
         height, width = blurry.shape[-2:]
         h = blurry.to(self.side1.weight.dtype)
         if height % self.unshuffle or width % self.unshuffle:

@@ -1,7 +1,7 @@
-"""The paper's U-Net: no normalisation, no attention, so what it does at one place never depends on the image's size.
+"""The paper's U-Net, without normalisation and attention, so that its output does not depend on the image's size.
 
-SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al. 2019), as Whang et al. 2022 changed it:
-self-attention, positional encoding and group normalisation removed. One network shape serves twice, as `UNetPredictor`
+It is SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al. 2019), as modified by Whang et al.
+2022: no self-attention, positional encoding or group normalisation. It is used twice, as `UNetPredictor`
 (c = 64, 26.6 M parameters) and as `Denoiser` (c = 32, 6.8 M).
 """
 
@@ -23,7 +23,7 @@ Modulation = Literal["add", "scale_shift"]
 class PixelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each pixel of (N, C, H, W), as in NAFNet (Chen et al., ECCV 2022).
 
-    What it does at a place depends on that place alone, so crops, tiles and full frames agree as without it.
+    Its output at a pixel depends on that pixel alone, so crops, tiles and full frames still agree.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ class ResidualBlock(nn.Module):
     Args:
         in_channels, out_channels: channels before and after.
         resample: None, "down" (2x2 mean) or "up" (nearest, x2).
-        embedding_channels: width of the noise embedding that acts after the first convolution; 0 for none.
-        modulation: how: "add" a bias for each channel (the paper), or "scale_shift": a factor, too (ADM, Dhariwal and
-            Nichol 2021, section 3).
+        embedding_channels: width of the noise embedding, applied after the first convolution; 0 for none.
+        modulation: how it is applied: "add" adds a bias to each channel (the paper), "scale_shift" also scales it (ADM,
+            Dhariwal and Nichol 2021, section 3).
         dropout: probability.
         norm: "none" (the paper), or "pixel" to normalise the input of the branch.
     """
@@ -63,8 +63,8 @@ class ResidualBlock(nn.Module):
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.skip = nn.Conv2d(in_channels, out_channels, 1, bias=False)
 
-        # Nothing normalises the activations, so the block must start as a map that keeps their variance: the branch
-        # adds nothing, and the skip is the identity where it can be.
+        # Nothing normalises the activations, so the block must preserve their variance at the start: the branch
+        # adds nothing, and the skip is the identity where possible.
         nn.init.kaiming_normal_(self.conv1.weight)
         nn.init.zeros_(self.conv2.weight)
         nn.init.zeros_(self.conv2.bias)
@@ -86,12 +86,12 @@ class ResidualBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Channels c * multipliers[i] at resolution 1 / 2^i, `blocks` residual blocks a level down and one more a level up.
+    """Channels c * multipliers[i] at resolution 1 / 2^i; `blocks` residual blocks per level down and one more going up.
 
-    Input (one image, or several whose channels are put together) and output (N, channels, H, W), any H and W: padded
-    inside to a multiple of `stride` by repeating the border, and cropped back. The last layer starts at zero. With
-    unshuffle k the first resolution is that of k x k pixels put side by side as channels (Shi et al., CVPR 2016): k^2
-    times fewer places for the same width.
+    Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
+    is padded to a multiple of `stride` by repeating its border, and the output is cropped. The last layer starts at
+    zero. With unshuffle k, blocks of k x k pixels are moved to channels first (Shi et al., CVPR 2016): k^2 times fewer
+    positions for the same width.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class UNet(nn.Module):
                 ch = channels * multiplier
             if level > 0:
                 self.up.append(block(ch, ch, "up"))
-        # No swish before it, unlike SR3's: one that falls silent everywhere has no gradient, and leaves the identity.
+        # No swish before the head, unlike in SR3: if it became zero everywhere, no gradient could revive the network.
         self.head = nn.Conv2d(ch, out_channels, 3, padding=1)
         nn.init.normal_(self.stem.weight, std=(in_channels * stem**2) ** -0.5)
         nn.init.zeros_(self.head.weight)
@@ -148,8 +148,8 @@ class UNet(nn.Module):
 
     @property
     def receptive_field(self) -> int:
-        """How many pixels beyond a multiple of `stride` the outputs inside it see; itself such a multiple."""
-        radius = self.stem.padding[0]  # in pixels of the current resolution; a skip's own is never larger
+        """How far outputs see beyond their own cell of `stride` x `stride` pixels, rounded up to whole strides."""
+        radius = self.stem.padding[0]  # in pixels of the current resolution; that of a skip is never larger
         for block in (*self.down, *self.middle, *self.up):
             if isinstance(block.resample, nn.AvgPool2d):
                 radius = -(-radius // 2)
@@ -177,15 +177,15 @@ class UNet(nn.Module):
         return self.leave(h)[..., :height, :width]
 
     def enter(self, *images: Tensor) -> Tensor:
-        """Images of one size -> the first features, of a height and width padded to multiples of `stride`."""
+        """Concatenate images of one size, pad them to multiples of `stride` and compute the first features."""
         height, width = images[0].shape[-2:]
         x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
-        if height % self.stride or width % self.stride:  # else a copy, which torch.compile cannot differentiate
+        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
             x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         return self.stem(F.pixel_unshuffle(x, self.unshuffle))
 
     def leave(self, h: Tensor) -> Tensor:
-        """The last features -> the output, still padded."""
+        """Compute the output, still padded, from the last features."""
         out = F.pixel_shuffle(self.head(h), self.unshuffle)
         return out if self.log_size is None else torch.cat([out.float(), self.log_size(h)], dim=1)
 
@@ -196,14 +196,14 @@ class UNetPredictor(Predictor):
     Args:
         channels: width c; the paper's is 64.
         multipliers: channels at resolution 1, 1/2, 1/4, ... as multiples of c.
-        blocks: residual blocks a level.
+        blocks: residual blocks per level.
         dropout: probability inside the blocks (the paper does not give one).
-        unshuffle: side k of the blocks of pixels that the network takes as one place; the paper's is 1. With 2
-            and twice the width a network takes the same arithmetic and has four times the parameters.
-        norm: "none", or "pixel": over the channels of each pixel at the start of every block's branch, which leaves the
-            network as local as it is without.
-        size_head: also estimate, as a fourth channel of the output, the log of the expected |x - x_init|; from the last
-            features, which it does not train.
+        unshuffle: side k of the pixel blocks that are moved to channels; the paper's is 1. With 2 and twice the width
+            a network needs the same number of operations and has four times the parameters.
+        norm: "none", or "pixel", which normalises over the channels of each pixel at the start of every block's branch
+            and keeps the network local.
+        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
+            features. Its loss sends no gradient into them.
     """
 
     _supports_gradient_checkpointing = True
@@ -226,8 +226,8 @@ class UNetPredictor(Predictor):
     def forward(self, blurry: Tensor, run: Callable[..., Tensor] = UNet.__call__) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
 
-        With a size head (N, 4, H, W), whose last channel is the log of the expected |x - x_init|. `run` calls the
-        U-Net; `models.bands.unet_in_bands` does so in less memory.
+        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|. `run`
+        calls the U-Net; `models.bands.unet_in_bands` does so in less memory.
         """
         out = run(self.unet, blurry).float()
         x_init = blurry.float() + out[:, :3]
@@ -235,17 +235,17 @@ class UNetPredictor(Predictor):
 
 
 class Denoiser(ModelMixin, ConfigMixin):
-    """The paper's denoiser f(r_t, y, alpha_bar). It is told the noise level itself, never a step's number.
+    """The paper's denoiser f(r_t, y, alpha_bar). It is given the noise level itself, never a step number.
 
     Args:
         channels: width c; the paper's is 32.
         multipliers, blocks, dropout, unshuffle, norm: as in `UNetPredictor`.
-        condition: what stands beside r_t at the input: "blurry" (the paper), or "blurry+x_init" (also the prediction).
-        prediction_type: what the last layer puts out: "v_prediction", "epsilon" (the paper) or "sample".
+        condition: what is concatenated to r_t: "blurry" (the paper), or "blurry+x_init" (also the prediction).
+        prediction_type: what the network predicts: "v_prediction", "epsilon" (the paper) or "sample".
         embedding_channels: width of the noise-level embedding.
-        modulation: how the embedding acts in a block: "add" (the paper) or "scale_shift".
-        stem: side of the first convolution's kernel: 1, or 3, which sees a place's neighbours before it mixes what
-            unshuffle put side by side.
+        modulation: how the embedding is applied in a block: "add" (the paper) or "scale_shift".
+        stem: kernel size of the first convolution: 1, or 3, which sees neighbouring positions before the channels
+            from unshuffle are mixed.
     """
 
     _supports_gradient_checkpointing = True
@@ -291,12 +291,12 @@ class Denoiser(ModelMixin, ConfigMixin):
 
         Args:
             r_t: noisy scaled residual (N, 3, H, W).
-            blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used where `condition` asks for it.
+            blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used if `condition` includes it.
             alpha_bar: noise level of each image (N,), in (0, 1].
             run: calls the U-Net, as in `UNetPredictor.forward`.
 
         Returns:
-            What `prediction_type` names, (N, 3, H, W), float32.
+            The quantity named by `prediction_type`, (N, 3, H, W), float32.
         """
         images = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
@@ -306,7 +306,7 @@ class Denoiser(ModelMixin, ConfigMixin):
 class NoiseLevelEmbedding(nn.Module):
     """Sines and cosines of the log-SNR, then two dense layers. (N,) -> (N, channels).
 
-    WaveGrad and SR3 embed sqrt(alpha_bar); log-SNR tells the nearly clean and the nearly pure-noise ends apart equally
+    WaveGrad and SR3 embed sqrt(alpha_bar). log-SNR resolves the nearly clean end and the nearly pure-noise end equally
     well, which a v-predicting network needs.
     """
 

@@ -1,4 +1,4 @@
-"""Predictors without weights, for ablation: what refinement does when nothing, or nothing new, is predicted."""
+"""Predictors without weights, for ablation: refinement without a prediction (zero), or of the input itself."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ class IdentityPredictor(Predictor):
     @register_to_config
     def __init__(self):
         super().__init__()
-        self.register_buffer("_place", torch.empty(0), persistent=False)  # tells diffusers the device
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # lets diffusers find the device
 
     def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> the same."""

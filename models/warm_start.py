@@ -1,4 +1,4 @@
-"""Training that starts from the weights of another checkpoint."""
+"""Start training from the weights of another checkpoint."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from models.weights import CheckpointError, check_keys, read_weights, shapes
 
 
 def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> None:
-    """Start training from another checkpoint's predictor and, where both sides have one, its denoiser.
+    """Copy the predictor of another checkpoint and, if both sides have one, its denoiser.
 
     Args:
-        source: what `load_pipeline` takes, or a file of bare weights (.pth, .safetensors) with the keys of the official
-            U2-Net. Of that encoder and decoder are used; the heads stay as they are, since those of the file make
-            one-channel saliency maps.
+        source: anything that `load_pipeline` accepts, or a file of bare weights (.pth, .safetensors) with the keys of
+            the official U2-Net. Only its encoder and decoder are copied, since its heads make one-channel saliency
+            maps; the heads here keep their initial weights.
 
     Raises:
-        CheckpointError: the checkpoint is of another architecture.
+        CheckpointError: the checkpoint has another architecture.
     """
     if Path(source).suffix in (".pth", ".pt", ".safetensors"):
         return _copy_official(Path(source), predictor)
@@ -27,20 +27,20 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
         if network is not None and part in found:
             state = found[part].state_dict()
-            # A size head can be added to a predictor that was trained without.
+            # A size head may be added to a predictor that was trained without one.
             state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
             check_keys(shapes(network.state_dict()), shapes(state), f"the {part} of {source}")
             network.load_state_dict(state)
 
 
 def _copy_official(path: Path, predictor: nn.Module) -> None:
-    """Encoder and decoder of the official u2net.pth or u2netp.pth (Qin et al. 2020)."""
+    """Copy the encoder and decoder of the official u2net.pth or u2netp.pth (Qin et al. 2020)."""
     if not isinstance(predictor, U2NetPredictor) or predictor.config.norm != "batch":
         raise CheckpointError(
             f"{path} holds bare weights: from such a file only a U2NetPredictor of norm batch can start"
         )
     state, variant = read_weights(path), predictor.config.variant
-    with torch.device("meta"):  # its shapes alone are wanted
+    with torch.device("meta"):  # only its shapes are needed
         official = U2NetPredictor(variant, out_channels=1)
     check_keys(shapes(official.state_dict()), shapes(state), f"{path}, read as the official U2-Net ({variant}),")
     body = {key: value for key, value in state.items() if not key.startswith(("side", "outconv"))}

@@ -1,4 +1,4 @@
-"""Reading weight files: names and tensors, never code. Every fault is one sentence."""
+"""Read weight files: names and tensors, never code. Every error is one sentence."""
 
 import zipfile
 from pathlib import Path
@@ -12,13 +12,13 @@ from models.index import CheckpointError, read_json
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a .pth, .pt or .ckpt file (of its state dict, where that is inside)."""
+    """The tensors of a .safetensors file, or of a .pth, .pt or .ckpt file (from its state dict, if it has one)."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: give a .safetensors or .pth file")
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     content = read_torch(path)
-    for key in ("state_dict", "params_ema", "params", "model"):  # where training codes put it
+    for key in ("state_dict", "params_ema", "params", "model"):  # common names in training code
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
@@ -37,9 +37,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
-    """What torch.save wrote: tensors and plain values. Whatever would run code to be read is refused.
+    """Load what torch.save wrote: tensors and plain values. A file that would run code is refused.
 
-    `checksums`: compare those of the archive, which reads all of it; tensors are otherwise read when they are used.
+    `checksums`: verify the archive's checksums, which reads the whole file; otherwise tensors are read on first use.
     """
     try:
         if checksums:
@@ -55,7 +55,7 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the one .safetensors file in a folder, or of the shards that its .index.json lists."""
+    """The tensors of the single .safetensors file in a folder, or of the shards listed in its .index.json."""
     indices = sorted(folder.glob("*.safetensors.index.json"))
     files = sorted(folder.glob("*.safetensors"))
     if indices:
@@ -79,7 +79,7 @@ def shapes(state: dict[str, Tensor]) -> dict[str, tuple]:
 
 
 def check_keys(expected: dict[str, tuple], found: dict[str, tuple], what: str) -> None:
-    """CheckpointError naming the first differing key unless both have the same keys and shapes."""
+    """Raise CheckpointError, naming the first differing key, unless both have the same keys and shapes."""
     for key in sorted(expected.keys() | found.keys()):
         if key not in found:
             difference = f"it lacks {key} {expected[key]}"

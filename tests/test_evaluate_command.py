@@ -1,4 +1,4 @@
-"""The command line of evaluate.py: what it says of bad input, its help, several processes, and how it is stopped."""
+"""The command line of evaluate.py: bad input, its help, several processes, and stopping."""
 
 import os
 import signal
@@ -170,7 +170,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):  
     process.send_signal(signal.SIGINT)
     first = process.wait()
     assert first.returncode == 130 and "Traceback" not in first.stderr
-    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to go on"
+    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to resume"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
     score(given)
     assert [line["setting"] for line in rows(tmp_path / "out")][-2:] == ["ddim 3", "ddim 2"]

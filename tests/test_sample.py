@@ -283,7 +283,7 @@ def test_ctrl_c_stops_between_whole_files(checkpoint, tmp_path):
     process.send_signal(signal.SIGINT)
     ended = process.wait()
     assert ended.returncode == 130 and "Traceback" not in ended.stderr
-    done = int(re.search(r"sample.py: stopped, (\d+) done; run again to go on", ended.stderr)[1])
+    done = int(re.search(r"sample.py: stopped, (\d+) done; run again to resume", ended.stderr)[1])
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())) in (done, done + 1)
     assert done >= 2 and not list((tmp_path / "out").glob(".*part*"))
     assert sample.main(command) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15

@@ -1,8 +1,9 @@
 """Make blurry/sharp pairs from sharp frames, as GoPro was made: python -m tools.average_frames VIDEO ROOT
 
-N consecutive frames are averaged to the blurry image, the middle one is the sharp one (Nah et al., "Deep multi-scale
-convolutional neural network for dynamic scene deblurring", CVPR 2017), in the GoPro layout: ROOT/train/SCENE/{blur,
-sharp}/000001.png. Use footage of 120 frames a second and more: averages of frames far apart are ghosts, not blur.
+N consecutive frames are averaged to the blurry image, and the middle one is the sharp one (Nah et al., "Deep
+multi-scale convolutional neural network for dynamic scene deblurring", CVPR 2017). The output has the GoPro layout:
+ROOT/train/SCENE/{blur,sharp}/000001.png. Use footage of at least 120 frames per second: at lower rates the average
+shows ghosts instead of blur.
 """
 
 import sys
@@ -25,18 +26,18 @@ VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"}
 
 
 def average(frames: list[Tensor], response: str = "srgb", gamma: float = 2.2) -> Tensor:
-    """Average (3, H, W) frames in [0, 1] as light that one long exposure gathers, seen through the response.
+    """Average (3, H, W) frames in [0, 1] as the light of one long exposure, recorded through the response.
 
-    srgb: the standard's curve; gamma: value = light^(1/gamma), GoPro's `blur_gamma`; none: of the values themselves,
+    srgb: the standard's curve; gamma: value = light^(1/gamma), GoPro's `blur_gamma`; none: average the file values,
     GoPro's `blur`.
     """
     return from_light(to_light(torch.stack(frames), response, gamma).mean(0), response, gamma)
 
 
 def read_frames(source: str) -> Iterator[Tensor]:
-    """The frames of a video file, or of a folder of images in the order of their names, (3, H, W) in [0, 1].
+    """Yield the frames of a video file, or of a folder of images sorted by name, as (3, H, W) in [0, 1].
 
-    Raises DatasetError for what is neither, and for a video without PyAV.
+    Raises DatasetError if the source is neither, or if it is a video and PyAV is missing.
     """
     path = Path(source)
     if path.is_dir():
@@ -72,13 +73,13 @@ def main(
 
     Args:
         source: a video file, or a folder of frames.
-        output: root folder of the dataset to write to; scenes that are there stay.
-        frames: sharp frames in one blurry image; odd, so that one is in the middle. GoPro has 7 to 13.
-        stride: frames from one pair to the next; none: as many as `frames`, so that no frame is used twice.
-        response: srgb and gamma average light, none averages the files' values.
+        output: root folder of the dataset to write to; existing scenes are kept.
+        frames: sharp frames per blurry image; odd, so that one is in the middle. GoPro has 7 to 13.
+        stride: frames from one pair to the next; none: the value of `frames`, so that no frame is used twice.
+        response: srgb and gamma average light; none averages the file values.
         gamma: of the response gamma.
         scene: name of the scene's folder; none: the source's name.
-        split: part of the dataset.
+        split: split of the dataset.
     """
     if frames < 1 or frames % 2 == 0:
         raise DatasetError(f"frames must be odd and at least 1, not {frames}: the middle one is the sharp image.")

@@ -1,7 +1,7 @@
 """Write the demo's photographs: python -m tools.demo --output runs/demo/photos
 
-All come with the scikit-image package (its skimage.data says where each is from): sharp ones to train on
-with synthetic blur, crops of others, blurred once and for all, to validate and test on, and one that is really blurred.
+All come with the scikit-image package (skimage.data gives the origin of each): sharp photographs to train on with
+synthetic blur, crops of others with fixed blur to validate and test on, and one that was really blurred.
 """
 
 import shutil
@@ -15,8 +15,8 @@ from data import images
 from data.blur import CameraShake, SyntheticBlur
 from data.pairs import generator_of
 
-# Both motorcycles are one scene: they stay on one side. Grass and gravel are left out: in so few steps a sampler learns
-# from them that a residual looks like noise.
+# Both motorcycles show one scene, so they are in the same split. Grass and gravel are left out: in so few steps a
+# sampler learns from them that a residual looks like noise.
 TRAIN = (
     "astronaut.png",
     "brick.png",
@@ -43,7 +43,7 @@ def main(output: str, seed: int = 0) -> None:
     """Write train/, val/ and test/ (each blur/ and sharp/) and clock_motion.png.
 
     Args:
-        output: folder to write to; made where missing.
+        output: folder to write to; created if missing.
         seed: of the blur in val and test.
     """
     source, folder = Path(skimage.__file__).parent / "data", Path(output)
@@ -52,13 +52,13 @@ def main(output: str, seed: int = 0) -> None:
         shutil.copyfile(source / name, folder / "train" / name)
     shutil.copyfile(source / REALLY_BLURRED, folder / REALLY_BLURRED)
 
-    shake = SyntheticBlur([CameraShake(length=(3.0, 11.0))], shot_noise=(0.0, 2e-4))  # as configs/demo.yaml trains on
+    shake = SyntheticBlur([CameraShake(length=(3.0, 11.0))], shot_noise=(0.0, 2e-4))  # the blur of configs/demo.yaml
     for split, photos in HELD_OUT.items():
         for file, corners in photos.items():
             photo = images.read(source / file)
             for number, (left, top) in enumerate(corners, 1):
                 name = f"{Path(file).stem}_{number}.png"
-                # Blurred with real surroundings, which the crop then leaves out.
+                # Blurred with the pixels around the crop, which are then cut off.
                 rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
                 pair = shake(photo[None, :, rows, columns], [generator_of(seed, name)])
                 for side, (image,) in zip(("blur", "sharp"), pair, strict=True):

@@ -1,9 +1,9 @@
-"""Find what is wrong with a dataset before training does: python -m tools.doctor ROOT [--report FILE.json]
+"""Find faults of a dataset before training: python -m tools.doctor ROOT [--report FILE.json]
 
-Checks every pair of every split: images without partner, files that cannot be decoded, sizes that differ, swapped
-sides, shifts, equal sides, blurry images of another brightness (a gamma mistaken for light), 8 bits against 16, the
-same image or scene in two splits, and the number of pairs of the published datasets. Exits with 1 where anything is
-wrong. Warns where there are no splits: the same images would be trained on and validate.
+Checks every pair of every split for: images without a partner, files that cannot be decoded, different sizes, swapped
+sides, shifts, identical sides, blurry images of different brightness (a gamma mistaken for light), 8 bits against 16,
+the same image or scene in two splits, and the number of pairs of published datasets. Exits with 1 if anything is wrong.
+Warns if there are no splits, since the run would then validate on its training images.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ from data import images
 from data.layouts import COUNTS, SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 
 # Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
-SHIFT = 0.25  # of the correlation at its peak is left without moving one side; long blur alone leaves 0.31 and more
-DETAIL = 0.9  # of the blurry side's detail; sharp sides with less than this are swapped
+SHIFT = 0.25  # ratio of the correlation without a shift to its peak; long motion blur alone gives 0.31 and more
+DETAIL = 0.9  # ratio of the sharp side's detail to the blurry side's; below it they are probably swapped
 GAMMA = 0.25  # change of log mean brightness; a gamma of 2.2 changes mid-grey by more
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong: its kind, the split and pair, the files, and one sentence."""
+    """A fault of a dataset: its kind, the split and pair, the files, and a sentence."""
 
     kind: str
     split: str
@@ -47,11 +47,11 @@ class Fault:
 
 
 def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_workers: int | None = None) -> dict:
-    """Check a dataset with all cores (or `num_workers` processes; 0: this one).
+    """Check a dataset on all cores (or with `num_workers` processes; 0: in this one).
 
-    Returns {"root", "variant", "layout", "splits": {split: pairs}, "undivided": whether there are no splits, all pairs
-    counting as one, "faults": [Fault as dict]}. Raises DatasetError where no split can be listed or a process is
-    killed.
+    Returns {"root", "variant", "layout", "splits": {split: number of pairs}, "undivided": whether there are no splits
+    and all pairs count as one, "faults": [Fault as dict]}. Raises DatasetError if no split can be listed or a process
+    is killed.
     """
     listings, refused = {}, {}
     for split in SPLITS:
@@ -62,7 +62,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     if not listings:
         raise refused["train"]
     paths = {tuple(str(pair.blurry) for pair in listing.pairs) for listing in listings.values()}
-    undivided = len(paths) == 1 and len(listings) > 1  # no split folders: the dataset is one split
+    undivided = len(paths) == 1 and len(listings) > 1  # no split folders: every split has the same pairs
     if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
     prints: dict[bytes, list[tuple[str, Pair]]] = {}
@@ -104,7 +104,7 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[
     try:
         yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
     except BrokenProcessPool:
-        # The pool would wait for ever for a process that was only just starting when another was killed.
+        # The pool would wait forever for a process that was just starting when another one was killed.
         for process in active_children():
             process.kill()
         raise DatasetError(
@@ -115,7 +115,7 @@ def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[
 
 
 def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:
-    """The faults of one pair, and a mark that equal images share, of the sharp side's pixels; None if unreadable."""
+    """The faults of one pair, and a mark of the sharp image that equal images share; None if unreadable."""
     faults = []
 
     def fault(kind: str, sentence: str) -> None:
@@ -149,24 +149,25 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:
               f"{pair.sharp}: one may be in linear light, the other in the file's values.")  # fmt: skip
     if share < SHIFT:
         fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
-    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # darker images have less detail
+    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # a darker image has less detail
         fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
     return faults, mark
 
 
 def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
-    """Where one (H, W) image lies against the other: (pixels right, pixels down, share).
+    """The shift of one (H, W) image against the other: (pixels right, pixels down, share).
 
-    By phase correlation (Kuglin and Hines 1975) of the windowed images' low frequencies. `share` is the correlation
-    without moving, over that at the peak: near 1 for sides in place, near 0 for a shift. Motion blur draws the peak out
-    along its path, which goes through the place of no motion; a shift does not.
+    It is found by phase correlation (Kuglin and Hines 1975) of the windowed images' low frequencies. `share` is the
+    correlation at zero shift over that at the peak: near 1 if the images are aligned, near 0 if they are shifted.
+    Motion blur stretches the peak along its path, which includes zero shift; a real shift moves the whole peak away
+    from it.
     """
     height, width = blurry.shape
     window = torch.outer(*(torch.hann_window(side, periodic=False) for side in (height, width)))
     first, second = (torch.fft.rfft2((side - side.mean()) * window) for side in (blurry, sharp))
     cross = first * second.conj()
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
-    low = torch.exp(-(rows**2 + columns**2) / (2 * 0.08**2))  # what blur of a few pixels leaves
+    low = torch.exp(-(rows**2 + columns**2) / (2 * 0.08**2))  # frequencies that a blur of a few pixels preserves
     surface = torch.fft.irfft2(cross / cross.abs().clamp_min(1e-12) * low, s=(height, width))
     down, right = divmod(int(surface.argmax()), width)
     share = (surface[0, 0] / surface.max()).item()
@@ -174,13 +175,13 @@ def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
 
 
 def detail(image: Tensor) -> float:
-    """Mean absolute second difference of an (H, W) image averaged over 2 x 2 pixels, which leaves noise out."""
+    """Mean absolute second difference of an (H, W) image after 2 x 2 averaging, which suppresses noise."""
     small = F.avg_pool2d(image[None], 2)[0]
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
 
 
 def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
-    """Images that lie in two splits."""
+    """Images that occur in two splits."""
     faults = []
     for places in prints.values():
         splits = {split for split, _ in places}
@@ -192,7 +193,7 @@ def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
 
 
 def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
-    """Scenes, the folders of names like SCENE/000001, that lie in two splits; where a layout's splits are by scene."""
+    """Scenes (folders in names like SCENE/000001) that occur in two splits, for layouts that are split by scene."""
     splits: dict[str, list[str]] = {}
     for split, listing in listings.items():
         if listing.layout in ("gopro", "realblur"):
@@ -212,14 +213,14 @@ def main(
     layout: str | None = None,
     num_workers: int | None = None,
 ) -> int:
-    """Examine a dataset; prints a table and returns the exit code.
+    """Examine a dataset, print a table and return the exit code.
 
     Args:
-        root: root folder of the dataset, of any layout, or a CSV manifest.
-        report: a JSON file to write all faults to.
+        root: root folder of the dataset, in any layout, or a CSV manifest.
+        report: JSON file to write all faults to.
         variant: kind of blurry images.
-        layout: the dataset's layout; none: it is recognised.
-        num_workers: processes; none: one for each core.
+        layout: the dataset's layout; none: recognised automatically.
+        num_workers: processes; none: one per core.
     """
     found = diagnose(root, variant, layout, num_workers)
     counts = Counter(fault["kind"] for fault in found["faults"])

@@ -1,9 +1,9 @@
 """Blur sharp photographs once: python -m tools.make_pairs PHOTOS ... --config CONFIG --output ROOT
 
-ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred as the `data.blur` of a training config says:
-whole photographs to test on, or with --crops so many random regions of each, to train on without blurring again.
-ROOT/pairs.json says how they were made. Where one kernel blurs each image, kernels.npz has it under the pair's name,
-for methods that need to know it. A command that was stopped goes on where it was when it is given again.
+ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred according to `data.blur` of a training config. It
+has whole photographs to test on, or with --crops that many random regions of each, to train on without blurring again.
+ROOT/pairs.json says how the pairs were made. If every image is blurred by one kernel, kernels.npz has it under the
+pair's name, for methods that need it. Repeating a stopped command resumes it.
 """
 
 import multiprocessing
@@ -34,9 +34,9 @@ FRAME = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Import path
 
 
 def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
-    """The `data.blur` of a config file of train.py, built and as it stands there.
+    """The `data.blur` of a config file of train.py, as an object and as it is written there.
 
-    ValueError where there is none or it cannot be built.
+    Raises ValueError if it is missing or cannot be built.
     """
     try:
         section = (yaml.safe_load(Path(config).read_text()) or {}).get("data", {}).get("blur")
@@ -49,17 +49,17 @@ def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
     try:
         return parser.instantiate(parser.parse_object({"blur": deepcopy(section)})).blur, section
     except (ArgumentError, ValueError) as error:
-        # jsonargparse tells all that it tried; what is wrong stands in the first line that is no part of that frame.
+        # jsonargparse reports everything it tried; the cause is the first line that is not part of that frame.
         lines = [line.strip(" -") for line in str(error).splitlines()]
         reason = next((line for line in lines if line and not line.startswith(FRAME)), "")
         raise ValueError(f"{config} has a data.blur that cannot be built: {reason}") from None
 
 
 def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, Path]]:
-    """Photographs as {name: (file, folder)}: all of the folders, or those in a text file of that name in a folder.
+    """Photographs as {name: (file, folder)}: all in the folders, or those listed in a text file `names` in a folder.
 
-    A name is the path in the folder without suffix, after the folder's own name where there are several. DatasetError
-    where no folder has the text file, or two photographs have one name.
+    A name is the path in the folder without suffix, preceded by the folder's own name if there are several. Raises
+    DatasetError if no folder has the text file, or two photographs have the same name.
     """
     found: dict[str, tuple[Path, Path]] = {}
     roots = [Path(folder) for folder in folders]
@@ -77,14 +77,14 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
 
 
 def names_of(photo: str, crops: int | None) -> list[str]:
-    """The names of the pairs that a photograph gives."""
+    """The names of the pairs made from a photograph."""
     return [photo] if crops is None else [f"{photo}_{at}" for at in range(crops)]
 
 
 def regions(
     photo: str, file: Path, root: Path, margin: int, seed: int, crops: int | None, size: int | None, candidates: int
 ) -> Iterator:
-    """(name, (3, H, W) sharp region) of each pair of a photograph, with the blur's margin on every side."""
+    """Yield (name, sharp region (3, H, W)) for each pair of a photograph, with the blur's margin on every side."""
     if crops is None:
         yield photo, FrameSharp([file], root, margin, seed, size)[0]["sharp"]
         return
@@ -114,7 +114,7 @@ def write_photo(
     size: int | None,
     candidates: int,
 ) -> None:
-    """Blur one photograph and write its pairs, unless all of them are there."""
+    """Blur one photograph and write its pairs, unless all of them exist."""
     torch.set_num_threads(1)
     files = {name: [folder / side / f"{name}.png" for side in ("blur", "sharp")] for name in names_of(photo, crops)}
     if all(file.is_file() for sides in files.values() for file in sides):
@@ -141,22 +141,22 @@ def make(
 
     Args:
         photos: folders of sharp photographs.
-        config: config file of train.py, whose data.blur is used.
+        config: config file of train.py; its data.blur is used.
         output: folder to write to; must be new or empty.
-        names: text file in a folder of photographs with the names of those to take, one a line, such as test.txt; of
-            a folder without it all are taken. None: all of every folder.
-        crops: random regions of each photograph; none: one pair of the whole photograph, without the blur's margin.
-        size: side in pixels of the regions; of whole photographs: take at most so many pixels from the centre.
-        candidates: places drawn for each region, of which the one with most detail is taken: a clear sky blurred is
-            the same sky, and teaches little.
-        uniform: leave out what has no single kernel for the whole image: a turning camera and moving objects.
-        seed: of the regions and the blur. What a pair gets depends on the seed and its name; of whole photographs of
-            one folder it is what train.py test gives them.
-        workers: processes; none: one for each core.
+        names: text file, such as test.txt, in a folder of photographs that lists the ones to use, one per line. A
+            folder without it is used completely. None: use all photographs of every folder.
+        crops: random regions per photograph; none: one pair of the whole photograph, without the blur's margin.
+        size: side in pixels of the regions; for whole photographs the largest side of a centre crop.
+        candidates: positions drawn for each region; the one with the most detail is used. A blurred clear sky is the
+            same sky and teaches little.
+        uniform: leave out blur without a single kernel for the whole image: a rotating camera and moving objects.
+        seed: of the regions and the blur. A pair depends on the seed and its name. Whole photographs of one folder are
+            blurred as in train.py test.
+        workers: processes; none: one per core.
 
     Raises:
-        ValueError, ImageError, OSError: one sentence on what cannot be read or written. What was made stays in a
-            hidden folder beside `output`, from which the same command goes on.
+        ValueError, ImageError, OSError: something cannot be read or written. Finished pairs stay in a hidden folder
+            beside `output`, from which the same command resumes.
     """
     if crops is not None and (crops < 1 or size is None):
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")

@@ -1,8 +1,8 @@
 """Pack a dataset into shards that are read without decoding: python -m tools.pack ROOT SHARDS
 
-The shards hold the decoded pixels (bit for bit, 64 MB a shard), so they take several times the room of PNG files.
-Train on them by giving their folder as data.train, or its address in an object store (s3://, gs://, azure://), from
-which litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
+The shards hold the decoded pixels without loss (64 MB per shard), so they are several times larger than PNG files. To
+train on them, give their folder as data.train, or its address in an object store (s3://, gs://, azure://), from which
+litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
 """
 
 import sys
@@ -20,7 +20,7 @@ from data.packed import NEEDED, shard_sizes
 
 
 def sample(pair: Pair) -> dict:
-    """What a shard stores of a pair: its name and its pixels, height x width x 3."""
+    """The shard's entry for a pair: its name and its pixels, height x width x 3."""
     blurry, sharp = pair.read()
     sides = {"blurry": blurry, "sharp": sharp}
     return {"name": pair.name} | {side: frame.movedim(0, -1).contiguous() for side, frame in sides.items()}
@@ -38,11 +38,11 @@ def main(
     """Pack a split of a dataset.
 
     Args:
-        root: root folder of the dataset, of any layout.
-        output: folder to write to; must be new or empty. It gets its name when all is in it.
+        root: root folder of the dataset, in any layout.
+        output: folder to write to; must be new or empty. It appears under its name when it is complete.
         split: train, val or test.
         variant: kind of blurry images.
-        layout: the dataset's layout; none: it is recognised.
+        layout: the dataset's layout; none: recognised automatically.
         num_workers: processes that decode and write.
         shard_bytes: size of a shard.
     """
@@ -55,7 +55,7 @@ def main(
         raise DatasetError(f"{output} is not empty: give a new folder.")
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
-    check_files(pairs)  # what heads and ends of files show is named at once; the rest where it is met
+    check_files(pairs)  # finds damaged headers and truncated files at once; other faults are found on decoding
     target.parent.mkdir(parents=True, exist_ok=True)
     options = {"chunk_bytes": shard_bytes, "num_workers": num_workers, "reorder_files": False}
     options |= {"start_method": "spawn", "optimize_dns": False}
@@ -68,14 +68,14 @@ def main(
                     f"Only {sum(shards)} of {len(pairs)} pairs of {root} were packed, since a process was killed: give "
                     "fewer num_workers or free memory."
                 )
-    except RuntimeError as error:  # litdata's, with the traceback of the process that failed
+    except RuntimeError as error:  # of litdata, with the traceback of the process that failed
         raise _first_cause(str(error)) or error from None
     kind = f"{split}, layout {listing.layout}, variant {listing.variant}"
     print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(shards)} shards")
 
 
 def _first_cause(traceback: str) -> ValueError | None:
-    """What an image or pair had wrong, out of the traceback of another process; None for other errors."""
+    """The fault of an image or pair, from the traceback of another process; None for other errors."""
     for kind in (ImageError, DatasetError):
         _, found, rest = traceback.partition(f"{kind.__module__}.{kind.__name__}: ")
         if found:
@@ -85,6 +85,6 @@ def _first_cause(traceback: str) -> ValueError | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    from tools import pack  # the functions of the importable module, which the writing processes can find
+    from tools import pack  # imports this file as a module, so that the writing processes find its functions
 
     sys.exit(run_command("tools.pack", lambda: auto_cli(pack.main, as_positional=True), "stopped; nothing is written"))

@@ -1,4 +1,4 @@
-"""Folders of many files that a stopped command goes on with."""
+"""Output folders of many files that a stopped command can resume."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from data.layouts import DatasetError
 
 @contextmanager
 def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator[Path]:
-    """A hidden folder beside `folder` to fill, which takes its place when the block ends.
+    """A hidden folder beside `folder` to fill; it takes the place of `folder` when the block ends.
 
-    If the block raises, it stays, and the same command finds there what it had made.
+    If the block raises, the hidden folder stays, and the same command finds the finished files there.
 
     Args:
-        folder: must not be there, or be empty.
+        folder: must not exist or must be empty.
         description: name of the JSON file in it that holds `facts`.
-        facts: what its files depend on.
+        facts: what the files depend on.
 
     Raises:
-        DatasetError: what lies there was begun with other facts.
+        DatasetError: the hidden folder was begun with other facts.
     """
     part = folder.with_name(f".{folder.name}.part")
     described, text = part / description, json.dumps(facts, indent=1) + "\n"

@@ -1,10 +1,10 @@
-"""Pairs whose target is a trained predictor's output: python -m tools.teach_pairs PAIRS --output TAUGHT
+"""Make pairs whose target is a trained predictor's output: python -m tools.teach_pairs PAIRS --output TAUGHT
 
-Regression onto the sharp image averages over all sharp images that one blurry image may come from, and with the few
-crops of a small step that average is mostly noise. What a trained predictor makes of the blurry image has no such
-noise, so a new network comes off the identity in minutes on it, and is then trained on the sharp images themselves
-(knowledge distillation, Hinton et al. 2015). Where the teacher is no nearer to the sharp image than the blurry one is,
-the sharp image stays the target: a network should not learn its teacher's faults.
+Regression onto the sharp image averages over all sharp images that may belong to a blurry one, and with the few crops
+of a small step that average is mostly noise. A trained predictor's output has no such noise. So a new network leaves
+the identity within minutes on it, and is then trained on the sharp images themselves (knowledge distillation, Hinton et
+al. 2015). If the teacher's output is no nearer to the sharp image than the blurry image is, the sharp image remains the
+target, since a network should not learn its teacher's faults.
 """
 
 import shutil
@@ -26,16 +26,16 @@ from tools.resumable import resumable
 
 
 def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "train", device: str = "auto") -> None:
-    """Write OUTPUT/blur and OUTPUT/sharp, 8-bit PNG, and OUTPUT/teacher.json, which says what they are.
+    """Write OUTPUT/blur and OUTPUT/sharp, 8-bit PNG, and OUTPUT/teacher.json with their origin.
 
-    A command that was stopped goes on where it was when it is given again.
+    Repeating a stopped command resumes it.
 
     Args:
         pairs: root folder of a dataset of pairs.
         output: folder to write to; must be new.
         checkpoint: the teacher: exported folder, hub id or .ckpt file; default: pretrained/lite.
         split: which split of the dataset.
-        device: cpu, cuda, cuda:1, mps, or auto for the first of cuda, mps, cpu that is there.
+        device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
     """
     folder, found = Path(output), find_pairs(pairs, split)
     if folder.exists():
@@ -58,9 +58,9 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
 
 
 def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -> torch.Tensor:
-    """The prediction, clipped, or where it is no nearer to the sharp image than the blurry one the sharp image.
+    """The clipped prediction, or the sharp image if the prediction is no nearer to it than the blurry image is.
 
-    All (3, H, W) in [0, 1].
+    All images are (3, H, W) in [0, 1].
     """
     prediction = prediction.clamp(0, 1)
     helped = (prediction - sharp).square().mean() < (blurry - sharp).square().mean()

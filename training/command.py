@@ -1,4 +1,4 @@
-"""The command line of train.py: a run made of a config and flags."""
+"""The command line of train.py: build a run from a config and flags."""
 
 import signal
 from argparse import ArgumentError
@@ -38,27 +38,27 @@ from training.usage import DEFAULTS
 
 
 class Parser(LightningArgumentParser):
-    """Raises its errors, and takes whole names alone; also those that it makes for the arguments of classes."""
+    """A parser that raises its errors and accepts no abbreviated flags; its subparsers for class arguments, too."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **STRICT | kwargs)
 
 
 class Command(LightningCLI):
-    """A run as its flags describe it: `model`, `datamodule` and `trainer`, for `fit`, `validate` and `test`.
+    """A run as described by its flags: `model`, `datamodule` and `trainer`, for `fit`, `validate` and `test`.
 
-    Every run has, beside what its config says: `DEFAULTS`; the callbacks of `_callbacks`; metrics.csv as its first
-    logger; checkpoints that are whole or not there; where trainer.precision is null, bf16 if the device has it; where
-    trainer.profiler is null, the clock of `Speed`.
+    In addition to its config, every run has: `DEFAULTS`; the callbacks of `_callbacks`; metrics.csv as its first
+    logger; atomically written checkpoints; bf16 if trainer.precision is null and the device supports it; the clock of
+    `Speed` if trainer.profiler is null.
 
     Args:
-        name: fit, validate or test; none: the run is only built.
-        datamodule: class of the data.
-        args: flags, without the name.
-        held: holds the run's folder, where it is written to.
+        name: fit, validate or test; none: the run is built but not started.
+        datamodule: class of the data module.
+        args: flags, without the command's name.
+        held: keeps the run's folder locked while the run writes to it.
 
     Raises:
-        ValueError: of any kind: one sentence on what is wrong with the flags, the data or the checkpoint.
+        ValueError: something is wrong with the flags, the data or the checkpoint.
         FolderInUse: another run writes into the folder.
     """
 
@@ -89,7 +89,7 @@ class Command(LightningCLI):
             type=bool,
             default=True,
             help="fit resumes from the newest checkpoint in trainer.default_root_dir, unless --ckpt_path is given;"
-            " false starts anew, over what is there",
+            " false starts anew and overwrites that run",
         )
         parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 
@@ -100,12 +100,12 @@ class Command(LightningCLI):
             raise UsageError(str(error)) from None
 
     def before_instantiate_classes(self) -> None:
-        """Take the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
+        """Lock the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
         self.ckpt_path = self.config.ckpt_path
         if self.name != "fit" or self.config.trainer.fast_dev_run:
             return
         root = Path(self.config.trainer.default_root_dir)
-        if not rank_zero_only.rank:  # of several processes the first one alone writes
+        if not rank_zero_only.rank:  # only the first process writes
             self.held.enter_context(sole_user(root))
             remove_parts(root)
             remove_parts(root / "checkpoints")
@@ -144,7 +144,7 @@ class Command(LightningCLI):
         return trainer
 
     def _callbacks(self, root: Path, speed: Speed) -> list:
-        """What every run has, in addition to those that have flags of their own and those of the config."""
+        """The callbacks that every run has, in addition to those with flags of their own and those of the config."""
         scores, settings = self.config_init.scores, self.config_init.trainer
         own = any(isinstance(one, ProgressBar) for one in _listed(settings.callbacks))
         kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
@@ -159,11 +159,11 @@ class Command(LightningCLI):
             Track(scores.lpips, scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
             *([] if own or settings.enable_progress_bar is False else [Bar()]),
-            Last(root, settings.val_check_interval),  # after the others, whose best scores it holds
+            Last(root, settings.val_check_interval),  # after the others, because it stores their best scores
         ]
 
     def run(self) -> None:
-        """Do what the command is named after."""
+        """Run the command."""
         if self.name == "fit":
             self.fit()
         elif self.name is not None:
@@ -178,7 +178,7 @@ class Command(LightningCLI):
         """
         if "pipeline" in self.checkpoint:
             here = plain(self.parser, self.config)
-            there = self.checkpoint.get("config", here)  # older checkpoints have none
+            there = self.checkpoint.get("config", here)  # older checkpoints lack it
             differing = changes(self.checkpoint, self.model)
             changed = changed_settings(there, here)
             differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
@@ -193,12 +193,12 @@ class Command(LightningCLI):
             rank_zero_info(f"resumed from {self.ckpt_path}, step {self.checkpoint['global_step']}")
             if changed:
                 rank_zero_info(f"changed since that checkpoint: {'; '.join(changed)}")
-        self.checkpoint = {}  # as large as the model and its optimizer; Lightning reads it again
+        self.checkpoint = {}  # frees the memory of the model and its optimizer; Lightning reads the file again
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
         except SIGTERMException:
             last = next(callback for callback in self.trainer.callbacks if isinstance(callback, Last))
-            raise Stopped(last.signal or signal.SIGTERM) from None  # another process may have got it
+            raise Stopped(last.signal or signal.SIGTERM) from None  # the signal may have reached another process
 
     def _say_that_it_is_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)
@@ -226,7 +226,7 @@ def _check_intervals(steps: int, interval: int, accumulated: int) -> None:
 
 
 def _listed(value: Any) -> list:
-    """What Lightning takes as one or as a list of them, as a list."""
+    """A value that Lightning accepts alone or in a list, as a list."""
     return value if isinstance(value, list) else [value]
 
 

@@ -1,7 +1,7 @@
-"""What a refiner must pass before its samples are worth looking at: errors of r_0's estimate, and the samples' power.
+"""Checks of a refiner that precede a look at its samples: errors of its r_0 estimates, and the power of its samples.
 
-A denoiser whose estimate in flat regions is worse than zero adds noise there; one whose estimate at edges is shrunken
-adds nothing there. Neither shows in the loss, which is a mean over both.
+A denoiser whose estimates in flat regions are worse than zero adds noise there; one whose estimates at edges are too
+small adds nothing there. The loss shows neither, since it averages over both.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from models.sampling import noise_generator
 from models.schedules import level_of
 from models.settings import SamplingSettings
 
-SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # noise over signal of r_0, from nearly clean to nearly pure noise
-FLAT, EDGE = 0.2, 0.6  # local size of the true residual, over its size in all images
+SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # ratio of noise to signal in r_t, from nearly clean to nearly pure noise
+FLAT, EDGE = 0.2, 0.6  # local size of the true residual, relative to its size over all images
 
 
 @dataclass
 class _Sums:
-    """Sums over a region's pixels: squares of the true residual, of its estimate's error, of the estimate; product."""
+    """Sums over a region's pixels of true^2, (estimate - true)^2, estimate^2 and true * estimate."""
 
     true: float = 0.0
     error: float = 0.0
@@ -46,24 +46,24 @@ def refiner_gates(
     settings: SamplingSettings | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """The gates of a refiner over some images, in the units of the image (so that a scale map weighs nothing).
+    """Compute the gates of a refiner on some images, in image units, so that no pixel is weighted by the scale map.
 
-    A pixel is flat where the true residual's root mean square over 9 x 9 pixels is below FLAT of that over all images,
-    at an edge where it is above EDGE.
+    A pixel is flat if the true residual's root mean square over 9 x 9 pixels is below FLAT times that over all images,
+    and at an edge if it is above EDGE times that.
 
     Args:
         pipeline: with a denoiser.
         images: (name, blurry, sharp), both (3, H, W) in [0, 1].
-        sigmas: noise levels, sigma^2 = (1 - alpha_bar) / alpha_bar; of a consistency flow there are no errors at noise
-            levels, since its estimates are no means, but ends of its segments.
-        settings: how to sample; None: the pipeline's default. blend 0 leaves the samples out.
+        sigmas: noise levels, sigma^2 = (1 - alpha_bar) / alpha_bar. For a consistency flow the errors are omitted,
+            since its estimates are endpoints of its segments and not means.
+        settings: how to sample; None: the pipeline's default. With blend 0 nothing is sampled.
         seed: of the noise.
 
     Returns:
-        For each sigma `flat_error/sigma` and `edge_error/sigma` (squared error of r_0's estimate over that of zero:
-        below 1 the estimate helps), `edge_slope/sigma` (of the true residual on its estimate: 1 is unbiased, above 1
-        the estimate is shrunken), and of one sample per image `flat_power` and `edge_power` (of the sampled residual
-        over the true one).
+        For each sigma `flat_error/sigma` and `edge_error/sigma`, the squared error of the estimated r_0 over that of an
+        estimate of zero (below 1 the estimate helps), and `edge_slope/sigma`, the regression slope of the true residual
+        on the estimate (1 is unbiased, above 1 the estimate is too small). For one sample per image `flat_power` and
+        `edge_power`, the power of the sampled residual over that of the true one.
     """
     known = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
     overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
@@ -97,7 +97,7 @@ def refiner_gates(
 
 
 def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, ...]:
-    """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in the units of [-1, 1], and what `predict` gave."""
+    """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
     own = torch.cat([prediction[:, :3] * 2 - 1, prediction[:, 3:]], dim=1)
@@ -106,11 +106,11 @@ def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Ten
 
 
 class Gates(Callback):
-    """Log the gates of a run's refiner at each validation, as gates/... .
+    """Log the gates of a run's refiner at each validation, under gates/.
 
     Args:
-        images: how many images of the validation set they are computed on, from the first on; 0: no gates.
-        crop: pixels a side of the images' centres.
+        images: number of validation images to compute them on, starting with the first; 0: no gates.
+        crop: side in pixels of the centre crop that is used.
     """
 
     def __init__(self, images: int = 6, crop: int = 128):
@@ -121,7 +121,7 @@ class Gates(Callback):
         self._kept = []
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        # Not at the epoch's end, when the averaged weights may be gone again.
+        # Done here because at the end of the epoch the averaged weights may already be swapped out.
         if trainer.sanity_checking or pl_module.pipeline().denoiser is None or len(self._kept) == self.images:
             return
         self._kept.append((batch["name"][0], *(self._centre(batch[side][0]) for side in ("blurry", "sharp"))))

@@ -1,4 +1,4 @@
-"""What a long run meets: steps that are not finite, losses that jump, colours that drift."""
+"""Protection against faults of a long run: non-finite steps, jumps of the loss, colour drift."""
 
 import json
 import math
@@ -17,25 +17,25 @@ from training.averages import Averages
 from training.resume import changes, read_checkpoint
 from training.tracking import log_values
 
-SETTLED = 20  # losses that must be known before one can be called a spike
+SETTLED = 20  # number of losses needed before one can be called a spike
 
 
 class TrainingFault(ValueError):
-    """Training cannot continue; the message says where its last batch is and how to look at it."""
+    """Training cannot continue. The message says where the last batch was saved and how to inspect it."""
 
 
 class Guard(Callback):
     """Skip steps whose loss or gradient is not finite, stop after many in a row, and log what looks wrong.
 
-    A skipped step changes neither weights nor averages nor buffers nor the optimizer's state; where several processes
-    train, all skip it. Their number is logged as guard/skipped. Every step costs one look at the gradients'
-    norm, for which the host waits.
+    A skipped step changes no weights, averages, buffers or optimizer state; with several processes, all skip it. The
+    number of skipped steps is logged as guard/skipped. Every step checks the gradients' norm, which makes the host
+    wait for the device.
 
     Args:
-        patience: stop when so many steps in a row were skipped, and save the last one's batch into
-            faults/step_N.safetensors, with its names in a .json and the weights in a .ckpt beside it; 0: every step
-            goes through.
-        spike: name the files of a batch whose loss is more than so many times the median of the last 100 losses.
+        patience: stop after this many skipped steps in a row and save the last one's batch as
+            faults/step_N.safetensors, with its names in a .json and the weights in a .ckpt beside it; 0: no step is
+            checked or skipped.
+        spike: name the files of a batch whose loss is more than this many times the median of the last 100 losses.
     """
 
     def __init__(self, patience: int = 10, spike: float = 5.0):
@@ -69,7 +69,7 @@ class Guard(Callback):
             self.in_a_row = 0
             self._watch(trainer, loss)
             return
-        optimizer.zero_grad(set_to_none=True)  # an optimizer passes over parameters without a gradient
+        optimizer.zero_grad(set_to_none=True)  # an optimizer ignores parameters without a gradient
         for buffer, before in zip(pl_module.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
         for callback in trainer.callbacks:
@@ -81,7 +81,7 @@ class Guard(Callback):
             f"step {trainer.global_step + 1} is skipped, its loss or gradient is not finite (loss {loss:g});"
             f" {self.in_a_row} in a row, {self.skipped} in all; batch: {', '.join(self.batch['name'])}"
         )
-        log_values(trainer, {"guard/skipped": self.skipped}, trainer.global_step + 1)  # of the step at hand
+        log_values(trainer, {"guard/skipped": self.skipped}, trainer.global_step + 1)  # the current step
         if self.in_a_row >= self.patience:
             raise TrainingFault(
                 f"{self.in_a_row} steps in a row had a loss or gradient that is not finite; look at the last with"
@@ -89,7 +89,7 @@ class Guard(Callback):
             )
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        """Log how far the prediction's mean colour is from the blurry image's: blur does not change it."""
+        """Log the difference of mean colour between prediction and blurry image, which blur does not change."""
         drift = outputs.predictions.float().mean((0, 2, 3)) - batch["blurry"].float().mean((0, 2, 3))
         for name, value in zip(("red", "green", "blue"), drift, strict=True):
             pl_module.log(f"val/drift_{name}", value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
@@ -115,7 +115,7 @@ class Guard(Callback):
 
 
 class _Report(Callback):
-    """Where a step stops being finite."""
+    """Records where a step first produces non-finite values."""
 
     def __init__(self):
         self.lines = []
@@ -146,13 +146,13 @@ class _Report(Callback):
 
 
 def replay(path: Path, model: LightningModule, precision: str) -> list[str]:
-    """Do the step of a batch that a `Guard` saved once more, from its weights and with rank 0's random numbers.
+    """Repeat the step of a batch that a `Guard` saved, with its weights and rank 0's random numbers.
 
     Returns:
-        Lines that say where it stops being finite.
+        Lines that say where the step first produces non-finite values.
 
     Raises:
-        CheckpointError: the file, or the .json or .ckpt beside it, is missing, damaged, or of another config.
+        CheckpointError: the file, or the .json or .ckpt beside it, is missing, damaged, or belongs to another config.
     """
     about = path.with_suffix(".json")
     if not path.is_file() or not about.is_file():
@@ -168,7 +168,7 @@ def replay(path: Path, model: LightningModule, precision: str) -> list[str]:
     report = _Report()
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(max_steps=1, devices=1, precision=precision, callbacks=[report], **quiet)
-    # What the step's random numbers follow from.
+    # The step's random numbers follow from it.
     trainer.fit_loop.epoch_loop.batch_progress.total.ready = about["batch"]
     trainer.fit(model, DataLoader([batch | {"name": about["name"]}], batch_size=None))
     return [f"batch {about['batch']}: {', '.join(about['name'])}", *report.lines]

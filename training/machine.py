@@ -1,4 +1,4 @@
-"""What a machine does at most, and what a process took of it."""
+"""Measure the speed of a machine, and the time and memory that functions take."""
 
 import time
 from collections.abc import Callable
@@ -10,18 +10,18 @@ import torch
 
 @cache
 def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
-    """FLOP/s of a square matrix product, the most that a network can hope for: the best of twenty, measured once."""
+    """FLOP/s of a square matrix product, an upper bound for networks: the best of twenty runs, measured once."""
     a, b = torch.randn(2, side, side, device=device).to(dtype)
     return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device, 20)
 
 
 def best_seconds(function: Callable[[], object], device: str, calls: int = 5) -> float:
-    """The shortest of `calls` calls after a first one, which warms up."""
+    """Time of the fastest of `calls` calls, after one call for warm-up."""
     return min([seconds_of(function, device) for _ in range(calls + 1)][1:])
 
 
 def seconds_of(function: Callable[[], object], device: str) -> float:
-    """How long a call takes, until the device has done its work."""
+    """Time of a call, until the device has finished."""
     start = time.perf_counter()
     function()
     if device.startswith("cuda"):
@@ -30,7 +30,7 @@ def seconds_of(function: Callable[[], object], device: str) -> float:
 
 
 def peak_memory(device: str) -> int:
-    """Bytes that this process has held at most: in tensors on a GPU, else resident; 0 where it is unknown."""
+    """Peak memory of this process in bytes: tensors on a GPU, otherwise resident memory; 0 if unknown."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,4 +1,4 @@
-"""What a run leaves beside its weights: its config, its log, the exported pipeline."""
+"""What a run writes besides its weights: its config, its log and the exported pipeline."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from training.tracking import log_pipeline, log_values
 
 
 class RecordConfig(SaveConfigCallback):
-    """Write config.yaml beside the checkpoints, and the config into them and, with the git commit, to every logger."""
+    """Write config.yaml beside the checkpoints. The config also goes into them and, with the git commit, to loggers."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -40,12 +40,12 @@ class RecordConfig(SaveConfigCallback):
 
 
 def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
-    """A parsed config as dicts, lists, texts and numbers."""
+    """A parsed config as dicts, lists, strings and numbers."""
     return yaml.safe_load(parser.dump(config, skip_none=False))
 
 
 class StepLog(CSVLogger):
-    """logs/version_N/metrics.csv, with one row per step: it is written when the step is over.
+    """logs/version_N/metrics.csv with one row per step, written when the step is finished.
 
     Args:
         root: the run's folder.
@@ -63,14 +63,14 @@ class StepLog(CSVLogger):
 
     @rank_zero_only
     def end_step(self) -> None:
-        """Write the row of the step that is over."""
+        """Write the row of the finished step."""
         if self._row:
             super().log_metrics(self._row, self._step)
             super().save()
         self._row = {}
 
     def save(self) -> None:
-        """Lightning asks for it after every value; the row waits for the others."""
+        """Do nothing: Lightning calls this after every value, but the row waits for the step's other values."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -78,24 +78,24 @@ class StepLog(CSVLogger):
 
 
 class Steps(Callback):
-    """Count steps in the loggers as everywhere else: what the third step gives is logged at 3; and log `lr`."""
+    """Log `lr`, and make loggers count steps like the rest of the run: results of the third step are logged at 3."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
-        if batch_idx % trainer.accumulate_grad_batches:  # the step goes on
+        if batch_idx % trainer.accumulate_grad_batches:  # the step is not finished
             return
         _end_step(trainer)
         if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             log_values(trainer, {"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
-        pl_module.log("step", trainer.global_step)  # Lightning takes a value of this name as the step of the others
+        pl_module.log("step", trainer.global_step)  # Lightning uses a value of this name as the step of all others
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         if trainer.state.fn == "fit":
             pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _end_step(trainer)  # before the checkpoint, after which this step is not done again
+        _end_step(trainer)  # before the checkpoint, since a run resumed from it does not repeat this step
 
 
 def _end_step(trainer: Trainer) -> None:
@@ -105,10 +105,10 @@ def _end_step(trainer: Trainer) -> None:
 
 
 class Export(Callback):
-    """After fit, write the averaged weights as a pipeline folder, an artifact in Weights & Biases."""
+    """After fit, write the averaged weights as a pipeline folder; in Weights & Biases it becomes an artifact."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # By now the averaging callback has copied its averages into the module.
+        # The averaging callback has already copied its averages into the module.
         if trainer.is_global_zero and not trainer.fast_dev_run:
             export(pl_module.pipeline(), Path(trainer.default_root_dir))
             scores = {name: value.item() for name, value in trainer.callback_metrics.items() if name[:4] == "val/"}
@@ -118,7 +118,7 @@ class Export(Callback):
 
 
 def export(pipeline: DeblurPipeline, root: Path) -> None:
-    """Write a pipeline to checkpoint/ in a run's folder, in place of what is there."""
+    """Write a pipeline to checkpoint/ in a run's folder, replacing what is there."""
     folder = root / "checkpoint"
     with replacing(folder) as part:
         pipeline.save_pretrained(part)
@@ -128,9 +128,9 @@ def export(pipeline: DeblurPipeline, root: Path) -> None:
 
 
 def log_offline_without_key(loggers: list[Logger]) -> None:
-    """Weights & Biases would stop and ask for a key; without one it logs to disk instead."""
+    """Make Weights & Biases log to disk if it has no API key; it would otherwise stop and ask for one."""
     for logger in loggers:
-        # Lightning gives Weights & Biases this in every run, and that warns that it means nothing.
+        # Lightning always passes this option, and Weights & Biases warns that it has no effect.
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     if "WANDB_MODE" in os.environ or not any(isinstance(logger, WandbLogger) for logger in loggers):
         return

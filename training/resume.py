@@ -1,4 +1,4 @@
-"""Resuming: checkpoints that are whole or not there, the newest that can be read, and what must not have changed."""
+"""Resuming a run: atomic checkpoints, finding the newest readable one, and checking that the config still fits it."""
 
 import os
 import re
@@ -22,15 +22,15 @@ from models.objective import Objective
 from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-# Where a run is and which one, and not how it trains.
+# Config keys that identify a run and its place, and do not affect training.
 OWN = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
 
 
 def read_checkpoint(path: Path) -> dict:
-    """A checkpoint of train.py, whose checksums are compared; nothing in it is executed.
+    """Read a checkpoint of train.py and verify its checksums; nothing in it is executed.
 
     Raises:
-        CheckpointError: it is damaged, or holds more than tensors and plain values.
+        CheckpointError: the file is missing, damaged, or holds more than tensors and plain values.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} does not exist")
@@ -38,16 +38,16 @@ def read_checkpoint(path: Path) -> dict:
 
 
 def newest(root: Path) -> tuple[Path | None, dict]:
-    """The newest checkpoint of a run's folder that can be read, and what it holds; (None, {}) where there is none.
+    """The newest readable checkpoint of a run's folder and its content; (None, {}) if there is no checkpoint.
 
-    What cannot be read is said, and renamed to NAME.damaged once an older checkpoint takes its place.
+    An unreadable checkpoint is reported. If an older one can take its place, it is renamed to NAME.damaged.
 
     Raises:
         CheckpointError: there are checkpoints, and none can be read.
     """
     last = root / "checkpoints" / LAST
     found = [path for path in (last, last.with_name(PREVIOUS)) if path.is_file()]
-    # What Lightning writes on SLURM when a job is about to be requeued.
+    # Lightning writes this file on SLURM when a job is about to be requeued.
     requeued = max(root.glob("hpc_ckpt_*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
     if requeued is not None and (not found or requeued.stat().st_mtime > found[0].stat().st_mtime):
         found.insert(0, requeued)
@@ -72,7 +72,7 @@ def newest(root: Path) -> tuple[Path | None, dict]:
 
 
 def differences(there: dict, here: dict) -> list[str]:
-    """What two `models.checkpoints.describe` say differently, but for the residual's scale, which training measures."""
+    """Differences between two results of `models.checkpoints.describe`, ignoring the residual's measured scale."""
     sentences = []
     for key in sorted((there.keys() | here.keys()) - {"residual_scale"}):
         a, b = there.get(key), here.get(key)
@@ -87,16 +87,16 @@ def differences(there: dict, here: dict) -> list[str]:
 
 
 def changes(checkpoint: dict, model: Predict) -> list[str]:
-    """Why a model cannot resume from a checkpoint: sentences on its networks, schedule, objective; none if it can."""
+    """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
     here = model.objective_values()
-    there = here | checkpoint.get("objective", {})  # older ones say less
+    there = here | checkpoint.get("objective", {})  # older checkpoints lack some values
     if "objective" in there:
         there["objective"] = asdict(Objective()) | there["objective"]
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 
 def changed_settings(there: dict, here: dict, name: str = "") -> list[str]:
-    """What two configs set differently, "model.lr 0.0005 -> 0.001"; of the run's folder and ids nothing."""
+    """Settings that differ between two configs, as "model.lr 0.0005 -> 0.001"; the run's folder and ids are ignored."""
     sentences = []
     for key in sorted(there.keys() | here.keys()):
         a, b = there.get(key), here.get(key)
@@ -111,10 +111,10 @@ def changed_settings(there: dict, here: dict, name: str = "") -> list[str]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write checkpoints under a temporary name, synced to the disk and renamed, and keep the last but one, too."""
+    """Write checkpoints to a temporary name, sync them to disk and rename them; the previous one is kept, too."""
 
     def save_checkpoint(self, checkpoint: dict, path, storage_options=None) -> None:
-        """Raises OSError where it cannot be written (the disk is full); the checkpoints that were there stay."""
+        """Write a checkpoint. OSError if that fails (disk full); earlier checkpoints are kept."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -125,12 +125,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     os.fsync(file.fileno())
                 if path.name == LAST and path.is_file():
                     os.replace(path, path.with_name(PREVIOUS))
-        except (OSError, RuntimeError) as error:  # torch's writer has RuntimeErrors of its own for a full disk
+        except (OSError, RuntimeError) as error:  # torch raises its own RuntimeErrors on a full disk
             raise OSError(
                 f"checkpoint {path} could not be written ({error}); those before it are whole: make room, then run the"
                 " same command again"
             ) from None
-        if os.name == "posix":  # the names, too, must be on the disk
+        if os.name == "posix":  # the directory entries must be on disk, too
             folder = os.open(path.parent, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
@@ -140,9 +140,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class TakeOver(Callback):
-    """Give the optimizer of a resumed run the learning rate, betas and weight decay of its config.
+    """Set the optimizer of a resumed run to the config's learning rate, betas and weight decay.
 
-    Lightning restores the checkpoint's. The schedule's shape is the config's anyway.
+    Lightning restores the checkpoint's. The shape of the learning-rate schedule already comes from the config.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
@@ -156,11 +156,10 @@ class TakeOver(Callback):
 
 
 class Last(Checkpoint):
-    """Write checkpoints/last.ckpt every `interval` batches, after their validation, and when a signal ends the run.
+    """Write checkpoints/last.ckpt every `interval` batches, after validation, and when a signal ends the run.
 
-    SIGTERM or Ctrl-C ends the run after the step, or the validation image, at hand; a second Ctrl-C ends it at once.
-
-    The checkpoint also says which run of Weights & Biases it belongs to and whether its step is not yet validated.
+    SIGTERM or Ctrl-C ends the run after the current step or validation image; a second Ctrl-C ends it at once. The
+    checkpoint also stores its Weights & Biases run and whether its step still has to be validated.
 
     Args:
         root: the run's folder.
@@ -169,13 +168,13 @@ class Last(Checkpoint):
 
     def __init__(self, root: Path, interval: int):
         self.path, self.interval = root / "checkpoints" / LAST, interval
-        self.saved = None  # step of the last checkpoint
+        self.saved = None  # step of the latest checkpoint
         self.validating = False
         self.must_validate = False
         self.signal: int | None = None
 
     def _listen(self) -> None:
-        """Lightning's own handler speaks to the other processes in the middle of whatever they do, and can hang."""
+        """Replace Lightning's signal handler, which communicates with other processes at any moment and can hang."""
 
         def stop(number: int, frame) -> None:
             if self.signal == number == signal.SIGINT:
@@ -184,14 +183,14 @@ class Last(Checkpoint):
                 )
             self.signal = number
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # Lightning puts back what was there before the run
+        for number in (signal.SIGTERM, signal.SIGINT):  # Lightning restores the previous handlers after the run
             signal.signal(number, stop)
 
     def _agree_to_stop(self, trainer: Trainer) -> bool:
-        """Whether any process got a signal, at a point of the run that is the same for all."""
+        """Whether any process received a signal; all processes call this at the same point of the run."""
         stop = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
         if stop:
-            # Lightning then ends the run after this step; trainer.should_stop would end it as if it were finished.
+            # This makes Lightning end the run after this step; trainer.should_stop would end it as finished.
             trainer._signal_connector.received_sigterm = True
         return stop
 
@@ -199,7 +198,7 @@ class Last(Checkpoint):
         self._listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are in no checkpoint
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # checkpoints do not store accumulated gradients
             self._agree_to_stop(trainer)
         if not sum(trainer.num_val_batches) and (batch_idx + 1) % self.interval == 0:
             self._save(trainer)
@@ -211,7 +210,7 @@ class Last(Checkpoint):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self._agree_to_stop(trainer) and trainer.global_step < trainer.max_steps:
-            raise SIGTERMException  # Lightning would only stop after the whole validation
+            raise SIGTERMException  # Lightning itself would only stop after the whole validation
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validating = False
@@ -221,7 +220,7 @@ class Last(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException) or trainer.global_step == 0:
             return
-        if self.validating:  # in which the averages stand in the place of the weights
+        if self.validating:  # during validation the averages are in place of the weights
             for callback in trainer.callbacks:
                 if isinstance(callback, WeightAveraging):
                     callback.on_validation_epoch_end(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""Several processes, accumulated batches: how large a step is, and what follows for the learning rate."""
+"""The number of crops per step with several processes and accumulated batches, and its effect on the learning rate."""
 
 import math
 
@@ -10,13 +10,13 @@ from models.recompute import recompute
 
 
 class Scale(Callback):
-    """Say at the start how many crops a step takes, with which learning rate and seeds.
+    """Report at the start how many crops a step takes, and the learning rate and seeds.
 
     Args:
-        lr_batch: crops a step for which model.lr is meant: it is multiplied by the square root of the crops that a step
-            takes over lr_batch, Adam's rule (Malladi et al. 2022, arXiv 2205.10287); none: model.lr as it is.
-        activation_checkpointing: keep of each block of the networks the input alone and compute the rest again in the
-            backward pass: less memory, about a third more arithmetic, the same gradients.
+        lr_batch: crops per step for which model.lr is meant. The learning rate is multiplied by the square root of
+            (actual crops per step / lr_batch), Adam's rule (Malladi et al. 2022, arXiv 2205.10287). none: use model.lr.
+        activation_checkpointing: keep only the input of each network block and recompute the rest in the backward
+            pass: less memory, about a third more operations, the same gradients.
     """
 
     def __init__(self, lr_batch: int | None = None, activation_checkpointing: bool = False):
@@ -60,7 +60,7 @@ class Scale(Callback):
         return {"crops": self.crops}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        if self.crops is not None and state_dict["crops"] not in (None, self.crops):  # else nothing is trained
+        if self.crops is not None and state_dict["crops"] not in (None, self.crops):  # None unless the run trains
             rank_zero_info(
                 f"the checkpoint's steps had {state_dict['crops']} crops, these have {self.crops}: the run does not"
                 " end where it would have without the stop"

@@ -1,4 +1,4 @@
-"""The scores of validation and test."""
+"""Scores computed in validation and test."""
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -13,8 +13,8 @@ class Scores(Callback):
     Args:
         lpips_backbone: file with AlexNet's feature layers; None: those in pretrained/metrics. Without them LPIPS is
             omitted, and a message says so.
-        panels: validation images to show in Weights & Biases or TensorBoard.
-        samples: samples of each that are drawn for it.
+        panels: number of validation images to show in Weights & Biases or TensorBoard.
+        samples: number of samples drawn for each of these.
     """
 
     def __init__(self, lpips_backbone: str | None = None, panels: int = 4, samples: int = 3):
@@ -38,7 +38,7 @@ class Scores(Callback):
             for suffix, images in scored.items():
                 try:
                     value = function(images, sharp).mean()
-                except MetricError:  # not finite, or too small: a mean with a hole in it must not look whole
+                except MetricError:  # not finite, or too small: the mean must not silently skip an image
                     value = torch.tensor(float("nan"))
                 shown = metric == "psnr" and not suffix
                 pl_module.log(f"{stage}/{metric}{suffix}", value, prog_bar=shown, **options)

@@ -1,4 +1,4 @@
-"""What of the libraries' messages a run shows: those that say something about it."""
+"""Hide library messages that say nothing about the run."""
 
 import logging
 import warnings
@@ -6,7 +6,7 @@ import warnings
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
-# Advertisements, and what train.py says itself in a line of its own.
+# Advertisements, and messages that train.py replaces by its own.
 NOISE = (
     "💡 Tip",
     "Seed set to",
@@ -27,16 +27,16 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def quiet() -> None:
-    """Drop Lightning's `NOISE`, and warnings that are meant for the authors of libraries."""
+    """Drop Lightning's `NOISE` and warnings aimed at library authors."""
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).addFilter(_is_news)  # once, however often it is called
+        logging.getLogger(name).addFilter(_is_news)  # a filter is added only once
     warnings.filterwarnings("ignore", message=r"(?s).*deprecated")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # when resumed
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # true when resuming
 
 
 class Bar(RichProgressBar):
-    """The batches of the whole run; Lightning's own bar counts a resumed run's to the steps that are left, and names
-    epochs, of which a run has one, and the log's version."""
+    """A progress bar over the batches of the whole run. Lightning's own bar counts only the remaining steps of a
+    resumed run, and shows the log's version and epochs, of which a run has one."""
 
     @property
     def total_train_batches(self) -> int:

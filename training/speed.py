@@ -1,4 +1,4 @@
-"""How fast training is, in numbers that cost no wait for the device."""
+"""Measure the speed of training without waiting for the device."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from models.diffusion import denoiser_inputs
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
 
-SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices by which the machine's rate is measured
+SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 
 
 class Clock(Profiler):
-    """Seconds that training spends on its batches, and of these the seconds that it waits for the data loader.
+    """Measures the time that training spends on its batches, and the part of it spent waiting for the data loader.
 
-    A batch lasts from the moment at which the trainer asks for it to `lap`; validation and checkpoints lie between.
+    A batch lasts from the trainer's request for it until `lap`; time for validation and checkpoints is not counted.
 
     Args:
-        now: tells the time in seconds.
+        now: returns the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
@@ -44,17 +44,17 @@ class Clock(Profiler):
             self.waited += self.now() - self.asked
 
     def lap(self) -> None:
-        """A batch is done."""
+        """Mark the current batch as done."""
         self.seconds += self.now() - self.asked
 
 
 class Speed(Callback):
-    """Log how fast training is, over the steps since the last time, every trainer.log_every_n_steps steps.
+    """Log training speed every trainer.log_every_n_steps steps, measured since the previous log.
 
-    speed/crops_per_s of all processes together; speed/data_wait, the share of the time in which this process waited for
-    the data loader (reading, not the blur on the device); speed/mfu, the share of the machine's measured rate of matrix
-    products that the networks reach by their own arithmetic, forward and backward; speed/peak_gib, memory. The first
-    step, which warms up, is left out. The trainer's profiler must be `clock`, else nothing is logged.
+    speed/crops_per_s: over all processes. speed/data_wait: share of the time in which this process waited for the data
+    loader (for reading, not for the blur on the device). speed/mfu: share of the machine's measured matrix-product rate
+    that the networks reach by their own operations, forward and backward. speed/peak_gib: memory. The first step,
+    a warm-up, is not counted. The trainer's profiler must be `clock`, otherwise nothing is logged.
     """
 
     def __init__(self):
@@ -91,12 +91,12 @@ class Speed(Callback):
 
 
 def step_flops(module: Predict, shape: Sequence[int]) -> int:
-    """Floating-point operations of the networks in one training step, forward and backward: 2 for each multiply-add.
+    """Floating-point operations of the networks in one training step, forward and backward: 2 per multiply-add.
 
-    Counted on the shapes alone; neither weights nor random numbers nor batch statistics are touched.
+    The count uses shapes only and leaves weights, random numbers and batch statistics untouched.
 
     Args:
-        module: what is trained.
+        module: the module being trained.
         shape: (N, 3, H, W) of the crops.
     """
     image = torch.empty(*shape, device="meta")
@@ -113,9 +113,9 @@ def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
     shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
     recomputing = [module for module in network.modules() if getattr(module, "gradient_checkpointing", False)]
     synced = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm) and module.training]
-    for module in recomputing:  # what is computed again is no progress
+    for module in recomputing:  # recomputed operations do not count
         module.gradient_checkpointing = False
-    for module in synced:  # they refuse what is on no GPU
+    for module in synced:  # in training mode they reject tensors that are not on a GPU
         module.training = False
     try:
         with FlopCounterMode(display=False) as counter, torch.enable_grad():

@@ -1,4 +1,4 @@
-"""What a run shows of itself in Weights & Biases or TensorBoard, beside its curves; nothing here needs a network."""
+"""What a run shows in Weights & Biases or TensorBoard besides its curves."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,26 +16,26 @@ from evaluation.fidelity import MetricError, psnr, ssim
 from evaluation.panels import panel
 from evaluation.perceptual import Lpips
 
-EDGES = (-8.0, -4.0, 0.0, 4.0)  # between the bins, in log-SNR
+EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
 
 
 class Track(Callback):
-    """Log norms of gradients, the loss by noise level, panels, a small perception-distortion curve and the recipe.
+    """Log gradient norms, the loss by noise level, panels, a small perception-distortion curve and the recipe.
 
     Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
-    denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the last time, of the crops whose log-SNR is below -8,
-    to -4, to 0, to 4, and above. At each validation, where there is such a logger: val/panel_N and val/curve.
+    denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the previous log, by log-SNR of the crop: below -8,
+    up to -4, up to 0, up to 4, and above. At each validation, if a logger shows images: val/panel_N and val/curve.
 
     Args:
-        lpips: for the curve; where it has no weights, SSIM takes its place.
-        panels: images of the validation set to show.
-        samples: samples of each.
+        lpips: for the curve; if it has no weights, SSIM is used instead.
+        panels: number of validation images to show.
+        samples: number of samples for each.
     """
 
     def __init__(self, lpips: Lpips, panels: int, samples: int):
         self.lpips, self.panels, self.samples = lpips, panels, samples
-        self.sums = torch.zeros(2, len(EDGES) + 1)  # of losses, and of crops
+        self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: the sum of losses and the number of crops
         self.points: dict[str, list[tuple[float, float]]] = {}
 
     def state_dict(self) -> dict:
@@ -51,7 +51,7 @@ class Track(Callback):
         for logger in _image_loggers(trainer):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
-            elif not logger.experiment.notes:  # notes that somebody gave stay
+            elif not logger.experiment.notes:  # keep notes that a user has set
                 logger.experiment.notes = text
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
@@ -59,7 +59,7 @@ class Track(Callback):
             return
         for name, part in pl_module.named_children():
             gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
-            if gradients:  # none where the part is frozen, or the guard left the step out
+            if gradients:  # there are none if the part is frozen or the guard skipped the step
                 norm = nn.utils.get_total_norm(gradients).item()
                 log_values(trainer, {f"grad_norm/{name}": norm}, trainer.global_step + 1)
 
@@ -121,7 +121,7 @@ class Track(Callback):
 
 
 def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
-    """What a run is made of, in lines for people: data, networks, objective, steps."""
+    """A readable summary of a run: data, networks, objective, steps."""
     data, blur = trainer.datamodule, trainer.datamodule.blur
     lines = [f"train: {data.roots['train']}", f"val: {data.roots['val']}"]
     lines.append(f"blur: {'as in the data' if blur is None else f'synthetic, {type(blur).__name__}'}")
@@ -150,13 +150,13 @@ def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) ->
 
 
 def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:
-    """Give every logger the values of a step."""
+    """Log the values of a step with every logger."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step)
 
 
 def _image_loggers(trainer: Trainer) -> list[Logger]:
-    """Of the first process; the others show nothing."""
+    """The loggers that show images, on the first process; the others have none."""
     if not trainer.is_global_zero:
         return []
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger | TensorBoardLogger)]
@@ -171,7 +171,7 @@ def _show(trainer: Trainer, key: str, path: Path, caption: str) -> None:
 
 
 def _draw_curve(points: dict[str, list[tuple[float, float]]], up: str, path: Path) -> None:
-    """Mean PSNR to the right, perception upwards to the better, of each label's (PSNR, LPIPS or SSIM)."""
+    """Plot each label's mean (PSNR, LPIPS or SSIM): PSNR to the right, better perceptual quality upwards."""
     means = {label: torch.tensor(own).mean(0).tolist() for label, own in points.items()}
     figure = Figure(figsize=(6, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()

@@ -1,7 +1,7 @@
-"""What train.py says before it has loaded any library: its help, and what is wrong with flags, choices and paths.
+"""train.py's help and its checks of flags, choices and paths, before any library is loaded.
 
-PyTorch and Lightning take seconds to load, and the flags are the arguments of their classes and ours. So these are read
-here from the source files, which are not run. What is not understood here is left to the real parser.
+PyTorch and Lightning take seconds to load, and the flags are the arguments of their classes and of ours. So these are
+parsed from the source files without running them. Anything not understood here is left to the real parser.
 """
 
 import ast
@@ -19,13 +19,13 @@ from base.command_line import descriptions, flag_help
 from base.messages import UsageError, nearest, one_of
 
 LISTED = "; python train.py fit --help lists the flags"
-MARKUP = re.compile(r"(?::\w+:)?`+~?(?:[\w.]+\.)?([^`]*)`+")  # Sphinx's
+MARKUP = re.compile(r"(?::\w+:)?`+~?(?:[\w.]+\.)?([^`]*)`+")  # of Sphinx
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "fit": "train, or resume the run in trainer.default_root_dir",
     "validate": "score a checkpoint on data.val",
     "test": "score a checkpoint on data.test, whole images",
-    "replay": "do a step again whose batch a run saved: train.py replay FILE --config ...",
+    "replay": "repeat a step whose batch a run saved: train.py replay FILE --config ...",
 }
 COMMON = {
     "config FILE": "the run; more than one are merged, and flags override them",
@@ -42,17 +42,17 @@ COMMON = {
 GENERAL = {
     "seed_everything": "seed of the run",
     "ckpt_path": "checkpoint to resume from, or to score",
-    "auto_resume": "false: start anew, over what is in the run's folder",
+    "auto_resume": "false: start anew and overwrite the run in its folder",
     "print_config": "print the config that all this makes, and exit",
 }
-# What differs from Lightning's own defaults. The training stream has no epochs: its length is max_steps.
+# Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
 DEFAULTS = {
     "default_root_dir": "runs/latest",
     "max_epochs": -1,
     "check_val_every_n_epoch": None,
     "val_check_interval": 1000,
-    "use_distributed_sampler": False,  # the data module gives each process its share
-    "enable_model_summary": False,  # a run says in lines of its own what it is made of
+    "use_distributed_sampler": False,  # the data module splits the data between processes
+    "enable_model_summary": False,  # train.py prints its own summary
 }
 CLASSES = {
     "data": ("data/datamodule.py", "DeblurDataModule"),
@@ -67,7 +67,7 @@ CLASSES = {
 
 
 class Argument(NamedTuple):
-    """An argument of a class as its source says it: annotation, default (both may be empty) and description."""
+    """An argument of a class as written in its source: annotation, default (both may be empty) and description."""
 
     kind: str
     default: str
@@ -75,7 +75,7 @@ class Argument(NamedTuple):
 
     @property
     def choices(self) -> list[str] | None:
-        """The values that it takes, where they are listed."""
+        """The accepted values if the annotation lists them."""
         tree = ast.parse(self.kind, mode="eval").body if self.kind else None
         if isinstance(tree, ast.Subscript) and ast.unparse(tree.value) == "Literal":
             values = ast.literal_eval(tree.slice)
@@ -84,7 +84,7 @@ class Argument(NamedTuple):
 
 
 def help_text(command: str | None) -> str:
-    """The help of train.py, or of one of its commands, which lists all flags."""
+    """The help of train.py, or of one of its commands with all its flags."""
     lines = ["usage: python train.py COMMAND --config FILE [--FLAG VALUE ...]", "", "flags that most runs need:"]
     lines += [f"  --{name:<32} {text}" for name, text in COMMON.items()]
     lines += ["", "commands:", *(f"  {name:<34} {text}" for name, text in COMMANDS.items()), ""]
@@ -102,14 +102,14 @@ def help_text(command: str | None) -> str:
 
 
 def check(command: str, args: list[str]) -> None:
-    """Look for flags, choices and paths that are wrong.
+    """Raise UsageError for the first wrong flag, choice or path.
 
     Args:
         command: fit, validate, test or replay.
-        args: what follows it; of replay, what follows the file.
+        args: the arguments after the command; for replay, after the file.
 
     Raises:
-        UsageError: of the first fault found.
+        UsageError: describes the first fault.
     """
     given = [(f"--{key}", key, value) for key, value in _flags(args)]
     files = [Path(value) for _, key, value in given if key in ("config", "c") and value]
@@ -137,9 +137,9 @@ def check(command: str, args: list[str]) -> None:
 
 @cache
 def arguments(group: str) -> dict[str, Argument]:
-    """The arguments of the class, or the classes, whose flags begin with a name of `CLASSES`."""
+    """The arguments of the class or classes whose flags begin with this name of `CLASSES`."""
     file, *names = CLASSES[group]
-    # Finding a top-level package does not import it.
+    # find_spec does not import a top-level package.
     root = ROOT if (ROOT / file).is_file() else Path(find_spec(file.partition("/")[0]).origin).parents[1]
     found = {}
     for node in ast.parse((root / file).read_text(encoding="utf-8")).body:
@@ -165,7 +165,7 @@ def _signature(node: ast.ClassDef) -> dict[str, Argument]:
 
 
 def _kind(node: ast.expr) -> str:
-    """An annotation with Union and Optional written as X | Y."""
+    """An annotation as text, with Union and Optional written as X | Y."""
     name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
     if name == "Optional":
         return f"{_kind(node.slice)} | None"
@@ -178,7 +178,7 @@ def _texts(docstring: str) -> dict[str, str]:
 
 
 def _flags(args: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Names of flags without their dashes, and their values."""
+    """The flags' names without dashes, and their values."""
     rest = list(args)
     while rest:
         flag, joined, value = rest.pop(0).partition("=")
@@ -191,7 +191,7 @@ def _flags(args: list[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _leaves(content: dict) -> Iterator[tuple[str, Any]]:
-    """A config's values as flags name them."""
+    """A config's values by the names that flags use."""
     for group, values in content.items():
         if not isinstance(values, dict) or group not in CLASSES:
             yield str(group), values
@@ -216,7 +216,7 @@ def _read(file: Path) -> dict:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether a model given by class is of a class that is read here."""
+    """Whether a model given by class name is one of the classes that are parsed here."""
     name = value.get("class_path", "") if isinstance(value, dict) else str(value)
     return not name or name.rpartition(".")[2] in CLASSES["model"]
 
@@ -243,7 +243,7 @@ def _check_name(where: str, key: str, value: Any) -> None:
 def _paths(value: Any) -> list[str]:
     """The paths in the value of data.train, data.val or data.test."""
     if isinstance(value, str) and value.startswith(("[", "{")):
-        with suppress(yaml.YAMLError):  # a path that begins like a list
+        with suppress(yaml.YAMLError):  # a path may begin like a list
             value = yaml.safe_load(value)
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str) and one not in ("", "null")]

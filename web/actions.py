@@ -1,4 +1,4 @@
-"""What happens when a visitor of the page does something."""
+"""Event handlers of the page."""
 
 import shutil
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from web.results import Photo, Result, mask_of, shown
 from web.visits import Visit, Visits
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "docs" / "examples").glob("*.jpg"))
-MOST_PAINTED = 1 << 20  # pixels of the image that a mask is painted on
-# What can be chosen to look at, and its key; that of a run's image is number/kind.
+MOST_PAINTED = 1 << 20  # pixels of the reduced image on which a mask is painted
+# Choices of images to show, with their keys; the image of a run has the key number/kind.
 BEFORE, NEWEST = ("blurry", "0/blurry"), ("newest result", "newest")
 NOT_PAINTED = "everywhere but where painted"
 NO_COMMAND = "sample.py has no masks: download the file here"
 
 
 def _sentences(action: Callable) -> Callable:
-    """Shows what is wrong with an input in the page, as one sentence."""
+    """Show errors caused by the input in the page, as one sentence."""
 
     @wraps(action)
     def said(*given):
@@ -40,11 +40,11 @@ def _sentences(action: Callable) -> Callable:
 
 
 class Actions:
-    """The page's events. Each returns the new values of its outputs in the order that `web.page` lists them.
+    """The page's event handlers. Each returns the new values of its outputs in the order listed in `web.page`.
 
     Args:
-        restorer: restores.
-        visits: where each visitor's photographs and results are.
+        restorer: restores photographs.
+        visits: each visitor's photographs and results.
     """
 
     def __init__(self, restorer: Restorer, visits: Visits):
@@ -52,18 +52,18 @@ class Actions:
 
     @_sentences
     def open(self, file: str | None, name: str | None, request: gr.Request) -> list[Any]:
-        """Open a photograph that was uploaded, under the name that it had there."""
+        """Open an uploaded photograph under its original file name."""
         if file is None:
             raise ValueError("no photograph was uploaded")
         return self._open(Path(file), Path(name or file).name, request)
 
     @_sentences
     def example(self, number: int, request: gr.Request) -> list[Any]:
-        """Open a photograph of the repository."""
+        """Open one of the repository's example photographs."""
         return self._open(EXAMPLES[number], EXAMPLES[number].name, request)
 
     def numbers(self, preset: str) -> list[Any]:
-        """Sampler, steps, number of samples and strength of a preset."""
+        """A preset's sampler, steps, number of samples and strength."""
         settings = self.restorer.preset(preset)
         return [settings.sampler, settings.steps, settings.num_samples, settings.blend]
 
@@ -77,9 +77,9 @@ class Actions:
         seed: int,
         strength: float,
         request: gr.Request,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 (how gradio finds it)
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio looks for it here)
     ) -> list[Any]:
-        """Restore the photograph that is open."""
+        """Restore the open photograph."""
         visit = self._visit(request)
         if visit.photo is None:
             raise ValueError("there is no photograph yet: upload one")
@@ -87,7 +87,7 @@ class Actions:
             raise ValueError("seed must be a whole number, got nothing")
         numbers = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": float(strength)}
         if sampler != "ddim":
-            numbers["eta"] = 0.0  # of ddim alone
+            numbers["eta"] = 0.0  # eta belongs to ddim alone
         visit.stop.clear()
         try:
             result = self.restorer.restore(
@@ -101,12 +101,12 @@ class Actions:
             return [f"<p>{escape(' '.join(words))}</p>", *self._view(visit, BEFORE[1], NEWEST[1])]
 
     def cancel(self, request: gr.Request) -> str:
-        """End the run of this visitor, after the step that it is in."""
+        """Stop this visitor's run after its current step."""
         self._visit(request).stop.set()
         return "<p>Cancelled.</p>"
 
     def strength(self, strength: float, left: str, right: str, request: gr.Request) -> list[Any]:
-        """Blend the newest result anew."""
+        """Blend the newest result again with a new strength."""
         visit = self._visit(request)
         with visit.lock:
             if (result := visit.newest()) is not None:
@@ -114,7 +114,7 @@ class Actions:
             return self._view(visit, left, right)
 
     def mask(self, painted: dict | None, where: str, left: str, right: str, request: gr.Request) -> list[Any]:
-        """Blend the newest result anew, by what was painted."""
+        """Blend the newest result again with a painted mask."""
         visit = self._visit(request)
         with visit.lock:
             if (result := visit.newest()) is not None:
@@ -129,7 +129,7 @@ class Actions:
 
     @_sentences
     def save(self, right: str, request: gr.Request) -> str:
-        """Write an image as sample.py would; returns the file."""
+        """Write an image as sample.py would and return the file."""
         visit = self._visit(request)
         with visit.lock:
             photo, result, kind = self._chosen(visit, right)
@@ -139,7 +139,7 @@ class Actions:
             return str(path)
 
     def leave(self, request: gr.Request) -> None:
-        """The visitor has closed the page."""
+        """Handle a closed page."""
         self.visits.close(request.session_hash)
 
     def _visit(self, request: gr.Request) -> Visit:
@@ -160,7 +160,7 @@ class Actions:
             return [None, f"<p>{escape(words)}.</p>", canvas, *self._view(visit, BEFORE[1], NEWEST[1])]
 
     def _view(self, visit: Visit, left: str, right: str) -> list[Any]:
-        """What is shown of a visit: choices left and right, the slider, facts, command, uncertainty."""
+        """The view of a visit: choices left and right, the slider, facts, command, uncertainty."""
         if visit.photo is None:
             return [gr.skip()] * 6
         alike = [result for result in visit.results if result.photo.size == visit.photo.size]
@@ -196,7 +196,7 @@ class Actions:
         ]
 
     def _chosen(self, visit: Visit, chosen: str) -> tuple[Photo, Result | None, str]:
-        """The photograph, result and kind of a choice."""
+        """The photograph, result and kind that a choice stands for."""
         if visit.photo is None:
             raise ValueError("there is no photograph yet: upload one")
         if chosen == NEWEST[1] and (newest := visit.newest()) is not None:
@@ -213,7 +213,7 @@ class Actions:
         return photo.image.values if result is None else result.image(kind)
 
     def _shown(self, visit: Visit, chosen: str) -> str:
-        """The file of a choice as the browser gets it."""
+        """The file that the browser gets for a choice."""
         photo, result, kind = self._chosen(visit, chosen)
         key = (photo, kind) if result is None else (result, kind, result.settings.blend, result.mask)
         before = visit.served_before(key)
@@ -227,5 +227,5 @@ class Actions:
 
 
 def _table(facts: dict[str, str]) -> str:
-    """Facts by name, as HTML."""
+    """Facts by name, formatted as HTML."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items()) + "</dl>"

@@ -1,4 +1,4 @@
-"""The page: what a visitor sees and presses."""
+"""The page's layout and controls."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from web.restoration import Restorer
 from web.visits import Visits
 
 LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
-FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # no network runs
+FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # events that run no network
 PASTE = """<script>
 addEventListener("paste", (event) => {
   const files = event.clipboardData.files;
@@ -25,14 +25,14 @@ addEventListener("paste", (event) => {
 
 
 class Page:
-    """The page with its events, and the same as named endpoints.
+    """The page with its events, which are also available as named API endpoints.
 
     Args:
-        restorer: restores.
-        visits: where each visitor's photographs and results are.
+        restorer: restores photographs.
+        visits: each visitor's photographs and results.
 
     Attributes:
-        url: where it is served.
+        url: address of the page.
     """
 
     def __init__(self, restorer: Restorer, visits: Visits):
@@ -40,20 +40,20 @@ class Page:
         self._blocks = _blocks(restorer, visits)
 
     def launch(self, host: str, port: int, auth: str | None, most_bytes: int) -> None:
-        """Serve it in a thread.
+        """Serve the page in a thread.
 
         Args:
-            host, port: where.
-            auth: NAME:PASSWORD; None for everybody.
-            most_bytes: of an upload.
+            host, port: address to serve at.
+            auth: NAME:PASSWORD; None for no login.
+            most_bytes: largest upload.
 
         Raises:
-            OSError: the port is taken; one sentence.
+            OSError: the port is taken.
         """
         look = gr.themes.Default(
             primary_hue="blue",
             neutral_hue="slate",
-            font=["system-ui", "sans-serif"],  # the visitor's own: none is fetched
+            font=["system-ui", "sans-serif"],  # the visitor's own fonts, so that none is downloaded
             font_mono=["ui-monospace", "monospace"],
         )
         try:
@@ -78,11 +78,11 @@ class Page:
             raise OSError(f"port {port} of {host} cannot be used: give another --port") from None
 
     def wait(self) -> None:
-        """Until the process is interrupted."""
+        """Block until the process is interrupted."""
         self._blocks.block_thread()
 
     def close(self) -> None:
-        """Serve it no longer."""
+        """Stop serving the page."""
         self._blocks.close(verbose=False)
 
 
@@ -105,7 +105,7 @@ def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
 
 
 def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
-    """The left column: a photograph, and how it is restored."""
+    """The left column: a photograph and the settings of its restoration."""
     first = restorer.preset(None)
     presets = list(restorer.pipeline.config.presets)
     samplers = [name for name in get_args(Sampler) if (name == "flow") == (restorer.pipeline.flow is not None)]
@@ -141,7 +141,7 @@ def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
 
 
 def _place_results(ui: SimpleNamespace, restorer: Restorer) -> None:
-    """The right column: two images side by side, and what is told of them."""
+    """The right column: two images side by side, their numbers, and the mask."""
     with gr.Column(scale=3, min_width=320):
         with gr.Row():
             ui.left = gr.Dropdown([BEFORE], value=BEFORE[1], label="Left", elem_id="left")
@@ -193,7 +193,7 @@ def _place_results(ui: SimpleNamespace, restorer: Restorer) -> None:
 
 
 def _connect(ui: SimpleNamespace, actions: Actions) -> None:
-    """What each part does when it is used."""
+    """Connect each control to its event handler."""
     result = [ui.left, ui.right, ui.slider, ui.facts, ui.command, ui.heat]
     opened = [ui.photo, ui.status, ui.mask, *result]
     numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
@@ -205,7 +205,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         api_name="open",
         show_progress_on=ui.status,
     )
-    # Also after one that was refused there is room for the next.
+    # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: None, None, ui.photo, api_visibility="private", show_progress="hidden")
     ui.examples.click(actions.example, ui.examples, opened, api_visibility="private", show_progress_on=ui.status)
     ui.preset.input(actions.numbers, ui.preset, numbers, api_visibility="private", **FAST)

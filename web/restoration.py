@@ -1,4 +1,4 @@
-"""The page's restorations: a photograph in, a result that is kept out; by the pipeline of sample.py."""
+"""Restore photographs for the page with sample.py's pipeline, and keep the results."""
 
 import shutil
 import time
@@ -22,18 +22,18 @@ from web.visits import Visit
 
 
 class Cancelled(Exception):
-    """The visitor stopped a restoration; the message says how far it was."""
+    """The visitor stopped a restoration; the message gives its progress."""
 
 
 class Restorer:
-    """One pipeline, which restores one photograph at a time.
+    """A pipeline that restores one photograph at a time.
 
     Args:
-        flags: what app.py was asked for that sample.py has, too: checkpoint, device, precision, provider, memory.
-        most_pixels: that a photograph may have.
+        flags: flags that app.py shares with sample.py: checkpoint, device, precision, provider, memory.
+        most_pixels: largest accepted photograph.
 
     Raises:
-        ValueError: no such checkpoint or device, or too little memory; one sentence.
+        ValueError: no such checkpoint or device, or too little memory.
     """
 
     def __init__(self, flags: dict[str, str | float | None], most_pixels: int):
@@ -50,18 +50,18 @@ class Restorer:
         return f"{self.name} on {self.pipeline.place}, {self.pipeline.precision}"
 
     def preset(self, name: str | None) -> SamplingSettings:
-        """The settings of a preset of the checkpoint; without a name those that sample.py takes."""
+        """The settings of a preset of the checkpoint; without a name the default settings of sample.py."""
         return self.pipeline.preset(name) if name else self.pipeline.default_settings
 
     def open(self, path: Path, name: str) -> Photo:
-        """Read a photograph that was uploaded.
+        """Read an uploaded photograph.
 
         Args:
             path: its file.
-            name: what it is called in sentences.
+            name: its name in error messages.
 
         Raises:
-            ImageError: it cannot be read, by the sentence of sample.py, or is larger than the page takes.
+            ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
         """
         width, height = header_size(path) or (0, 0)
         if width * height > self.most_pixels:
@@ -82,23 +82,23 @@ class Restorer:
         seed: int,
         tell: Callable[[int, int, str], None],
     ) -> Result:
-        """Restore the photograph of a visit, and keep the result there.
+        """Restore the photograph of a visit and keep the result in the visit.
 
         Args:
-            visit: its photograph is restored; its `stop` ends that within a step.
-            preset: of the checkpoint; None for what sample.py takes without one.
-            numbers: that go before those of the preset, as on the command line of sample.py.
+            visit: has the photograph; setting its `stop` ends the restoration within a step.
+            preset: of the checkpoint; None for sample.py's default.
+            numbers: settings that override the preset's, as on the command line of sample.py.
             seed: of the noise.
-            tell: is told steps done, steps in all, and a few words.
+            tell: called with steps done, total steps, and a short message.
 
         Raises:
-            ValueError: numbers that do not go together, or an image that does not fit into memory; one sentence.
+            ValueError: inconsistent settings, or an image that does not fit into memory.
             Cancelled: the visit's `stop` was set.
         """
         photo, stop, base = visit.photo, visit.stop, self.preset(preset)
         settings = replace(base, **numbers)
         draws = self.pipeline.denoiser is not None
-        # The samples do not depend on the strength, and with none none would be drawn. Their mean is a single image.
+        # Samples do not depend on the strength, but strength 0 would draw none. Their mean is a single image.
         drawn = replace(settings, blend=(settings.blend or 1.0) if draws else 0.0, average=True)
         pixels, size = photo.image.pixels[None], photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell)
@@ -118,7 +118,7 @@ class Restorer:
                 )
             except BaseException as error:
                 shutil.rmtree(kept.folder, ignore_errors=True)
-                if stop.is_set():  # a visit that ended took its folder with it
+                if stop.is_set():  # closing the visit removed its folder
                     raise Cancelled(clock.words()) from None
                 sentence = refusal(error, *photo.size)
                 if sentence is not None:
@@ -147,21 +147,21 @@ class Restorer:
 
 
 class _Clock:
-    """Tells how far a restoration is, takes its time, and ends it where it is asked to."""
+    """Reports the progress of a restoration, measures its time, and ends it on request."""
 
     def __init__(self, total: int, stop: Event, tell: Callable[[int, int, str], None]):
         self.total, self.stop, self.tell = total, stop, tell
         self.done, self.begun = 0, None
 
     def start(self) -> None:
-        """The predictor begins."""
+        """Mark the start of the predictor."""
         self.started = time.perf_counter()
         if self.stop.is_set():
             raise Cancelled
         self.tell(0, self.total, "predicting")
 
     def watch(self, steps: Iterable) -> Iterator:
-        """Wraps the steps of a sample."""
+        """Wrap the steps of a sample."""
         self.begun = self.begun or time.perf_counter()
         for step in steps:
             if self.stop.is_set():
@@ -172,18 +172,18 @@ class _Clock:
             self.tell(self.done, self.total, f"{self.words()}, {left:.0f} s left")
 
     def words(self) -> str:
-        """How far it is."""
+        """The progress in words."""
         return f"{self.done} of {self.total} step{'s' * (self.total != 1)} done"
 
     def seconds(self) -> tuple[float, float]:
-        """Of the predictor, and of the steps."""
+        """Times of the predictor and of the steps."""
         now = time.perf_counter()
         begun = self.begun or now
         return begun - self.started, now - begun
 
 
 def _licence(source: str) -> str:
-    """What the card in a checkpoint's folder says of its licence."""
+    """The licence stated in the card of a checkpoint's folder."""
     card = Path() if source.endswith(".ckpt") else find_folder(source) / "README.md"
     found = metadata_load(card) if card.is_file() else None
     return (found or {}).get("license", "not stated")

@@ -1,4 +1,4 @@
-"""A restoration as its visitor holds it: kept on disk, and blended anew without a network."""
+"""A visitor's restoration: kept on disk, and blended again without running a network."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from data.outputs import outputs_of
 from models.samples import Samples, blended, to_world
 from models.settings import SamplingSettings
 
-MOST_SHOWN = 12_000_000  # pixels that a browser is sent; of larger photographs a smaller image
+MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """A photograph that was opened: its file under its own name, and its pixels."""
+    """An opened photograph: its file under its original name, and its pixels."""
 
     path: Path
     image: ImageFile
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width, upright."""
+        """Height and width, after rotation to upright."""
         return tuple(self.image.pixels.shape[-2:])
 
 
 class Kept:
-    """What `models.samples.blended` takes, as files of float32 (1, C, H, W): 672 MB of 24 megapixels.
+    """The inputs of `models.samples.blended`, as files of float32 (1, C, H, W): 672 MB for 24 megapixels.
 
     Args:
-        folder: for the files, which is made.
+        folder: for the files; it is created.
     """
 
     def __init__(self, folder: Path):
@@ -43,35 +43,35 @@ class Kept:
         folder.mkdir()
 
     def __call__(self, name: str, values: Tensor) -> None:
-        """Take a tensor as `DeblurPipeline` hands it to `keep`."""
+        """Store a tensor; this is the `keep` argument of `DeblurPipeline`."""
         if name == "r_0":
             name, self.samples = f"r_{self.samples}", self.samples + 1
         np.save(self.folder / f"{name}.npy", values.cpu().numpy())
 
     def read(self, name: str) -> Tensor:
-        """A tensor by its name; r_0 of the first sample is r_0, of the second r_1. It is mapped into memory."""
+        """Read a tensor by name, memory-mapped; the first sample is r_0, the second r_1."""
         return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Total size of the files."""
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
 
 @dataclass(eq=False)
 class Result:
-    """What a run left; its strength and its mask can be changed.
+    """The result of a run; its strength and its mask can be changed.
 
     Args:
-        number: of the run, in this visit.
-        photo: what was restored.
+        number: of the run in this visit.
+        photo: the input photograph.
         kept: prediction and samples.
-        settings: how was sampled; `blend` is the strength.
-        preset: what the preset alone would do.
-        options: flags of sample.py beside how to sample.
-        facts: what was found out on the way, by name.
-        mask: how much of the strength each place gets, (h, w) in [0, 1] of the photograph's shape in any size; None for
-            all of it.
+        settings: the sampling settings; `blend` is the strength.
+        preset: the preset's settings without changes.
+        options: flags of sample.py other than sampling settings.
+        facts: information about the run, by name.
+        mask: factor on the strength at each pixel, (h, w) in [0, 1], with the photograph's aspect ratio at any
+            resolution; None for 1 everywhere.
         tiles: as in `models.pipeline.DeblurOutput`.
     """
 
@@ -87,14 +87,14 @@ class Result:
 
     @property
     def kinds(self) -> list[str]:
-        """The images that it has; the last one is what was asked for."""
+        """The kinds of images it has; the last one is the requested result."""
         count = self.kept.samples
         if count < 2:
             return ["prediction", *["restored"] * count]
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
 
     def image(self, kind: str) -> Tensor:
-        """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]; with a mask, blended by a map."""
+        """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1], blended with the mask, if any."""
         if kind == "prediction":
             return to_world(self.kept.read("x_init"))[0]
         if kind.startswith("mean"):
@@ -106,13 +106,13 @@ class Result:
         return self._samples().std()[0] if self.kept.samples > 1 else None
 
     def file_name(self, kind: str) -> str:
-        """What sample.py would call it."""
+        """The file name that sample.py would use."""
         [(_, target)] = outputs_of([str(self.photo.path)], str(self.kept.folder)).work
         one_of_several = self.kept.samples > 1 and kind.startswith("sample")
         return f"{target.stem}_{self._number(kind)}{target.suffix}" if one_of_several else target.name
 
     def command(self, kind: str) -> str | None:
-        """The command line that makes the same file; None with a mask, which sample.py has not."""
+        """The command line that makes the same file; None with a mask, which sample.py does not support."""
         if kind == "prediction":
             wanted = replace(self.preset, blend=0.0)
         elif self.mask is not None:
@@ -145,7 +145,7 @@ class Result:
 
 
 def shown(image: Tensor, most: int = MOST_SHOWN) -> Tensor:
-    """An image (C, H, W) as it is, or of more than so many pixels smaller, by the mean over areas."""
+    """An image (C, H, W), reduced by area averaging if it has more than `most` pixels."""
     height, width = image.shape[-2:]
     if height * width <= most:
         return image
@@ -154,7 +154,7 @@ def shown(image: Tensor, most: int = MOST_SHOWN) -> Tensor:
 
 
 def mask_of(layers: Sequence[np.ndarray], outside: bool) -> Tensor | None:
-    """What is painted in layers (h, w, 4) of uint8, or all else, as a mask (h, w) in [0, 1]; None where nothing is."""
+    """A mask (h, w) in [0, 1] from layers (h, w, 4) of uint8, inverted if `outside`; None if nothing is painted."""
     painted = [torch.from_numpy(layer[..., 3].copy()).float().div_(255) for layer in layers]
     if not any(layer.any() for layer in painted):
         return None

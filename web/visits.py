@@ -1,4 +1,4 @@
-"""What the page keeps of each visitor, and for how long."""
+"""The files that the page keeps for each visitor, and for how long."""
 
 import shutil
 import time
@@ -10,17 +10,17 @@ from uuid import uuid4
 
 from web.results import Kept, Photo, Result
 
-MOST_BYTES = 2_000_000_000  # of a visit's results; the newest is kept however large
+MOST_BYTES = 2_000_000_000  # of a visit's results; the newest is always kept
 MOST_FILES = 8  # that a visit serves at a time
-IDLE = 3600  # seconds after which a visit has ended, where no closed page says so
+IDLE = 3600  # seconds without activity after which a visit ends
 
 
 class Visit:
     """One visitor's photograph and results.
 
     Args:
-        folder: for what nobody is served; it is made.
-        served: for what the browser may fetch by names that cannot be guessed; it is made when it is needed.
+        folder: for private files; it is created.
+        served: for files that the browser fetches under unguessable names; created on first use.
     """
 
     def __init__(self, folder: Path, served: Path):
@@ -31,26 +31,26 @@ class Visit:
         self._files: OrderedDict[object, Path] = OrderedDict()
 
     def new_kept(self) -> Kept:
-        """An empty place for what a run leaves."""
+        """A new, empty place for a run's result."""
         self.runs += 1
         return Kept(self.folder / str(self.runs))
 
     def add(self, result: Result) -> None:
-        """Keep a result, and of the older ones as many as MOST_BYTES hold."""
+        """Keep a result, and drop the oldest ones beyond MOST_BYTES."""
         self.results.append(result)
         while len(self.results) > 1 and sum(each.kept.bytes for each in self.results) > MOST_BYTES:
             shutil.rmtree(self.results.pop(0).kept.folder)
 
     def newest(self) -> Result | None:
-        """The last result of the photograph that is open."""
+        """The newest result of the open photograph."""
         return next((result for result in reversed(self.results) if result.photo is self.photo), None)
 
     def served_before(self, key: object) -> Path | None:
-        """The file that was served under a key, where it is still there."""
+        """The file that was served under a key, if it still exists."""
         return self._files.get(key)
 
     def serve(self, key: object, name: str) -> Path:
-        """Where to write a file to be served, in a new folder; the oldest of MOST_FILES makes room for it."""
+        """A path in a new folder for a file to serve; beyond MOST_FILES the oldest file is removed."""
         path = self.served / uuid4().hex / name
         path.parent.mkdir(parents=True)
         self._files[key] = path
@@ -59,25 +59,25 @@ class Visit:
         return path
 
     def close(self) -> None:
-        """Stop what runs and remove every file."""
+        """Stop the run and remove every file."""
         self.stop.set()
         for folder in (self.folder, self.served):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class Visits:
-    """The visits that are open, by the name that a browser's page gives itself.
+    """The open visits, by the session name of the browser's page.
 
     Args:
-        folder: for what nobody is served.
-        served: for what may be fetched.
+        folder: for private files.
+        served: for files that the browser may fetch.
     """
 
     def __init__(self, folder: Path, served: Path):
         self.folder, self.served, self._visits, self._lock = folder, served, {}, RLock()
 
     def of(self, name: str) -> Visit:
-        """The visit of that name, a new one if need be; those that are idle for long are closed."""
+        """The visit of that name, created if necessary; visits that were idle too long are closed."""
         now = time.monotonic()
         with self._lock:
             for other in [other for other, visit in self._visits.items() if now - visit.used > IDLE]:
@@ -88,7 +88,7 @@ class Visits:
             return self._visits[name]
 
     def close(self, name: str) -> None:
-        """End a visit, if there is one of that name."""
+        """End a visit, if there is one with that name."""
         with self._lock:
             visit = self._visits.pop(name, None)
         if visit is not None:

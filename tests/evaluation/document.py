@@ -1,4 +1,4 @@
-"""A results.json as evaluate.py writes it, and the images that it names, for the curve and the page."""
+"""A results.json as evaluate.py writes it, with the images that it names, to test the curve and the page."""
 
 import json
 import random
