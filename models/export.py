@@ -1,19 +1,23 @@
 """Export a run or a checkpoint as a pipeline folder.
 
 python -m models.export runs/demo DIR --dtype fp16
+python -m models.export runs/longer DIR --average_with runs/demo,runs/long
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from base.files import is_free, replacing
 from base.stop import run_command
-from models.checkpoints import Weights, from_ckpt, from_folder, networks
+from models.checkpoints import Weights, describe, from_ckpt, from_folder, networks
 from models.hub import find_folder
+from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -25,6 +29,7 @@ def export(
     weights: Weights = "ema",
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16",
     max_shard_size: str = "10GB",
+    average_with: str | None = None,
 ) -> None:
     """Export a run or a checkpoint as a pipeline folder.
 
@@ -35,17 +40,15 @@ def export(
         weights: ema for the averaged weights, raw for the weights being optimised; only a .ckpt has both.
         dtype: type of the weights on disk. When loaded, they are converted to float32 or the requested precision.
         max_shard_size: largest weight file, such as 15MB; larger networks are split into several.
+        average_with: further sources, separated by commas, of the same networks: what is exported has the mean of all
+            weights (a model soup, Wortsman et al., ICML 2022). It suits runs that continue one another.
 
     Raises:
-        CheckpointError: something cannot be read or stored; no folder is left behind.
+        CheckpointError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
-    last = Path(source) / "checkpoints" / "last.ckpt"
-    source = str(last) if last.is_file() else source
-    if weights == "raw" and not source.endswith(".ckpt"):
-        raise CheckpointError(
-            f"{source} has only one kind of weights: give a run's folder or a .ckpt for --weights raw"
-        )
-    pipeline = from_ckpt(Path(source), weights) if source.endswith(".ckpt") else from_folder(find_folder(source))
+    others = average_with.split(",") if average_with else []
+    pipeline = _load(source, weights)
+    _average(pipeline, {other: _load(other, weights) for other in others})
     for part, network in networks(pipeline).items():
         nn.Module.to(network, DTYPES[dtype])  # diffusers' own `to` warns of layers that these networks do not have
         for key, value in network.state_dict().items():
@@ -60,7 +63,36 @@ def export(
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)
         from_folder(part)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-    print(f"wrote {folder}: the {weights} weights of {source} in {dtype}, {size:.1f} MiB")
+    sources = " and ".join([source, *others])
+    print(f"wrote {folder}: the {weights} weights of {sources} in {dtype}, {size:.1f} MiB")
+
+
+def _load(source: str, weights: Weights) -> DeblurPipeline:
+    last = Path(source) / "checkpoints" / "last.ckpt"
+    source = str(last) if last.is_file() else source
+    if weights == "raw" and not source.endswith(".ckpt"):
+        raise CheckpointError(
+            f"{source} has only one kind of weights: give a run's folder or a .ckpt for --weights raw"
+        )
+    return from_ckpt(Path(source), weights) if source.endswith(".ckpt") else from_folder(find_folder(source))
+
+
+def _average(pipeline: DeblurPipeline, others: Mapping[str, DeblurPipeline]) -> None:
+    """Give a pipeline the mean of its weights and scale and of those of the others, which are named."""
+    own = describe(pipeline)
+    for name, other in others.items():
+        if describe(other) | {"residual_scale": None} != own | {"residual_scale": None}:
+            raise CheckpointError(f"{name} has other networks or another schedule: only like checkpoints are averaged")
+    together = [pipeline, *others.values()]
+    for part, network in networks(pipeline).items():
+        states = [getattr(one, part).state_dict() for one in together]
+        network.load_state_dict({key: _mean([state[key] for state in states]) for key in states[0]})
+    pipeline.register_to_config(residual_scale=mean(one.config.residual_scale for one in together))
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean; of whole numbers, such as BatchNorm's count of batches, the first."""
+    return torch.stack(list(values)).mean(0) if values[0].is_floating_point() else values[0]
 
 
 def main(args: list[str] | None = None) -> None:

@@ -314,6 +314,11 @@ FAULTS = [
         ),
     ),
     *_of(
+        "models/export.py",
+        "models/test_export.py",
+        ("an average of runs is the last of them", "torch.stack(list(values)).mean(0)", "values[-1]"),
+    ),
+    *_of(
         "models/guard.py",
         "models/test_guard.py",
         ("a sample's sharpness is compared in other units", "torch.iinfo(blurry.dtype).max)", "1)"),

@@ -53,6 +53,26 @@ def test_export_takes_the_weights_that_are_named(run, tmp_path):
         export(str(run), str(tmp_path / "ema"))
 
 
+def test_runs_are_averaged_weight_by_weight(tmp_path):
+    sources = []
+    for k, scale in enumerate((0.1, 0.2, 0.6)):
+        pipeline = tiny_pipeline(residual_scale=scale)
+        for part in (pipeline.predictor, pipeline.denoiser):
+            for parameter in part.parameters():
+                parameter.data.fill_(k**2)
+        sources.append(str(tmp_path / f"{k}"))
+        pipeline.save_pretrained(sources[-1])
+    export(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
+    found = load_pipeline(str(tmp_path / "mean"), precision="fp32")
+    for part in (found.predictor, found.denoiser):
+        assert all(torch.allclose(parameter, torch.tensor(5 / 3)) for parameter in part.parameters())
+    assert found.config.residual_scale == pytest.approx(0.3)
+    tiny_pipeline(UNetPredictor(4, (1, 2), 1)).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="other has other networks"):
+        export(sources[0], str(tmp_path / "never"), average_with=str(tmp_path / "other"))
+    assert not (tmp_path / "never").exists()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_fp16_shards_load_as_float32(run, tmp_path):
     export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"), max_shard_size="20KB")
