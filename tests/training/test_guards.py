@@ -81,4 +81,10 @@ def test_a_spike_is_logged_with_its_files(caplog):
     flags = ["--trainer.max_steps", "24", "--trainer.val_check_interval", "24", "--trainer.limit_val_batches", "0"]
     assert train.main([*FIT, "run", *flags, *plant("[22]", "400.0")]) == 0
     (said,) = [record.message for record in caplog.records if "usually" in record.message]
-    assert re.match(r"step 23: loss .*; batch: \w", said)
+    found = re.fullmatch(r"step 23: loss (\S+), usually (\S+); batch: \w.*", said)
+    with open("run/logs/version_0/metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    assert float(found[2]) == pytest.approx(sorted(losses[:22])[11], rel=1e-4)
+    (ratio,) = [float(row["guard/spike"]) for row in rows if row["guard/spike"]]
+    assert ratio == pytest.approx(float(found[1]) / float(found[2]), rel=1e-4)
