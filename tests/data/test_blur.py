@@ -219,6 +219,14 @@ def test_jpeg_is_that_of_a_file(tmp_path):
     assert torch.equal(blurry[0], compress(image, 30))
 
 
+def test_jpeg_qualities_cover_their_range():
+    image = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
+    by_quality = {quality: compress(image, quality) for quality in range(20, 91)}
+    blurry, _ = SyntheticBlur(jpeg=(20, 90))(image.expand(12, -1, -1, -1), generators(12))
+    found = [[quality for quality, like in by_quality.items() if torch.equal(one, like)] for one in blurry]
+    assert all(found) and min(found)[0] < 40 and max(found)[0] > 70
+
+
 def test_the_kernel_is_how_a_point_of_light_spreads():
     blur = SyntheticBlur([CameraShake((5, 12)), Defocus((1, 4))], response="linear")
     assert blur.has_kernels

@@ -329,3 +329,14 @@ def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, capl
         assert said(train=[Source(root=str(flat))], val=str(root / "val")) == []
         (line,) = said(train=[Source(root=str(flat)), Source(root=str(root / "val"))], val=str(root / "val"))
         assert line.startswith("warning: 2 of 2 ")
+
+
+def test_the_blurry_images_are_those_of_the_variant(tmp_path):
+    for split in ("train", "test"):
+        for level, side in enumerate(("sharp", "blur", "blur_gamma")):
+            images.write(tmp_path / split / "GOPR0001" / side / "1.png", torch.full((3, 20, 20), level / 5))
+    for variant, value in (("blur", 0.2), ("blur_gamma", 0.4)):
+        data = DeblurDataModule(str(tmp_path), patch_size=16, batch_size=1, num_workers=0, variant=variant)
+        data.setup("fit")
+        batch = next(iter(data.train_dataloader()))
+        assert batch["blurry"].mean() == pytest.approx(value, abs=1e-5) and batch["sharp"].max() == 0

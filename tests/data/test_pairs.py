@@ -18,6 +18,7 @@ from data.pairs import (
     draw_windows,
     flatten,
     generator_of,
+    resize,
     shuffled,
 )
 from tests.conftest import ASSETS
@@ -217,3 +218,9 @@ def test_a_window_mixes_crops_over_batches(pairs):
     resumed = list(itertools.islice(Window(stream(6), 4, 0, lambda: 6), 6))
     for ours, theirs in zip(resumed, mixed[6:], strict=True):
         assert ours["name"] == theirs["name"] and torch.equal(ours["blurry"], theirs["blurry"])
+
+
+def test_fine_stripes_become_grey_in_a_reduced_image():
+    stripes = torch.zeros(3, 30, 30, dtype=torch.uint8)
+    stripes[:, :, 1::3] = 255  # a pixel of the reduced image lies on each
+    assert (resize(stripes, 1 / 3)[:, :, 1:-1].float() - 85).abs().max() < 10
