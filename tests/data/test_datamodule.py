@@ -270,6 +270,10 @@ def test_mixed_batches_go_on_after_resuming(tmp_path, root):
     trainer(tmp_path).fit(rest, module(root, True, workers=1, **options), ckpt_path=tmp_path / "step=3.ckpt")
     assert_same(rest.seen["train"], whole.seen["train"][3:])
 
+    plain = Recorder()
+    trainer(tmp_path).validate(plain, module(root, True), verbose=False)
+    assert_same(whole.seen["val"][:2], plain.seen["val"])  # only training is augmented
+
 
 def test_a_mix_of_datasets_by_weight(tmp_path, root):
     for i in range(3):

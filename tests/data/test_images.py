@@ -210,6 +210,14 @@ def test_a_picture_written_untouched_comes_back_untouched(case):
     assert plain or (exif.get(ExifTags.Base.Make) == "Camera" and exif.get(ExifTags.Base.Orientation) is None)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_of_a_16_bit_tiff_is_applied(tmp_path, orientation):
+    array = np.random.default_rng(0).integers(0, 65535, (5, 7, 3), np.uint16)
+    save(tmp_path / "in.tif", array, orientation)
+    found = images.read_file(tmp_path / "in.tif").pixels.permute(1, 2, 0).numpy()
+    assert np.array_equal(found, upright(array, orientation))
+
+
 def test_16_bit_png_keeps_exif_and_profile(tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Make] = "Camera"
