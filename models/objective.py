@@ -107,18 +107,19 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`, for the consistency flow.
 
-        A time tau is drawn, uniform in [0, 1 - delta), on the path r_tau = (1 - tau) sigma eps + tau r_0. Following
+        A time tau is drawn, uniform in [0, 1), on the path r_tau = (1 - tau) sigma eps + tau r_0. Following
         the velocity v at tau leads to a point at the end e of its segment. It must agree with the point reached from
         tau' = min(tau + delta, e) with velocity v'. v' comes from the same network, without gradient; at the end e
         itself it is the path's own, r_0 - sigma eps. Segments have length 1 / K, the unit in which jumps are measured:
 
             loss = d(K (jump by v - jump by v')) + ALPHA d(K (1 - tau') (v - v')),  d the mean square, or absolute value
 
-        For squares this is K^2 times ELIR's loss, except for the factor 1 - tau'. The velocity is that of the estimated
+        For squares this is K^2 times ELIR's loss, with two differences. ELIR draws tau below 1 - delta, which suffices for
+        a network that puts out v. One that puts out r_0 must also be shown the end of the last segment: otherwise its
+        estimates there need only agree with each other, and they drift. The other is the factor 1 - tau'. The velocity is that of the estimated
         residual, (r_0_hat - r_tau) / (1 - tau); without the factor it would be unbounded near the path's end.
         """
-        flow, K = self.flow, self.segments
-        tau = (1 - self.delta) * u
+        flow, K, tau = self.flow, self.segments, u
         end = ((tau * K).floor() + 1) / K
         later = torch.minimum(tau + self.delta, end)
         true = r_0 - flow.sigma * eps

@@ -56,7 +56,12 @@ FAULTS = [
     ),
     *_of(
         "models/objective.py",
-        "models/test_objective.py",
+        "models/test_objective.py models/test_flow.py",
+        (
+            "a flow's last segment has no end",
+            "flow, K, tau = self.flow, self.segments, u",
+            "flow, K, tau = self.flow, self.segments, (1 - self.delta) * u",
+        ),
         ("min-SNR is max-SNR", "return snr.clamp(max=gamma)", "return snr.clamp(min=gamma)"),
         (
             "l1 takes the weight of squares",
