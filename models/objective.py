@@ -114,10 +114,11 @@ class Objective:
 
             loss = d(K (jump by v - jump by v')) + ALPHA d(K (1 - tau') (v - v')),  d the mean square, or absolute value
 
-        For squares this is K^2 times ELIR's loss, with two differences. ELIR draws tau below 1 - delta, which suffices for
-        a network that puts out v. One that puts out r_0 must also be shown the end of the last segment: otherwise its
-        estimates there need only agree with each other, and they drift. The other is the factor 1 - tau'. The velocity is that of the estimated
-        residual, (r_0_hat - r_tau) / (1 - tau); without the factor it would be unbounded near the path's end.
+        For squares this is K^2 times ELIR's loss, with two differences. The first is the factor 1 - tau'. The velocity
+        is that of the estimated residual, (r_0_hat - r_tau) / (1 - tau); without the factor it would be unbounded near
+        the path's end. The second is that ELIR draws tau below 1 - delta, which suffices for a network that puts out v.
+        One that puts out r_0 must also be shown the end of the last segment: otherwise its estimates there need only
+        agree with each other, and they drift.
         """
         flow, K, tau = self.flow, self.segments, u
         end = ((tau * K).floor() + 1) / K

@@ -216,6 +216,21 @@ def test_a_bare_flag_means_true_and_one_without_effect_says_so(checkpoint, photo
     assert "--steps has no effect: with blend 0" in errors and set(restored(out)) == {"a.png", "a_compare.png"}
 
 
+def test_a_comparison_shows_the_blurry_the_predicted_and_the_restored_image(checkpoint, photos, tmp_path):
+    for name, flags in (("blend", []), ("none", ["--blend", "0"])):
+        assert run(photos / "a.png", "--compare", "--checkpoint", checkpoint, "--output", tmp_path / name, *flags) == 0
+    panel, plain = (images.read(tmp_path / name / "a_compare.png") for name in ("blend", "none"))
+    columns = (panel != plain).any(0).any(0).nonzero()  # the prediction restored by itself is in the last of three
+    assert len(columns) > 0 and columns.min() > 0.6 * panel.shape[2]
+
+
+def test_another_depth_is_other_settings(checkpoint, photos, tmp_path, capsys):
+    command = [photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path]
+    assert run(*command) == 0 and run(*command, "--depth", "16") == 0
+    assert "wrote 1 of 1" in capsys.readouterr().out.splitlines()[-1]
+    assert images.read_file(tmp_path / "a.png").pixels.dtype == torch.uint16
+
+
 def test_one_image_and_a_suffix_are_a_file(checkpoint, photos, tmp_path):
     assert run(photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path / "new" / "sharp.tif") == 0
     assert set(restored(tmp_path / "new")) == {"sharp.tif"}

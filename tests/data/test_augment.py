@@ -33,6 +33,22 @@ def test_both_sides_change_alike():
     assert (ours - blurry).abs().max() > 0.02 and ours.min() >= 0 and ours.max() <= 1
 
 
+def test_colours_keep_their_distance_from_the_pixel_s_own_grey():
+    sharp = torch.rand(3, 3, 8, 8, generator=generator_of(6)) * 0.4 + 0.3
+    found, _ = Augment(saturation=0.3)(sharp, sharp, generator_of(7))
+    torch.testing.assert_close(found.mean(1), sharp.mean(1))  # its grey stays
+    factor = (found - found.mean(1, keepdim=True)) / (sharp - sharp.mean(1, keepdim=True))
+    torch.testing.assert_close(factor, factor[:, :1, :1, :1].expand_as(factor), rtol=1e-2, atol=0)
+    assert factor[:, 0, 0, 0].std() > 0.01 and (factor - 1).abs().max() < 0.301
+
+
+def test_white_balance_is_drawn_for_each_channel():
+    sharp = torch.full((50, 3, 2, 2), 0.5)
+    gain = Augment(white_balance=0.2)(sharp, sharp, generator_of(8))[0][:, :, 0, 0] / 0.5
+    assert gain.min() >= 0.8 and gain.max() <= 1.2
+    assert gain.diff(dim=1).std(0).min() > 0.05
+
+
 def test_cutblur_takes_a_rectangle_from_the_sharp_side():
     blurry, sharp = torch.zeros(200, 3, 32, 32), torch.ones(200, 3, 32, 32)
     mixed, unchanged = Augment(cutblur=1)(blurry, sharp, generator_of(4))

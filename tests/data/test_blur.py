@@ -86,11 +86,12 @@ def test_a_small_part_is_cut_out_of_the_margin_of_a_large_one(tmp_path, images):
 def test_blur_averages_light_by_the_response():
     # A step from black to white, blurred: where a share s of the light arrives, the file says s through the response.
     step = (torch.arange(80) >= 40).float().expand(1, 3, 80, 80)
-    for shares in ({"response": "srgb"}, {"response": "gamma"}, {"response": "linear"}, {"file_values": 1.0}):
+    responses = [{"response": "srgb"}, {"response": "gamma"}, {"response": "gamma", "gamma": 1.6}]
+    for shares in (*responses, {"response": "linear"}, {"file_values": 1.0}):
         blur = SyntheticBlur([Defocus((6, 6))], **shares)
         blurry, truth = blur(step, generators(1))
         share = Defocus((6, 6)).kernel(generator_of(0)).sum(0).cumsum(0)  # of a disc across its edge
-        expected = {"srgb": linear_rgb_to_rgb(share.expand(3, 1, -1))[0, 0], "gamma": share ** (1 / 2.2)}
+        expected = {"srgb": linear_rgb_to_rgb(share.expand(3, 1, -1))[0, 0], "gamma": share ** (1 / blur.gamma)}
         middle = 40 - blur.margin
         found = blurry[0, 0, 30, middle - len(share) // 2 : middle + len(share) // 2 + 1]
         torch.testing.assert_close(found, expected.get(shares.get("response"), share), rtol=0, atol=1e-3)
