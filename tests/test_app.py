@@ -360,7 +360,7 @@ def test_a_port_that_is_taken_is_one_sentence(page, capsys):
 def test_help_names_every_flag(capsys):
     assert app.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"  --{name} " in said for name in app.KINDS) and "a photograph" in said
+    assert all(f"  --{name} " in said for name in app.KINDS) and "largest photograph in megapixels" in said
 
 
 def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):
