@@ -260,4 +260,4 @@ def main(
 
 if __name__ == "__main__":
     command = partial(auto_cli, main, as_positional=False)
-    sys.exit(run_command("benchmarks.ablation", command, "stopped; the same command goes on"))
+    sys.exit(run_command("benchmarks.ablation", command, "stopped; run again to resume"))

@@ -5,7 +5,7 @@ python -m models.export runs/longer DIR --average_with runs/demo,runs/long
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Literal
@@ -46,9 +46,10 @@ def export(
     Raises:
         CheckpointError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
-    others = average_with.split(",") if average_with else []
-    pipeline = _load(source, weights)
-    _average(pipeline, {other: _load(other, weights) for other in others})
+    sources = [_newest(one) for one in [source, *(average_with.split(",") if average_with else [])]]
+    pipelines = [_load(one, weights) for one in sources]
+    pipeline = pipelines[0]
+    _average(pipelines, sources)
     for part, network in networks(pipeline).items():
         nn.Module.to(network, DTYPES[dtype])  # diffusers' own `to` warns of layers that these networks do not have
         for key, value in network.state_dict().items():
@@ -63,13 +64,16 @@ def export(
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)
         from_folder(part)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-    sources = " and ".join([source, *others])
-    print(f"wrote {folder}: the {weights} weights of {sources} in {dtype}, {size:.1f} MiB")
+    print(f"wrote {folder}: the {weights} weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
+
+
+def _newest(source: str) -> str:
+    """The last checkpoint of a run's folder; any other source as it is."""
+    last = Path(source) / "checkpoints" / "last.ckpt"
+    return str(last) if last.is_file() else source
 
 
 def _load(source: str, weights: Weights) -> DeblurPipeline:
-    last = Path(source) / "checkpoints" / "last.ckpt"
-    source = str(last) if last.is_file() else source
     if weights == "raw" and not source.endswith(".ckpt"):
         raise CheckpointError(
             f"{source} has only one kind of weights: give a run's folder or a .ckpt for --weights raw"
@@ -77,22 +81,23 @@ def _load(source: str, weights: Weights) -> DeblurPipeline:
     return from_ckpt(Path(source), weights) if source.endswith(".ckpt") else from_folder(find_folder(source))
 
 
-def _average(pipeline: DeblurPipeline, others: Mapping[str, DeblurPipeline]) -> None:
-    """Give a pipeline the mean of its weights and scale and of those of the others, which are named."""
-    own = describe(pipeline)
-    for name, other in others.items():
-        if describe(other) | {"residual_scale": None} != own | {"residual_scale": None}:
-            raise CheckpointError(f"{name} has other networks or another schedule: only like checkpoints are averaged")
-    together = [pipeline, *others.values()]
-    for part, network in networks(pipeline).items():
-        states = [getattr(one, part).state_dict() for one in together]
+def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:
+    """Give the first pipeline the mean weights and the mean residual scale of all."""
+    first, *others = ({**describe(one), "residual_scale": None} for one in pipelines)
+    for source, other in zip(sources[1:], others, strict=True):
+        if other != first:
+            raise CheckpointError(
+                f"{source} has other networks or another schedule: only like checkpoints are averaged"
+            )
+    for part, network in networks(pipelines[0]).items():
+        states = [getattr(one, part).state_dict() for one in pipelines]
         network.load_state_dict({key: _mean([state[key] for state in states]) for key in states[0]})
-    pipeline.register_to_config(residual_scale=mean(one.config.residual_scale for one in together))
+    pipelines[0].register_to_config(residual_scale=mean(one.config.residual_scale for one in pipelines))
 
 
-def _mean(values: Sequence[Tensor]) -> Tensor:
+def _mean(values: list[Tensor]) -> Tensor:
     """The mean; of whole numbers, such as BatchNorm's count of batches, the first."""
-    return torch.stack(list(values)).mean(0) if values[0].is_floating_point() else values[0]
+    return torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
 
 
 def main(args: list[str] | None = None) -> None:

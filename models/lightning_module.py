@@ -89,8 +89,12 @@ class Predict(L.LightningModule):
     def objective_values(self) -> dict:
         """The training objective as plain values. It is stored with a checkpoint and must not change on resume."""
         perceptual = None if self.perceptual is None else repr(self.perceptual)
-        own = {"loss": self.loss, "fft_weight": self.fft_weight, "quantize": self.quantize}
-        return {"perceptual": perceptual} | own
+        return {
+            "perceptual": perceptual,
+            "loss": self.loss,
+            "fft_weight": self.fft_weight,
+            "quantize": self.quantize,
+        }
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """The output of the predictor's forward and its loss; images in [-1, 1]."""

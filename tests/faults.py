@@ -321,7 +321,7 @@ FAULTS = [
     *_of(
         "models/export.py",
         "models/test_export.py",
-        ("an average of runs is the last of them", "torch.stack(list(values)).mean(0)", "values[-1]"),
+        ("an average of runs is the last of them", "torch.stack(values).mean(0)", "values[-1]"),
     ),
     *_of(
         "models/guard.py",

@@ -194,4 +194,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.make_pairs", main, "stopped; the same command goes on"))
+    sys.exit(run_command("tools.make_pairs", main, "stopped; run again to resume"))

@@ -68,4 +68,4 @@ def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.teach_pairs", lambda: auto_cli(main), "stopped; the same command goes on"))
+    sys.exit(run_command("tools.teach_pairs", lambda: auto_cli(main), "stopped; run again to resume"))
