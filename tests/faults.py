@@ -305,6 +305,15 @@ FAULTS = [
             ".amax() / 127).expand(len(weight))",
         ),
         ("the range of inputs leaves zero out", "values.amin().clamp(max=0)", "values.amin()"),
+        ("inputs are not rounded", "self._conv_forward(round_input(x), ", "self._conv_forward(x, "),
+        ("the rounding of inputs stops the gradient", "_affine(x.float(), scale", "_affine(x.detach().float(), scale"),
+        ("the ends are those with few channels only", "ENDS = 16", "ENDS = 8"),
+    ),
+    *_of(
+        "models/lightning_module.py",
+        "models/test_quantisation.py",
+        ("INT8 training leaves the predictor out", "            round_convolutions(predictor)", "            pass"),
+        ("INT8 training leaves the denoiser out", "            round_convolutions(denoiser)", "            pass"),
     ),
     *_of(
         "models/checkpoints.py",
