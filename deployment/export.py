@@ -193,7 +193,10 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
     except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(f"torch cannot export {what} to ONNX: {reason.strip()}") from error
-    return program.model_proto
+    model = program.model_proto
+    for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+        noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file
+    return model
 
 
 class _SpandrelCore(nn.Module):

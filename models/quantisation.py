@@ -20,9 +20,9 @@ class RoundedConv2d(nn.Conv2d):
 
 def round_weight(weight: Tensor) -> Tensor:
     """Round weights (out, in, kh, kw) to 255 levels per output channel, symmetric around zero."""
-    scale = (weight.detach().float().abs().amax((1, 2, 3)) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    zero = torch.zeros_like(scale, dtype=torch.int32)
-    return torch.fake_quantize_per_channel_affine(weight.float(), scale, zero, 0, -127, 127).to(weight.dtype)
+    values = weight.detach().float()
+    scale = (values.abs().amax((1, 2, 3), keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return _straight_through(weight, (values / scale).round() * scale)
 
 
 def round_input(x: Tensor) -> Tensor:
@@ -30,8 +30,13 @@ def round_input(x: Tensor) -> Tensor:
     values = x.detach().float()
     low, high = values.amin().clamp(max=0), values.amax().clamp(min=0)
     scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
-    zero = (-low / scale).round().clamp(0, 255).to(torch.int32)
-    return torch.fake_quantize_per_tensor_affine(x.float(), scale, zero, 0, 255).to(x.dtype)
+    zero = (-low / scale).round()
+    return _straight_through(x, (((values / scale).round() + zero).clamp(0, 255) - zero) * scale)
+
+
+def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+    """Rounded values with the gradient of x; in plain operators, which also run without data (to count FLOP)."""
+    return x + (rounded.to(x.dtype) - x).detach()
 
 
 def round_convolutions(network: nn.Module) -> None:

@@ -91,6 +91,11 @@ def test_the_folder_says_what_it_is(place):
     assert len({checkpoint_hash(str(place / name)) for name in ("tiles", "any", "slim")}) == 3
 
 
+def test_graphs_do_not_say_where_they_were_made(place):
+    for graph in place.rglob("model.onnx"):
+        assert str(ROOT).encode() not in graph.read_bytes() and b"slim_unet.py" not in graph.read_bytes()
+
+
 def test_sample_takes_a_folder(place, tmp_path, capsys):
     images.write(tmp_path / "photo.png", image(100, 110)[0])
     words = [str(tmp_path / "photo.png"), "--checkpoint", str(place / "tiles"), "--output", str(tmp_path / "out")]

@@ -75,3 +75,9 @@ def test_training_rounds_both_networks_and_their_checkpoint_is_a_plain_one(tmp_p
     loaded = load_pipeline(str(tmp_path), precision="fp32")
     assert type(loaded.denoiser.unet.down[0]) is nn.Conv2d
     assert torch.equal(loaded.denoiser.unet.down[0].weight, model.denoiser.unet.down[0].weight)
+
+
+def test_rounding_networks_run_without_data_as_the_count_of_flop_needs():
+    predictor = SlimPredictor((16, 16), (1, 1))
+    round_convolutions(predictor)
+    assert predictor.to("meta")(torch.empty(1, 3, 8, 8, device="meta")).shape == (1, 3, 8, 8)
