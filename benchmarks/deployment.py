@@ -149,7 +149,7 @@ def as_torch(deployed: DeblurPipeline, pipeline: DeblurPipeline, blurry: Tensor,
 
 
 def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int | None) -> dict:
-    """PSNR and LPIPS of the prediction and of the restoration, INT8 against float32, means over the pairs."""
+    """PSNR and LPIPS of prediction and restoration, each kind of INT8 against float32, means over the pairs."""
     from data.layouts import find_pairs
     from data.pairs import read_pair
     from evaluation.metrics import make_metrics
@@ -171,9 +171,14 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
                         scores.setdefault(f"{kind} {what} {metric}", []).append(metrics[metric](image, sharp).item())
         means = {key: mean(values) for key, values in scores.items()}
         rows = {"images": len(pairs)} | {key: round(value, 4) for key, value in means.items()}
-        for what in ("prediction", "restoration"):
-            rows[f"psnr lost, {what}"] = round(means[f"fp32 {what} psnr"] - means[f"int8 {what} psnr"], 4)
-            rows[f"lpips gained, {what}"] = round(means[f"int8 {what} lpips"] - means[f"fp32 {what} lpips"], 4)
+        for kind in folders:
+            if kind == "fp32":
+                continue
+            for what in ("prediction", "restoration"):
+                for metric, change in (("psnr", "lost"), ("lpips", "gained")):
+                    sign = 1 if metric == "lpips" else -1
+                    difference = means[f"{kind} {what} {metric}"] - means[f"fp32 {what} {metric}"]
+                    rows[f"{metric} {change}, {kind} {what}"] = round(sign * difference, 4)
         found[name] = rows
         tqdm.write(f"{name}: {rows}")
     return found
@@ -272,6 +277,7 @@ def main(
     calibration: str | None = None,
     photos: str | None = None,
     data: list[str] | None = None,
+    trained: str | None = None,
     networks: str = "*",
     limit: int | None = None,
     threads: int | None = None,
@@ -287,6 +293,7 @@ def main(
         calibration: pairs of training images for INT8; not needed if --work already holds the folders.
         photos: photographs for the case photos.
         data: datasets of pairs for the case quality, as NAME=FOLDER.
+        trained: the checkpoint trained further with model.quantize int8; in the case quality it has its own INT8 row.
         networks: for the case support, parts of the names of the networks, separated by commas.
         limit: largest number of pairs per dataset.
         threads: of PyTorch and of onnxruntime; none: PyTorch's default.
@@ -301,17 +308,18 @@ def main(
         torch.set_num_threads(threads)
     file = Path(output) / "deployment.json"
     found = json.loads(file.read_text()) if file.is_file() else {"runs": {}}
-    folders = {kind: Path(work) / kind for kind in ("fp32", "int8")} | {"tiles": Path(work) / "tiles"}
+    folders = {kind: Path(work) / kind for kind in ("fp32", "int8", "tiles", "int8 trained")}
     wanted = {
         "photos": ("fp32", "tiles"),
-        "quality": ("fp32", "int8"),
+        "quality": ("fp32", "int8") if trained is None else ("fp32", "int8", "int8 trained"),
         "speed": ("fp32", "int8"),
         "start": ("fp32", "int8"),
     }
     for kind in sorted({kind for case in chosen for kind in wanted.get(case, ())}):
         if not folders[kind].is_dir():
-            own = {"precision": "int8", "calibration": calibration} if kind == "int8" else {}
-            export(checkpoint, str(folders[kind]), dynamic=kind != "tiles", **own)
+            own = {"precision": "int8", "calibration": calibration} if kind.startswith("int8") else {}
+            source = trained if kind == "int8 trained" else checkpoint
+            export(source, str(folders[kind]), dynamic=kind != "tiles", **own)
     for case in chosen:
         own = {kind: folders[kind] for kind in wanted.get(case, ())}
         if case == "support":
