@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from models.index import CheckpointError
 from models.onnx_network import GRAPH, OnnxNetwork, inputs_of
 from models.pipeline import DeblurPipeline
 
+KINDS = ("fp32", "int8", "int8 trained")
 CASES = ("support", "photos", "quality", "speed", "start")
 WIDTH, HEIGHT = 1280, 720
 PHOTOS = 8
@@ -246,29 +247,58 @@ def measure_start(checkpoint: str, folders: dict[str, Path], repeats: int) -> di
 
 
 def markdown(found: dict) -> str:
-    """The result tables."""
-    lines = []
-    if "support" in found:
-        lines += [
-            "| network | precision | provider | exported | parity with PyTorch | tile | onnx, s | torch fp32, s |"
-        ]
-        lines += ["|---" * 8 + "|"]
-        for key, cell in found["support"].items():
-            words = [*key.split("/"), "✓" if "parity" in cell else "", cell.get("parity") or cell.get("blocked", "")]
-            seconds = cell.get("seconds", {})
-            words += [str(cell["side"]), str(seconds.get("onnx", "")), str(seconds.get("torch", ""))]
-            lines.append(f"| {' | '.join(words)} |")
-        lines.append("")
-    for case in CASES[1:]:
-        for name, values in found.get(case, {}).items():
-            if isinstance(values, dict):
-                lines += [f"{case}, {name}:", ""]
-                shown = {key: value for key, value in values.items() if key != "photos"}
-                lines += [f"- {key}: {value}" for key, value in shown.items()] + [""]
-            elif name not in found["runs"].get(case, {}):
-                lines.append(f"- {case}, {name}: {values}")
-        lines.append("")
-    return "\n".join(lines)
+    """The result tables of the measured cases."""
+    tables = {"support": _support, "photos": _photos, "quality": _quality, "speed": _speed, "start": _start}
+    return "\n".join(line for case, table in tables.items() if case in found for line in [*table(found[case]), ""])
+
+
+def _table(*rows: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table; the first row is the head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def _support(found: dict) -> list[str]:
+    head = ["network", "precision", "provider", "exported", "parity with PyTorch", "tile", "onnx, s", "torch fp32, s"]
+    rows = []
+    for key, cell in found.items():
+        seconds = cell.get("seconds", {})
+        said = cell.get("parity") or cell["blocked"]
+        measured = [str(seconds.get(engine, "")) for engine in ("onnx", "torch")]
+        rows.append([*key.split("/"), "✓" if "parity" in cell else "", said, str(cell["side"]), *measured])
+    return _table(head, *rows)
+
+
+def _photos(found: dict) -> list[str]:
+    rows = [[kind, str(len(each["photos"])), str(each["largest_difference_in_levels"])] for kind, each in found.items()]
+    return _table(["whole restorations, fp32", "photographs", "largest difference, of 255"], *rows)
+
+
+def _quality(found: dict) -> list[str]:
+    kinds = [kind for kind in KINDS if any(key.startswith(f"{kind} prediction") for key in next(iter(found.values())))]
+    rows = []
+    for name, values in found.items():
+        for what in ("prediction", "restoration"):
+            row = [f"{name}, {values['images']} images", what]
+            for kind in kinds:
+                psnr, lpips = (values[f"{kind} {what} {metric}"] for metric in ("psnr", "lpips"))
+                row.append(f"{psnr:.3f} / {lpips:.4f}")
+            rows.append(row)
+    return _table(["PSNR, dB / LPIPS", "", *kinds], *rows)
+
+
+def _speed(found: dict) -> list[str]:
+    names = list(found["predictor"])
+    rows = [[part, *(str(found[part][name]) for name in names)] for part in ("predictor", "restoration")]
+    lines = [*_table([f"{WIDTH}x{HEIGHT}, seconds", *names], *rows), ""]
+    for part, shares in found["costliest operators of int8, share of the time"].items():
+        lines.append(f"- operators of the {part} in int8: {', '.join(f'{name} {x:.0%}' for name, x in shares.items())}")
+    sizes = found["bytes"]
+    return [*lines, f"- graphs: {', '.join(f'{name} {size}' for name, size in sizes.items())} (bytes)"]
+
+
+def _start(found: dict) -> list[str]:
+    return _table(["from process start to a restored image, seconds", *found], ["", *map(str, found.values())])
 
 
 def main(
