@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import startup
+from benchmarks import deployment, startup
 from benchmarks.record import machine, write_json
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
@@ -42,6 +42,26 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write_json(file, {"first": 1, "second": object()})
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
+
+
+def test_the_deployment_tables_tick_only_what_was_compared():
+    support = {
+        "lite predictor/fp32/cpu": {"side": 512, "parity": "equal", "seconds": {"onnx": 0.5, "torch": 0.75}},
+        "other/fp16/cpu": {"side": 640, "blocked": "no kernel"},
+    }
+    scores = {"psnr": 24.5, "lpips": 0.25}
+    quality = {
+        f"{kind} {what} {metric}": value - 0.125 * (kind == "int8")
+        for kind in ("fp32", "int8")
+        for what in ("prediction", "restoration")
+        for metric, value in scores.items()
+    }
+    found = deployment.markdown({"support": support, "quality": {"frames": {"images": 8} | quality}, "runs": {}})
+    assert "| lite predictor | fp32 | cpu | ✓ | equal | 512 | 0.5 | 0.75 |" in found
+    assert "| other | fp16 | cpu |  | no kernel | 640 |  |  |" in found
+    assert "| PSNR, dB / LPIPS |  | fp32 | int8 |\n" in found
+    assert "| frames, 8 images | restoration | 24.500 / 0.2500 | 24.375 / 0.1250 |" in found
+    assert "seconds |" not in found
 
 
 def test_startup_measures_and_merges(tmp_path):
