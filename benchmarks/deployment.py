@@ -157,6 +157,7 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
 
     metrics = make_metrics(["psnr", "lpips"])
     pipelines = {kind: load_pipeline(str(folder)) for kind, folder in folders.items()}
+    settings = pipelines["fp32"].default_settings
     found = {}
     for name, root in data.items():
         pairs = find_pairs(root)[:limit]
@@ -164,7 +165,8 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
         for pair in tqdm(pairs, f"quality, {name}"):
             blurry, sharp = (image[None] for image in read_pair(pair))
             outputs = {
-                kind: pipeline(blurry, names=[pair.name], output_type="pt") for kind, pipeline in pipelines.items()
+                kind: pipeline(blurry, settings, names=[pair.name], output_type="pt")
+                for kind, pipeline in pipelines.items()
             }
             for kind, output in outputs.items():
                 for what, image in (("prediction", output.predictions), ("restoration", output.images)):
