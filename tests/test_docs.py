@@ -83,7 +83,7 @@ def place(tmp_path_factory):
     write(*(f"baselines/unsharp_mask/{name}.png" for name in ("a", "b")))
     for data in ("GoPro", "PAIRS", "OTHER_PAIRS", "camera", "already_sharp", "runs/demo/photos"):
         write(*(f"{data}/{side}/{name}.png" for side in ("blur", "sharp") for name in ("a", "b")))
-    for name in ("runs/demo", "runs/first", "first", "second"):
+    for name in ("runs/demo", "runs/first", "runs/int8", "first", "second"):
         pipeline = tiny_pipeline()
         pipeline.register_to_config(presets={"perceptual": {"steps": 2}})  # evaluate.py --save_presets true makes it
         pipeline.save_pretrained(folder / name / "checkpoint")
