@@ -91,6 +91,24 @@ def test_they_are_shown_and_kept(place, folder, found, capsys):  # noqa: F811
         assert {name: again[row][name] for name in known} == pytest.approx(known, rel=1e-4)
 
 
+def test_a_row_of_the_second_checkpoint_is_left_out_where_it_agrees_with_the_first():
+    def row(name, psnr, lpips=0.3, **own):
+        return {"row": name, "psnr": psnr, "lpips": lpips, "lpips_squeeze": None} | own
+
+    first = [row("blurry", 20.0), row("predictor", 24.0), row("ddim 1", 25.0, fields={})]
+    second = [row("blurry", 20.0), row("predictor", 24.009, 0.3009), row("flow 1", 25.0, fields={})]
+    assert [each["row"] for each in few_steps.merged([first, second])] == ["blurry", "predictor", "ddim 1", "flow 1"]
+    for other in (row("predictor", 24.011), row("predictor", 24.0, 0.3011), row("predictor", 24.0, None)):
+        rows = [each["row"] for each in few_steps.merged([first, [other]])]
+        assert rows == ["blurry", "predictor", "predictor of checkpoint 2", "ddim 1"]
+
+
+def test_settings_end_at_the_most_steps():
+    diffusion = few_steps.settings_of(False, 10.0, "training", 1.0, 1)
+    assert [(s.sampler, s.steps, s.start) for s in diffusion] == [(s, 1, 10.0) for s in ("ddim", "ddim", "dpmsolver++")]
+    assert [s.steps for s in few_steps.settings_of(True, None, "training", 1.0, 1)] == [1]
+
+
 def test_what_cannot_be_compared_is_one_sentence(place, folder):  # noqa: F811
     with pytest.raises(ValueError, match="give one checkpoint that was trained by diffusion, one that is a"):
         run(folder, place, place / "checkpoint", place / "checkpoint", out="wrong")
