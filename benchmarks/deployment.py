@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from base.files import replacing
 from base.stop import run_command
-from benchmarks.record import machine, write_json
+from benchmarks.record import machine, markdown_table, write_json
 from deployment.export import examples, export, parity, write_network
 from models.checkpoints import load_pipeline, networks
 from models.index import CheckpointError
@@ -174,14 +174,11 @@ def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int |
                         scores.setdefault(f"{kind} {what} {metric}", []).append(metrics[metric](image, sharp).item())
         means = {key: mean(values) for key, values in scores.items()}
         rows = {"images": len(pairs)} | {key: round(value, 4) for key, value in means.items()}
-        for kind in folders:
-            if kind == "fp32":
-                continue
+        for kind in [kind for kind in folders if kind != "fp32"]:
             for what in ("prediction", "restoration"):
-                for metric, change in (("psnr", "lost"), ("lpips", "gained")):
-                    sign = 1 if metric == "lpips" else -1
-                    difference = means[f"{kind} {what} {metric}"] - means[f"fp32 {what} {metric}"]
-                    rows[f"{metric} {change}, {kind} {what}"] = round(sign * difference, 4)
+                key = f"{kind} {what}"
+                rows[f"psnr lost, {key}"] = round(means[f"fp32 {what} psnr"] - means[f"{key} psnr"], 4)
+                rows[f"lpips gained, {key}"] = round(means[f"{key} lpips"] - means[f"fp32 {what} lpips"], 4)
         found[name] = rows
         tqdm.write(f"{name}: {rows}")
     return found
@@ -254,12 +251,6 @@ def markdown(found: dict) -> str:
     return "\n".join(line for case, table in tables.items() if case in found for line in [*table(found[case]), ""])
 
 
-def _table(*rows: Sequence[str]) -> list[str]:
-    """Lines of a Markdown table; the first row is the head."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
-
-
 def _support(found: dict) -> list[str]:
     head = ["network", "precision", "provider", "exported", "parity with PyTorch", "tile", "onnx, s", "torch fp32, s"]
     rows = []
@@ -268,12 +259,12 @@ def _support(found: dict) -> list[str]:
         said = cell.get("parity") or cell["blocked"]
         measured = [str(seconds.get(engine, "")) for engine in ("onnx", "torch")]
         rows.append([*key.split("/"), "✓" if "parity" in cell else "", said, str(cell["side"]), *measured])
-    return _table(head, *rows)
+    return markdown_table(head, *rows)
 
 
 def _photos(found: dict) -> list[str]:
     rows = [[kind, str(len(each["photos"])), str(each["largest_difference_in_levels"])] for kind, each in found.items()]
-    return _table(["whole restorations, fp32", "photographs", "largest difference, of 255"], *rows)
+    return markdown_table(["whole restorations, fp32", "photographs", "largest difference, of 255"], *rows)
 
 
 def _quality(found: dict) -> list[str]:
@@ -286,13 +277,13 @@ def _quality(found: dict) -> list[str]:
                 psnr, lpips = (values[f"{kind} {what} {metric}"] for metric in ("psnr", "lpips"))
                 row.append(f"{psnr:.3f} / {lpips:.4f}")
             rows.append(row)
-    return _table(["PSNR, dB / LPIPS", "", *kinds], *rows)
+    return markdown_table(["PSNR, dB / LPIPS", "", *kinds], *rows)
 
 
 def _speed(found: dict) -> list[str]:
     names = list(found["predictor"])
     rows = [[part, *(str(found[part][name]) for name in names)] for part in ("predictor", "restoration")]
-    lines = [*_table([f"{WIDTH}x{HEIGHT}, seconds", *names], *rows), ""]
+    lines = [*markdown_table([f"{WIDTH}x{HEIGHT}, seconds", *names], *rows), ""]
     for part, shares in found["costliest operators of int8, share of the time"].items():
         lines.append(f"- operators of the {part} in int8: {', '.join(f'{name} {x:.0%}' for name, x in shares.items())}")
     sizes = found["bytes"]
@@ -300,7 +291,7 @@ def _speed(found: dict) -> list[str]:
 
 
 def _start(found: dict) -> list[str]:
-    return _table(["from process start to a restored image, seconds", *found], ["", *map(str, found.values())])
+    return markdown_table(["from process start to a restored image, seconds", *found], ["", *map(str, found.values())])
 
 
 def main(
@@ -340,10 +331,10 @@ def main(
         torch.set_num_threads(threads)
     file = Path(output) / "deployment.json"
     found = json.loads(file.read_text()) if file.is_file() else {"runs": {}}
-    folders = {kind: Path(work) / kind for kind in ("fp32", "int8", "tiles", "int8 trained")}
+    folders = {kind: Path(work) / kind for kind in (*KINDS, "tiles")}
     wanted = {
         "photos": ("fp32", "tiles"),
-        "quality": ("fp32", "int8") if trained is None else ("fp32", "int8", "int8 trained"),
+        "quality": KINDS[:2] if trained is None else KINDS,
         "speed": ("fp32", "int8"),
         "start": ("fp32", "int8"),
     }

@@ -10,7 +10,7 @@ in --work at once, so the same command resumes a stopped run.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 import evaluate
 from base.files import replacing, sole_user
 from base.stop import run_command
-from benchmarks.record import machine, write_json
+from benchmarks.record import machine, markdown_table, write_json
 from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, judge
 from evaluation.grid import key, label_settings
 from evaluation.journal import Score
@@ -181,11 +181,9 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(line for name, result in results.items() for line in _table(name, result))
 
 
-def _table(name: str, result: dict[str, Any]) -> Iterator[str]:
-    titles = [title for title, _ in SCORES.values()]
-    yield f"{name}, {result['images']} images:\n"
-    yield f"| | evaluations | {' | '.join(titles)} | seconds | diversity | perceptual |"
-    yield "|---" * (len(titles) + 5) + "|"
+def _table(name: str, result: dict[str, Any]) -> list[str]:
+    head = ["", "evaluations", *(title for title, _ in SCORES.values()), "seconds", DIVERSITY, "perceptual"]
+    lines = []
     for row in result["rows"]:
         cells = [row["row"], str(row.get("evaluations", 0))]
         for metric, (_, digits) in SCORES.items():
@@ -194,8 +192,8 @@ def _table(name: str, result: dict[str, Any]) -> Iterator[str]:
             cells.append(shown + ("" if spread is None else f" ± {spread:.{digits}f}"))
         cells.append(f"{row['seconds']:.2f}" if row["seconds"] else "")
         cells += [f"{row[DIVERSITY]:.2f}" if DIVERSITY in row else "", row.get("perceptual") or ""]
-        yield f"| {' | '.join(cells)} |"
-    yield ""
+        lines.append(cells)
+    return [f"{name}, {result['images']} images:\n", *markdown_table(head, *lines), ""]
 
 
 def plot(results: dict[str, dict[str, Any]], path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The record of a benchmark: the machine it ran on, and a JSON file that is written atomically."""
+"""The record of a benchmark: the machine it ran on, a JSON file that is written atomically, and Markdown tables."""
 
 import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,6 +50,12 @@ def write_json(path: str | Path, result: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def markdown_table(*rows: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table; the first row is the head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
 
 
 def _processor() -> str:

@@ -103,12 +103,12 @@ class Objective:
         return losses, estimate_r_0(output, r_t, alpha_bar, prediction_type), alpha_bar
 
     def flow_losses(
-        self, denoise: Denoise, prediction_type: PredictionType, r_0: Tensor, eps: Tensor, u: Tensor
+        self, denoise: Denoise, prediction_type: PredictionType, r_0: Tensor, eps: Tensor, tau: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `evaluate`, for the consistency flow.
+        """As `evaluate`, for the consistency flow, with u as the times tau.
 
-        A time tau is drawn, uniform in [0, 1), on the path r_tau = (1 - tau) sigma eps + tau r_0. Following
-        the velocity v at tau leads to a point at the end e of its segment. It must agree with the point reached from
+        A time tau is uniform in [0, 1), on the path r_tau = (1 - tau) sigma eps + tau r_0. Following the
+        velocity v at tau leads to a point at the end e of its segment. It must agree with the point reached from
         tau' = min(tau + delta, e) with velocity v'. v' comes from the same network, without gradient; at the end e
         itself it is the path's own, r_0 - sigma eps. Segments have length 1 / K, the unit in which jumps are measured:
 
@@ -120,7 +120,7 @@ class Objective:
         One that puts out r_0 must also be shown the end of the last segment: otherwise its estimates there need only
         agree with each other, and they drift.
         """
-        flow, K, tau = self.flow, self.segments, u
+        flow, K = self.flow, self.segments
         end = ((tau * K).floor() + 1) / K
         later = torch.minimum(tau + self.delta, end)
         true = r_0 - flow.sigma * eps

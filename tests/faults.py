@@ -59,8 +59,8 @@ FAULTS = [
         "models/test_objective.py models/test_flow.py",
         (
             "a flow's last segment has no end",
-            "flow, K, tau = self.flow, self.segments, u",
-            "flow, K, tau = self.flow, self.segments, (1 - self.delta) * u",
+            "flow, K = self.flow, self.segments",
+            "flow, K, tau = self.flow, self.segments, (1 - self.delta) * tau",
         ),
         ("min-SNR is max-SNR", "return snr.clamp(max=gamma)", "return snr.clamp(min=gamma)"),
         (
