@@ -8,6 +8,7 @@ The folder is a checkpoint for sample.py, evaluate.py and `load_pipeline`: each 
 configs, schedule, residual scale, presets and card.
 """
 
+import functools
 import importlib.util
 import json
 import math
@@ -45,7 +46,7 @@ from models.spandrel_predictor import SpandrelPredictor
 OPSET = 20
 MAX_ERROR = 1e-4  # of fp32, in the network's own units; images are in [-1, 1]
 MIN_PSNR = 60.0  # of fp16, in dB, with the range of PyTorch's output as the peak
-LEAST = 3  # side, in strides, of the smallest image on which a graph without fixed size is tested
+LEAST = 3  # side, in strides, of the smallest image on which a graph without fixed size is made and tested
 
 
 def export(
@@ -64,7 +65,7 @@ def export(
         output: folder to write to; must be new or empty.
         precision: fp32; fp16, half the size and for GPUs; or int8, which needs --calibration.
         tile: side in pixels of the graphs' input; larger images are tiled. A multiple of the networks' strides.
-        dynamic: export graphs that take any size (multiples of the stride) instead of tiles.
+        dynamic: export graphs that take images of any size instead of tiles.
         calibration: for int8, pairs of training images in any layout of docs/data.md, for example from
             tools.make_pairs.
         max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers stay in float until it is
@@ -137,6 +138,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
             OPSET,
             side,
             network.stride,
+            getattr(network, "multiple", network.stride),
             network.receptive_field,
             round(_bytes_per_pixel(network, example), 1),
             getattr(network, "prediction_type", None),
@@ -174,7 +176,7 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
     shapes = None
     if facts.side is None:
         height, width = torch.export.Dim("height", min=2, max=1 << 12), torch.export.Dim("width", min=2, max=1 << 12)
-        axes = {2: facts.stride * height, 3: facts.stride * width}
+        axes = {2: facts.multiple * height, 3: facts.multiple * width}
         shapes = tuple(axes if x.ndim == 4 else None for x in example)
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -241,7 +243,10 @@ def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: 
 
 
 def parity(network: nn.Module, name: str, folder: Path) -> str:
-    """Compare an exported network with PyTorch's, on a tile or on odd sizes; returns the result in words.
+    """Compare an exported network with PyTorch's; returns the result in words.
+
+    A graph for any size is compared on images as they are; one for tiles, and spandrel's networks, which pad by
+    reflection, on the padded images.
 
     Raises:
         CheckpointError: the difference is too large for its precision.
@@ -250,11 +255,13 @@ def parity(network: nn.Module, name: str, folder: Path) -> str:
     facts = written.facts
     sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
     sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
+    pads_alike = facts.side is None and not isinstance(network, SpandrelPredictor)
+    reference = network if pads_alike else functools.partial(written.around, network)
     worst, least = 0.0, math.inf
     for seed, (height, width) in enumerate(sizes):
         inputs = examples(written.inputs, height, width, seed)
         with torch.no_grad():
-            ours, theirs = written(*inputs), written.around(network, *inputs)
+            ours, theirs = written(*inputs), reference(*inputs)
         worst = max(worst, (ours - theirs).abs().max().item())
         least = min(least, psnr(ours, theirs))
     said = f"differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"

@@ -26,7 +26,7 @@ def predict(folder: str, image: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(Path(folder, "predictor", "model.onnx"), providers=["CPUExecutionProvider"])
     blurry = np.float32(image).transpose(2, 0, 1)[None] * 2 - 1
     height, width = blurry.shape[2:]
-    sides = [facts["side"] or -(-length // facts["stride"]) * facts["stride"] for length in (height, width)]
+    sides = [facts["side"] or -(-length // facts["multiple"]) * facts["multiple"] for length in (height, width)]
     more = [max(0, side - length) for side, length in zip(sides, (height, width), strict=True)]
     blurry = np.pad(blurry, ((0, 0), (0, 0), (0, more[0]), (0, more[1])), "edge")
     total, weights = np.zeros_like(blurry), np.zeros_like(blurry)

@@ -53,8 +53,9 @@ class GraphFacts:
     Args:
         precision: fp32, fp16 (internally; images enter and leave in float32) or int8.
         opset: version of the operators.
-        side: side in pixels of the square that the graph takes; None: any multiples of the stride.
-        stride: the network takes heights and widths that are multiples of it.
+        side: side in pixels of the square that the graph takes; None: any height and width that `multiple` divides.
+        stride: tiles start at multiples of it.
+        multiple: PyTorch's network pads images to multiples of it: the stride, or a divisor.
         receptive_field: pixels that an output sees in each direction; None: most of an image.
         bytes_per_pixel: memory that the PyTorch network needs per image pixel.
         prediction_type, sees_scale: of a denoiser, as in `models.diffusion`.
@@ -64,16 +65,20 @@ class GraphFacts:
     opset: int
     side: int | None
     stride: int
+    multiple: int
     receptive_field: int | None
     bytes_per_pixel: float
     prediction_type: str | None = None
     sees_scale: bool = False
 
     def __post_init__(self):
-        counts = [self.opset, self.stride] + [n for n in (self.side, self.receptive_field) if n is not None]
+        optional = (n for n in (self.side, self.receptive_field) if n is not None)
+        counts = [self.opset, self.stride, self.multiple, *optional]
         known = self.precision in get_args(GraphPrecision) and self.prediction_type in (None, *PREDICTION_TYPES)
-        if not known or not all(type(n) is int and 0 <= n < 1 << 16 for n in counts) or not self.stride:
+        if not known or not all(type(n) is int and 0 <= n < 1 << 16 for n in counts) or not self.stride * self.multiple:
             raise ValueError("a value is out of its range")
+        if self.stride % self.multiple:
+            raise ValueError(f"a multiple of {self.multiple} does not divide a stride of {self.stride}")
         if not isinstance(self.bytes_per_pixel, int | float) or not self.bytes_per_pixel > 0:
             raise ValueError("bytes_per_pixel must be above 0")
         if self.side is not None and (self.side % self.stride or self.side <= 2 * self.halo):
@@ -137,7 +142,7 @@ class OnnxNetwork(nn.Module):
     def _missing(self, length: int) -> int:
         """Pixels by which a length must be padded to suit the graph."""
         if self.side is None:
-            return -length % self.stride
+            return -length % self.facts.multiple
         if length > self.side:
             raise ValueError(f"the graph takes tiles of {self.side} pixels, and one of {length} was given")
         return self.side - length

@@ -149,6 +149,7 @@ class U2NetPredictor(Predictor):
             raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
+        self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
         table, heads = TABLES[variant], out_channels * unshuffle**2
         for stage, height, i, mid, o in table:
             self.add_module(stage, RSU(height, i * unshuffle**2 if i == 3 else i, mid, o, norm, upsample))

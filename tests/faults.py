@@ -726,6 +726,7 @@ FAULTS = [
         "models/onnx_network.py",
         "deployment/test_export.py deployment/test_hostile.py",
         ("images are padded with black", 'mode="replicate")', 'mode="constant")'),
+        ("images are padded to the stride", "-length % self.facts.multiple", "-length % self.stride"),
         ("of several images the first is returned", "else torch.cat(results)", "else results[0]"),
         ("tensors in other files are read", "if tensor.data_location or tensor.external_data:", "if False:"),
         ("a tensor may claim any size", "if not _is_whole(tensor):", "if False:"),

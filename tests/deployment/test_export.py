@@ -12,13 +12,14 @@ import evaluate
 import sample
 from benchmarks.deployment import as_torch
 from data import images
-from deployment.export import export, parity, psnr, require_exporter
+from deployment.export import export, parity, psnr, require_exporter, write_network
 from models import onnx_network
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import CheckpointError
 from models.onnx_network import OnnxNetwork
 from models.settings import SamplingSettings
 from models.tiling import fixed_spans
+from models.u2net import RSU
 from tests.conftest import ROOT
 from tests.deployment.conftest import TILE, slim_pipeline
 
@@ -62,6 +63,19 @@ def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
     wide = torch.nn.functional.pad(small, (0, TILE - 60, 0, TILE - 40), mode="replicate")
     theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)[..., :40, :60]
     assert ours.shape == (1, 4, 40, 60) and (ours - theirs).abs().max() < 1e-5
+
+
+def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path):
+    torch.manual_seed(0)
+    block = RSU(4, 3, 4, 3, "pixel", "nearest").eval()
+    block.stride, block.multiple, block.receptive_field = 8, 1, None
+    (tmp_path / "config.json").write_text("{}")
+    write_network(block, "predictor", tmp_path, "fp32", None)
+    assert "differs from PyTorch" in parity(block, "predictor", tmp_path)
+    for height, width in ((37, 54), (9, 16), (64, 33)):
+        blurry = image(height, width)
+        with torch.no_grad():
+            assert (OnnxNetwork(tmp_path, "predictor")(blurry) - block(blurry)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
@@ -189,6 +203,11 @@ def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path
     assert isinstance(ours, OnnxNetwork)
     tile = image(512, 512) * 2 - 1
     assert (ours(tile) - theirs(tile)).abs().max() < 1e-4
+    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "any"), dynamic=True)
+    ours = load_pipeline(str(tmp_path / "any")).predictor
+    for height, width in ((300, 300), (131, 250), (50, 77)):
+        odd = image(height, width) * 2 - 1
+        assert (ours(odd) - theirs(odd)).abs().max() < 1e-4
 
 
 def test_several_images_give_what_each_gives_alone(place):

@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 SIDE = 16
-FACTS = GraphFacts("fp32", 20, SIDE, 4, None, 100.0)
+FACTS = GraphFacts("fp32", 20, SIDE, 4, 4, None, 100.0)
 WEIGHT = numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "weight")
 
 
@@ -99,7 +99,7 @@ def growing(kind):
 
 
 @pytest.mark.parametrize("kind", ["Resize", "Expand", "Pad", "Concat"])
-@pytest.mark.parametrize("facts", [FACTS, GraphFacts("fp32", 20, None, 4, None, 100.0)])
+@pytest.mark.parametrize("facts", [FACTS, GraphFacts("fp32", 20, None, 4, 4, None, 100.0)])
 def test_values_out_of_proportion_are_refused(path, kind, facts):
     nodes, tensors = growing(kind)
     shrunk = helper.make_node("Conv", ["blurry", "weight"], ["output"])
@@ -130,10 +130,19 @@ def test_operators_that_no_export_has_are_refused(path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"side": 15}, {"side": 1 << 20}, {"stride": 0}, {"precision": "int4"}, {"bytes_per_pixel": -1}, {"more": 1}],
+    [
+        {"side": 15},
+        {"side": 1 << 20},
+        {"stride": 0},
+        {"multiple": 0},
+        {"multiple": 3},
+        {"precision": "int4"},
+        {"bytes_per_pixel": -1},
+        {"more": 1},
+    ],
 )
 def test_facts_that_do_not_fit_are_refused(tmp_path, change):
-    values = {"precision": "fp32", "opset": 20, "side": 16, "stride": 4, "receptive_field": None}
+    values = {"precision": "fp32", "opset": 20, "side": 16, "stride": 4, "multiple": 2, "receptive_field": None}
     values |= {"bytes_per_pixel": 9.5}
     (tmp_path / "graph.json").write_text(json.dumps(values))
     assert read_facts(tmp_path).side == 16

@@ -129,6 +129,13 @@ def test_any_size_goes_through(predictor, size):
             assert estimate.shape == blurry.shape and estimate.isfinite().all()
 
 
+def test_u2net_pads_to_its_pixel_blocks_alone():
+    network, sides = U2NetPredictor("lite", unshuffle=3).eval(), []
+    network.stage1.register_forward_pre_hook(lambda _, given: sides.append(given[0].shape[-2:]))
+    network(torch.rand(1, 3, 31, 65))
+    assert sides == [(-(-31 // network.multiple), -(-65 // network.multiple))] == [(11, 22)]
+
+
 @pytest.mark.parametrize("predictor", PREDICTORS, ids=lambda p: type(p).__name__)
 def test_untrained_predictors_are_the_identity(predictor):
     fresh = type(predictor).from_config(predictor.config).eval()
