@@ -234,7 +234,7 @@ def write(
         most = torch.iinfo(like.alpha.dtype).max
         alpha = like.alpha.float().mul_(levels / most).round_().to(dtype)
         channels = torch.cat([channels, alpha])
-    array = np.ascontiguousarray(channels.movedim(0, -1).numpy())
+    array = channels.movedim(0, -1).numpy().copy()  # with the strides that imagecodecs wants, for one pixel too
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow can write 16-bit grey
