@@ -152,7 +152,7 @@ def make(
         uniform: leave out blur without a single kernel for the whole image: a rotating camera and moving objects.
         seed: of the regions and the blur. A pair depends on the seed and its name. Whole photographs of one folder are
             blurred as in train.py test.
-        workers: processes; none: one per core.
+        workers: processes; none: one per core, but at most one for every four photographs.
 
     Raises:
         ValueError, ImageError, OSError: something cannot be read or written. Finished pairs stay in a hidden folder
@@ -171,7 +171,8 @@ def make(
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
         bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
-        workers = min(workers or len(os.sched_getaffinity(0)), len(found))
+        # A process takes as long to start as a few photographs take to blur.
+        workers = min(workers or min(len(os.sched_getaffinity(0)), -(-len(found) // 4)), len(found))
         if workers == 1:
             for name, place in tqdm(found.items(), **bar):
                 work(name, place)

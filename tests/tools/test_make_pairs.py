@@ -116,6 +116,7 @@ def test_photographs_smaller_than_the_region_are_reflected(photos):
     assert images.read(folder / "sharp" / "a_0.png").shape == (3, 100, 100)
 
 
+@pytest.mark.slow
 def test_several_folders_and_processes(photos):
     more = photos.parent / "more"
     images.write(more / "a.png", torch.rand(3, 60, 60))
