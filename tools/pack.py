@@ -5,6 +5,7 @@ train on them, give their folder as data.train, or its address in an object stor
 litdata fetches each shard when it is needed. Needs litdata: pip install -r requirements-extra.txt
 """
 
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def main(
     target.parent.mkdir(parents=True, exist_ok=True)
     options = {"chunk_bytes": shard_bytes, "num_workers": num_workers, "reorder_files": False}
     options |= {"start_method": "spawn", "optimize_dns": False}
+    before = multiprocessing.get_start_method()
     try:
         with replacing(target) as part:
             optimize(sample, pairs, str(part), **options)
@@ -70,6 +72,8 @@ def main(
                 )
     except RuntimeError as error:  # of litdata, with the traceback of the process that failed
         raise _first_cause(str(error)) or error from None
+    finally:
+        multiprocessing.set_start_method(before, force=True)  # litdata changes it for the whole process
     kind = f"{split}, layout {listing.layout}, variant {listing.variant}"
     print(f"{output}: {len(pairs)} pairs of {root} ({kind}) in {len(shards)} shards")
 

@@ -22,6 +22,7 @@ from tests import processes
 from tools import pack
 
 pytest.importorskip("litdata", reason="needs requirements-extra.txt")
+pytestmark = pytest.mark.xdist_group("pack")  # most tests read the same shards
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,9 @@ def packed(tmp_path_factory):
         sharp = torch.rand(3, 40, 50, generator=generator_of("packed", i))
         images.write(root / "pairs" / "sharp" / f"{i:02}.png", sharp)
         images.write(root / "pairs" / "blur" / f"{i:02}.png", 1 - sharp)
+    before = multiprocessing.get_start_method()
     pack.main(str(root / "pairs"), str(root / "shards"), num_workers=1, shard_bytes=30_000)
+    assert multiprocessing.get_start_method() == before
     return root
 
 
@@ -114,6 +117,7 @@ def test_what_cannot_be_packed(packed, tmp_path):
         pack.main(str(tmp_path / "pairs"), str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_the_split_and_variant_asked_for_are_packed(tmp_path, capfd):
     for i, (split, kind) in enumerate([(s, k) for s in ("train", "test") for k in ("blur", "blur_gamma", "sharp")]):
         images.write(tmp_path / "data" / split / "A" / kind / f"{split}.png", torch.full((3, 8, 8), i / 10))
