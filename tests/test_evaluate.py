@@ -262,6 +262,7 @@ def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path
         score(given | {"outputs": str(missing), "output": str(tmp_path / "second")})
 
 
+@pytest.mark.slow
 def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_path, monkeypatch):
     """Without a key, so offline; read back by wandb itself."""
     for name in ("HOME", "NETRC", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):

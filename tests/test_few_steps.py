@@ -14,6 +14,8 @@ from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.xdist_group("few steps")  # which compare one set of results
+
 
 @pytest.fixture(scope="module")
 def folder(place, tmp_path_factory):  # noqa: F811

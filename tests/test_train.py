@@ -76,7 +76,10 @@ def weights(root):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("workers", "objective"), [("2", []), ("0", FLOW)])
+@pytest.mark.parametrize(
+    ("workers", "objective"),
+    [("0", []), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("2", []), ("0", FLOW)))],
+)
 def test_six_steps_equal_three_and_three_to_the_bit(workers, objective):
     flags = ["--data.num_workers", workers, *objective]
     fit("whole", *flags)

@@ -49,6 +49,7 @@ def test_a_saved_pipeline_gives_the_same_image_to_the_bit(tmp_path, blurry):
     assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
 
 
+@pytest.mark.slow
 def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
     code = "import sys, torch; from models.checkpoints import load_pipeline;"
     code += "load_pipeline('pretrained/lite')(torch.rand(3, 64, 64));"

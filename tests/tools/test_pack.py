@@ -129,6 +129,7 @@ def test_the_split_and_variant_asked_for_are_packed(tmp_path, capfd):
     assert "1 pairs of" in (told := capfd.readouterr().out) and "(test, layout gopro, variant blur_gamma)" in told
 
 
+@pytest.mark.slow
 def test_a_damaged_image_stops_the_packing_with_its_name(packed, tmp_path):
     shutil.copytree(packed / "pairs", tmp_path / "pairs")
     ill = tmp_path / "pairs" / "sharp" / "07.png"

@@ -100,12 +100,19 @@ def test_a_run_without_validation_has_its_checkpoints(without):
         assert read_checkpoint(Path("run/checkpoints") / f"{name}.ckpt")["global_step"] == step
 
 
-def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(whole):
-    two = ["--data.num_workers", "2"]
-    # While an archive is not yet on the disk, while it has no name yet, then between two renames.
-    assert run("parts", fatal=("fsync", 5, 0)) == -signal.SIGKILL
-    assert run("parts", *two, fatal=("fsync", 6, 0)) == -signal.SIGKILL
-    assert run("parts", fatal=("replace", 3, 0)) == -signal.SIGKILL
+# While an archive is not yet on the disk, while it has no name yet, and between two renames.
+KILLED = [("fsync", 5, 0), ("fsync", 6, 0), ("replace", 3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("killed", "workers"),
+    [(KILLED[2:], "0"), pytest.param(KILLED, "2", marks=pytest.mark.slow)],
+    ids=["at a rename", "three times"],
+)
+def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(whole, killed, workers):
+    two = ["--data.num_workers", workers]
+    for number, fatal in enumerate(killed):
+        assert run("parts", *(two if number % 2 else []), fatal=fatal) == -signal.SIGKILL
     assert run("parts", *two) == 0
     same(whole, "parts")
 
@@ -128,7 +135,8 @@ def test_killed_at_ten_random_moments(workers):
     ("name", "moment", "workers"),
     [
         ("SIGTERM", "validation 4", "0"),
-        ("SIGINT", "step 3", "2"),
+        ("SIGINT", "step 3", "0"),
+        pytest.param("SIGINT", "step 3", "2", marks=pytest.mark.slow),
         pytest.param("SIGTERM", "step 3", "2", marks=pytest.mark.slow),
         pytest.param("SIGINT", "validation 4", "2", marks=pytest.mark.slow),
     ],
@@ -241,6 +249,7 @@ def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_resumes_when_ther
     assert train.main([*flags, "4"]) == 0
 
 
+@pytest.mark.slow
 def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_its_run(run_folder):
     logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
     Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))

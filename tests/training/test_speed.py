@@ -62,7 +62,11 @@ class TestFlops:
         model.predictor.requires_grad_(False)
         assert step_flops(model, (2, 3, 8, 10)) == once
 
-    @pytest.mark.parametrize("predictor", [UNetPredictor(4, (1, 2), 1), U2NetPredictor("lite")], ids=["unet", "u2net"])
+    @pytest.mark.parametrize(
+        "predictor",
+        [UNetPredictor(4, (1, 2), 1), pytest.param(U2NetPredictor("lite"), marks=pytest.mark.slow)],
+        ids=["unet", "u2net"],
+    )
     def test_are_those_of_a_step_that_is_done_and_touch_nothing(self, predictor):
         model = PredictAndRefine(predictor, Denoiser(4, (1, 2), 1))
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -87,6 +91,7 @@ class TestFlops:
         shape = (2, 3, 32, 32)
         assert step_flops(thrice, shape) - step_flops(once, shape) == 2 * counter.get_total_flops() > 0
 
+    @pytest.mark.slow
     def test_are_those_of_batch_norm_over_processes_too(self):
         plain = Predict(U2NetPredictor("lite"))
         synced = Predict(nn.SyncBatchNorm.convert_sync_batchnorm(U2NetPredictor("lite")))

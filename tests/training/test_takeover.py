@@ -17,7 +17,11 @@ from tests.test_train import CONFIG
 from training import usage
 from training.resume import changed_settings, newest, read_checkpoint
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("run_folder"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.xdist_group("takeover"),  # most tests take over the same run
+]
 EARLY = ["--trainer.max_steps", "4", "--gates.images", "0", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 
@@ -127,7 +131,14 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
     for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.noises 1 -> 2"):
         assert change in caplog.text
     assert equal("watching", *WATCHING, "--model.init_from", str(started / "checkpoint"))
-    rounded = averages(resume(started, "rounded", *blind, "--trainer.precision", "bf16-mixed"))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_in_another_precision(started):
+    same, rounded = (
+        averages(resume(started, name, "--trainer.limit_val_batches", "0", "--trainer.precision", precision))
+        for name, precision in (("same", "32-true"), ("rounded", "bf16-mixed"))
+    )
     assert all(torch.allclose(rounded[key], value, atol=0.02) for key, value in same.items())
 
 
