@@ -3,7 +3,8 @@
 overhead: photographs through the identity network, so that only reading, writing and scheduling take time: sample.py in
 this process and deployment.batch with one worker, alternating, on a local folder; milliseconds per photograph. Start-up
 is excluded: deployment.batch is timed from its first rows, sample.py from its first line.
-scaling: the same with pretrained/lite, by one worker and by two, on one core each; photographs per second.
+scaling: the same with pretrained/lite, by one worker on one core, one worker on two cores, and two workers on two
+cores, which they share with Ray's own processes; photographs per second.
 Results are merged into benchmarks/results/batch.json, with the machine they were measured on.
 """
 
@@ -11,7 +12,8 @@ import json
 import logging
 import os
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,6 +35,12 @@ from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.untrained import IdentityPredictor
 
+# Of each case: names, workers (0: sample.py) and cores.
+RUNS = {
+    "overhead": (("sample", 0, 2), ("one", 1, 2)),
+    "scaling": (("one_core", 1, 1), ("one", 1, 2), ("two", 2, 2)),
+}
+
 
 def draw(folder: Path, count: int, side: int) -> None:
     """Write smooth random photographs with a little noise, as PNG."""
@@ -41,6 +49,20 @@ def draw(folder: Path, count: int, side: int) -> None:
         coarse = torch.rand(1, 3, 16, 16, generator=generator)
         soft = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic")[0]
         images.write(folder / f"{i:04}.png", soft + 0.01 * torch.randn(3, side, side, generator=generator))
+
+
+@contextmanager
+def cluster(cores: int) -> Iterator[None]:
+    """A local Ray whose processes, and this one, run on so many cores."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:cores])
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
+        with batch.connected(None):
+            yield
+    finally:
+        ray.shutdown()
+        os.sched_setaffinity(0, allowed)
 
 
 def by_sample(source: Path, target: Path, checkpoint: str) -> float:
@@ -94,8 +116,7 @@ def main(
     found = json.loads(file.read_text()) if file.is_file() else {"cases": {}}
     os.environ.update(batch.QUIET)
     torch.set_num_threads(1)
-    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-    with TemporaryDirectory() as place, batch.connected(None):
+    with TemporaryDirectory() as place:
         folder = Path(place)
         draw(folder / "photographs", photographs, side)
         scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=linear(10).tolist())
@@ -104,10 +125,11 @@ def main(
         for case in cases.split(","):
             times = {}
             for turn in range(repeats):
-                for name, workers in (("sample", 0), ("one", 1)) if case == "overhead" else (("one", 1), ("two", 2)):
+                for name, workers, cores in RUNS[case]:
                     checkpoint = str(folder / "identity") if case == "overhead" else pretrained()
                     given = folder / "photographs", folder / f"{case}{name}{turn}", checkpoint
-                    took = by_ray(*given, workers) if workers else by_sample(*given)
+                    with cluster(cores):
+                        took = by_ray(*given, workers) if workers else by_sample(*given)
                     times.setdefault(name, []).append(took)
                     print(f"{case} {name}: {1e3 * took:.1f} ms per photograph", flush=True)
             middle = {name: median(all_of) for name, all_of in times.items()}
@@ -116,13 +138,13 @@ def main(
                 own |= {"overhead_ms": round(1e3 * (middle["one"] - middle["sample"]), 2)}
             else:
                 own = {f"{name}_per_second": round(1 / value, 3) for name, value in middle.items()}
-                own |= {"ratio": round(middle["one"] / middle["two"], 3)}
+                own |= {"ratio": round(middle["one_core"] / middle["two"], 3)}
+                own |= {"ratio_two_cores": round(middle["one"] / middle["two"], 3)}
             seconds = {name: [round(value, 5) for value in all_of] for name, all_of in times.items()}
             found["cases"][case] = (
                 own | {"photographs": photographs, "side": side, "seconds": seconds} | machine("cpu", 1)
             )
             write_json(file, found)
-    ray.shutdown()
 
 
 if __name__ == "__main__":
