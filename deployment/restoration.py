@@ -112,7 +112,9 @@ class Restorer:
             bar: progress bar, advanced for each step of each image.
         """
         begun, finished = bar.n, 0
-        for batch in batches(work, self.options.batch_size):
+        # On a CPU batches are no faster, and on some processors a batch of another size rounds differently.
+        size = self.options.batch_size or (1 if self.pipeline.device.type == "cpu" else None)
+        for batch in batches(work, size):
             loaded = []
             for path, target in batch:
                 try:

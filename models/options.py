@@ -34,8 +34,8 @@ class Options:
         precision: of the networks; auto is bf16 where the device supports it in hardware.
         provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
         compile: compile the networks; worth the warm-up for many images of one size (docs/sampling.md).
-        batch_size: images of one size that are restored at once; default: up to two megapixels in total, and at most
-            16 images. The results do not depend on it.
+        batch_size: images of one size that are restored at once; default: one on a CPU, elsewhere up to two megapixels
+            in total, and at most 16 images. The results depend on it by no more than rounding.
         memory: GB (1e9 bytes) that the process (on a GPU: its tensors) should stay within; the tile size follows from
             it. Default: 3.5 on a CPU (more above 24 megapixels), half of the free memory on a GPU.
         tile: side of the denoiser's tiles for large images; default: no tiles, or the largest that fit into memory.

@@ -154,8 +154,9 @@ SAMPLE = {
     "compile": (DRAWN, [], lambda a, b: b.code == 2 and "no-such-compiler was not found" in b.said),
     "batch_size": (
         DRAWN,
-        ["1"],
-        lambda a, b: a.files == b.files and (a.seen["denoiser"][-1][0], b.seen["denoiser"][-1][0]) == (2, 1),
+        ["2"],
+        lambda a, b: a.files.keys() == b.files.keys()
+        and (a.seen["denoiser"][-1][0], b.seen["denoiser"][-1][0]) == (1, 2),
     ),
     "tile": (DRAWN, ["64"], lambda a, b: a.seen["denoiser"][-1][-1] == 150 > max(x[-1] for x in b.seen["denoiser"])),
     "predictor_tile": (
@@ -177,7 +178,7 @@ SAMPLE = {
     "steps": (
         DRAWN[:0],
         ["5"],
-        lambda a, b: differ(a, b) and sum(shape[-1] == 150 for shape in b.seen["denoiser"]) == 5,
+        lambda a, b: differ(a, b) and sum(shape[-1] == 150 for shape in b.seen["denoiser"]) == 2 * 5,
     ),
     "beta_start": (LINEAR, ["0.2"], differ),
     "beta_end": (LINEAR, ["0.9"], differ),

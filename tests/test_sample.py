@@ -446,7 +446,7 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
         return call(self, pictures, *arguments, **options)
 
     monkeypatch.setattr(DeblurPipeline, "__call__", small)
-    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
+    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
     assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
 
