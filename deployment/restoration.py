@@ -112,7 +112,8 @@ class Restorer:
             bar: progress bar, advanced for each step of each image.
         """
         begun, finished = bar.n, 0
-        # On a CPU batches are no faster, and on some processors a batch of another size rounds differently.
+        # On a CPU batches of more than thumbnails are slower, and on some processors a batch of another size rounds
+        # differently.
         size = self.options.batch_size or (1 if self.pipeline.device.type == "cpu" else None)
         for batch in batches(work, size):
             loaded = []
