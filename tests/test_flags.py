@@ -155,8 +155,7 @@ SAMPLE = {
     "batch_size": (
         DRAWN,
         ["2"],
-        lambda a, b: a.files.keys() == b.files.keys()
-        and (a.seen["denoiser"][-1][0], b.seen["denoiser"][-1][0]) == (1, 2),
+        lambda a, b: a.files == b.files and (a.seen["denoiser"][-1][0], b.seen["denoiser"][-1][0]) == (1, 2),
     ),
     "tile": (DRAWN, ["64"], lambda a, b: a.seen["denoiser"][-1][-1] == 150 > max(x[-1] for x in b.seen["denoiser"])),
     "predictor_tile": (
