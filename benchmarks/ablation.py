@@ -1,19 +1,22 @@
-"""Train variants ("arms") that differ in one thing with equal compute, and score them on held-out photographs.
+"""Train variants ("arms") that differ in one thing with equal compute, and score them on held-out images.
 
 python -m benchmarks.ablation --photos PHOTOS --output runs/ablation --minutes 35
+python -m benchmarks.ablation --arms benchmarks/predictors.yaml --pairs PAIRS --tests NAME=FOLDER --output runs/arms
 
-An arm is the base config with a few values changed (benchmarks/ablation.yaml). Its number of steps is chosen by the
-cost of its networks, so that all arms train with the same number of floating-point operations. Finished runs are
-skipped, so the same command resumes the ablation; ablation.json, .csv and .png hold the results so far. PHOTOS has
-sharp photographs and the lists train.txt and test.txt.
+An arm is the base config with a few values changed. Its number of steps is chosen by the cost of its networks: all arms
+train with the same number of floating-point operations (benchmarks/ablation.yaml), or for the same time of a processor
+core (benchmarks/predictors.yaml). Finished runs are skipped, so the same command resumes the ablation; ablation.json,
+.csv and .png hold the results so far. PHOTOS has sharp photographs and the lists train.txt and test.txt.
 """
 
 import copy
 import csv
 import gc
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 import yaml
 from jsonargparse import auto_cli
+from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -31,6 +35,8 @@ from benchmarks.record import machine, write_json
 from evaluation.statistics import Estimate, estimates
 
 TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
+PACED = 25  # steps that an arm's time per step is the median of; the first five are for warm-up
+CURVE = 12  # validations of an arm that is validated
 
 
 def changed(base: dict, arm: dict) -> dict:
@@ -45,40 +51,86 @@ def changed(base: dict, arm: dict) -> dict:
     return config
 
 
-def train_arm(config: dict, folder: Path, photos: str, teraflop: float, seed: int, lpips: list[str]) -> dict[str, Any]:
-    """Train or resume one arm; returns its numbers of steps, operations and parameters."""
+class Pace(Callback):
+    """Writes a step's median processor time in seconds into pace.json: pauses and other programs do not count."""
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.times = [time.process_time()]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.times.append(time.process_time())
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        write_json(Path(trainer.default_root_dir, "pace.json"), float(np.median(np.diff(self.times)[5:])))
+
+
+def fit(folder: Path, arguments: list[str], steps: int, interval: int) -> None:
+    """Run train.py in this process for `steps` steps, validating every `interval` steps."""
+    import train
+
+    length = ["--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(interval)]
+    code = train.main(["fit", *arguments, "--trainer.default_root_dir", str(folder), *length])
+    if code:
+        raise RuntimeError(f"training in {folder} ended with exit code {code}; see above")
+
+
+def core_seconds(folder: Path, arguments: list[str]) -> float:
+    """The processor time of a training step; measured in a short run, and kept in `folder` for a resumed arm."""
+    path = folder / "pace.json"
+    if not path.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as short:
+            measured = ["--trainer.callbacks+", "benchmarks.ablation.Pace", "--data.val", "null"]
+            fit(Path(short), [*arguments, *measured, "--trainer.limit_val_batches", "0"], PACED, PACED)
+            os.replace(Path(short) / "pace.json", path)
+    return json.loads(path.read_text())
+
+
+def train_arm(
+    config: dict, folder: Path, source: str, val: str | None, budget: dict[str, float], seed: int, lpips: list[str]
+) -> dict[str, Any]:
+    """Train or resume one arm; returns its numbers of steps, operations and parameters.
+
+    Args:
+        config: the arm's.
+        folder: of the run.
+        source: what it trains on, as --data.train.
+        val: folder of pairs for its learning curve, or none.
+        budget: {"teraflop": operations of the run} or {"core_minutes": processor time of the run}.
+        seed: of the run.
+        lpips: further arguments of train.py.
+    """
     import train
     from training.speed import step_flops
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "arm.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    arguments = ["--config", str(path), "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
-    arguments += ["--data.train", photos, "--data.val", "null", "--data.seed", str(seed), *lpips]
-    arguments += ["--trainer.logger", "false", "--trainer.limit_val_batches", "0"]
+    arguments = ["--config", str(path), "--seed_everything", str(seed), "--data.seed", str(seed), *lpips]
+    arguments += ["--data.train", source, "--data.val", val or "null", "--trainer.logger", "false"]
+    arguments += [] if val else ["--trainer.limit_val_batches", "0"]
     built = train.cli([*arguments, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"], run=False)
     data = built.datamodule
     flops = step_flops(built.model, (data.batch_size, 3, data.patch_size, data.patch_size))
-    parameters = sum(parameter.numel() for parameter in built.model.parameters())
-    steps = max(1, round(teraflop * 1e12 / flops))
-    start = time.perf_counter()
-    code = train.main(
-        ["fit", *arguments, "--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)]
-    )
-    if code:
-        raise RuntimeError(f"training in {folder} ended with exit code {code}; see above")
-    return {
-        "steps": steps,
+    facts = {
         "gflop_step": round(flops / 1e9, 2),
-        "parameters": parameters,
-        "train_seconds": round(time.perf_counter() - start, 1),
+        "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
     }
+    if "core_minutes" in budget:
+        facts["core_seconds_step"] = core_seconds(folder, arguments)
+        steps = max(1, round(60 * budget["core_minutes"] / facts["core_seconds_step"]))
+    else:
+        steps = max(1, round(budget["teraflop"] * 1e12 / flops))
+    start = time.perf_counter()
+    interval = max(1, steps // CURVE) if val else steps
+    steps -= steps % interval  # so that the last step is validated
+    fit(folder, arguments, steps, interval)
+    return facts | {"steps": steps, "train_seconds": round(time.perf_counter() - start, 1)}
 
 
 def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
     """Column -> image -> score: `crops/prediction/psnr`, `crops/few/lpips`, `frames/prediction/psnr`, ...
 
-    Whole frames take long, so only the PSNR of their prediction is computed, for networks that depend on the size.
+    Only the crops are sampled on: whole frames would take long.
     """
     from data.layouts import find_pairs
     from data.pairs import read_pair
@@ -96,8 +148,8 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
             for name, setting in samplings.items() if test == "crops" else ():
                 restored[name] = pipeline.refine(blurry, x_init, setting, names=[pair.name]).images
             for what, image in restored.items():
-                for metric in metrics if test == "crops" else ["psnr"]:
-                    value = metrics[metric](image, sharp).item()
+                for metric, compute in metrics.items():
+                    value = compute(image, sharp).item()
                     found.setdefault(f"{test}/{what}/{metric}", {})[pair.name] = round(value, 5)
     return found
 
@@ -131,13 +183,13 @@ def table(runs: list[dict], reference: str) -> list[dict]:
 
 
 def plot(rows: list[dict], reference: str, path: Path) -> None:
-    """Plot each arm as a line with a dot per seed and a bar at the mean, for the columns of crops; outliers as text."""
-    known = dict.fromkeys(column for row in rows for column in row if column.startswith("crops/"))
+    """Plot each arm as a line with a dot per seed and a bar at the mean; outliers as text."""
+    known = dict.fromkeys(column for row in rows for column in row if "/" in column)
     columns = [column for column in known if "/blurry/" not in column]
     figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.2 + 0.32 * len(rows)), dpi=150, layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(columns), sharey=True))
     for axes, column in zip(panels, columns, strict=True):
-        _, what, metric = column.split("/")
+        test, what, metric = column.split("/")
         means = np.array([row[column]["mean"] for row in rows if column in row])
         middle = np.median(means)
         far = 12 * np.median(abs(means - middle))
@@ -162,7 +214,9 @@ def plot(rows: list[dict], reference: str, path: Path) -> None:
             axes.plot(mean, height, "|", ms=13, mew=2, color="#D55E00")
             if row["arm"] == reference:
                 axes.axvline(mean, color="#999999", lw=0.8, zorder=0)
-        axes.set_title(f"{what}\n{TITLES[metric]}, {'higher' if metric == 'psnr' else 'lower'} is better", fontsize=8)
+        axes.set_title(
+            f"{test}, {what}\n{TITLES[metric]}, {'higher' if metric == 'psnr' else 'lower'} is better", fontsize=8
+        )
         axes.tick_params(labelsize=7)
         axes.grid(axis="y", color="#eeeeee")
     panels[0].set_yticks(range(len(rows)), [row["arm"] for row in rows], fontsize=8)
@@ -188,47 +242,67 @@ def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
     plot(rows, reference, folder / "ablation.png")
 
 
-def main(
-    photos: str,
-    output: str,
-    arms: str = "benchmarks/ablation.yaml",
-    only: str | None = None,
-    teraflop: float | None = None,
-    minutes: float | None = None,
-    lpips_backbone: str | None = None,
-) -> None:
-    """Run the arms that are not done, and write the table and the plot after each.
-
-    Args:
-        photos: folder of sharp photographs with train.txt and test.txt.
-        output: folder of the runs, the held-out images, and ablation.json, .csv and .png.
-        arms: the YAML file.
-        only: names of arms, separated by commas without spaces; none: all.
-        teraflop: compute of every run, overriding the file's.
-        minutes: start no run after this time; the same command resumes. A run is never cut short.
-        lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
-    """
-    from evaluation.metrics import make_metrics
+def held_out(folder: Path, photos: str, plan: dict) -> dict[str, Path]:
+    """Crops and frames of the photographs of test.txt, blurred once by the base config's blur."""
     from tools import make_pairs
 
-    begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
-    wanted = list(plan["arms"]) if only is None else only.split(",")
-    unknown = [arm for arm in wanted if arm not in plan["arms"]]
-    if unknown:
-        raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
-    teraflop = teraflop or plan["teraflop"]
-    folder.mkdir(parents=True, exist_ok=True)
     base = folder / "base.yaml"
     base.write_text(yaml.safe_dump(plan["base"], sort_keys=False))
     tests = {name: folder / name for name in ("crops", "frames")}
     for root, side in zip(tests.values(), (plan["crop"], plan["frame"]), strict=True):
         if not root.is_dir():
             make_pairs.make([photos], str(base), str(root), names="test.txt", size=side)
+    return tests
+
+
+def main(
+    output: str,
+    photos: str | None = None,
+    arms: str = "benchmarks/ablation.yaml",
+    only: str | None = None,
+    budget: float | None = None,
+    minutes: float | None = None,
+    lpips_backbone: str | None = None,
+    pairs: list[str] | None = None,
+    tests: list[str] | None = None,
+    val: str | None = None,
+) -> None:
+    """Run the arms that are not done, and write the table and the plot after each.
+
+    Args:
+        output: folder of the runs, the held-out images, and ablation.json, .csv and .png.
+        photos: folder of sharp photographs with train.txt and test.txt.
+        arms: the YAML file.
+        only: names of arms, separated by commas without spaces; none: all.
+        budget: compute of every run in the file's unit, overriding the file's.
+        minutes: start no run after this time; the same command resumes. A run is never cut short.
+        lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
+        pairs: folders of pairs to train on, with equal shares, in place of photos.
+        tests: NAME=FOLDER of pairs to score the predictions on, with `pairs`.
+        val: folder of pairs for learning curves (validations in each run's logs), with `pairs`.
+    """
+    from evaluation.metrics import make_metrics
+
+    begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
+    if (photos is None) == (pairs is None) or (pairs is None) != (tests is None):
+        raise ValueError("give either --photos, or --pairs with --tests")
+    wanted = list(plan["arms"]) if only is None else only.split(",")
+    unknown = [arm for arm in wanted if arm not in plan["arms"]]
+    if unknown:
+        raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
+    unit = next(unit for unit in ("core_minutes", "teraflop") if unit in plan)
+    size = {unit: budget or plan[unit]}
+    folder.mkdir(parents=True, exist_ok=True)
+    if photos is not None:
+        scored, source = held_out(folder, photos, plan), photos
+    else:
+        scored = {name: Path(root) for name, _, root in (test.partition("=") for test in tests)}
+        source = json.dumps([{"root": root, "weight": 1} for root in pairs])
     metrics = make_metrics(["psnr", "lpips"], lpips_backbone)
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
     lpips = ["--scores.lpips_backbone", lpips_backbone] if lpips_backbone else []
-    facts = {"teraflop": teraflop, "base": plan["base"], "missing": missing}
+    facts = {**size, "base": plan["base"], "missing": missing}
     runs = []
     for seed in plan["seeds"]:
         for arm in tqdm(wanted, f"seed {seed}", unit="arm"):
@@ -236,17 +310,17 @@ def main(
             settings = given.pop("settings", plan["settings"])
             own = folder / re.sub(r"\W+", "_", arm) / str(seed)
             done = own / "scores.json"
-            spec = {"arm": arm, "seed": seed, "teraflop": teraflop, "changed": given, "settings": settings}
+            spec = {"arm": arm, "seed": seed, **size, "changed": given, "settings": settings}
             if done.is_file():
                 run = json.loads(done.read_text())
-                if any(run[key] != value for key, value in spec.items()):
+                if any(run.get(key) != value for key, value in spec.items()):
                     raise ValueError(f"{done} is of another plan: give a new --output, or remove {own}")
                 runs.append(run)
                 continue
             if minutes is not None and time.monotonic() - begin > 60 * minutes:
                 continue
-            cost = train_arm(changed(plan["base"], given), own, photos, teraflop, seed, lpips)
-            run = spec | cost | {"scores": score(own / "checkpoint", settings, tests, metrics)} | machine()
+            cost = train_arm(changed(plan["base"], given), own, source, val, size, seed, lpips)
+            run = spec | cost | {"scores": score(own / "checkpoint", settings, scored, metrics)} | machine()
             write_json(done, run)
             runs.append(run)
             write(folder, runs, plan["reference"], facts)

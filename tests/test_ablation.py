@@ -1,17 +1,30 @@
-"""The ablation: its plan and its table by hand, and a small one from photographs to plot."""
+"""The ablation: its plans and its table by hand, and small ones from photographs and from pairs to plot."""
 
 import csv
+import importlib
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.ablation import changed, main, table
 from data import images
 
-PLAN = Path(__file__).parents[1] / "benchmarks" / "ablation.yaml"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PLAN, PREDICTORS = BENCHMARKS / "ablation.yaml", BENCHMARKS / "predictors.yaml"
+
+PUBLISHED = [
+    ("U2-Net", 3.5, 35),
+    ("U2-Net with six side outputs", 3.6, 36),
+    ("U2-Net lite", 1.2, 48),
+    ("U-Net", 1.8, 42),
+    ("U-Net of NAF blocks", 4.1, 34),
+    ("U-Net of plain blocks", 5.0, 36),
+]
 
 
 def test_an_arm_is_the_base_with_its_values_in_their_places():
@@ -19,7 +32,11 @@ def test_an_arm_is_the_base_with_its_values_in_their_places():
     arm = {"model.deep.a": 3, "model.new.c": {"d": 4}}
     assert changed(base, arm) == {"model": {"lr": 1.0, "deep": {"a": 3, "b": 2}, "new": {"c": {"d": 4}}}}
     assert base == {"model": {"lr": 1.0, "deep": {"a": 1, "b": 2}}}
-    plan = yaml.safe_load(PLAN.read_text())
+
+
+@pytest.mark.parametrize("path", [PLAN, PREDICTORS], ids=["ablation", "predictors"])
+def test_each_arm_of_a_plan_differs_and_can_be_named(path):
+    plan = yaml.safe_load(path.read_text())
     arms = {arm: dict(given) for arm, given in plan["arms"].items()}
     settings = [given.pop("settings", None) for given in arms.values()]
     configs = [
@@ -55,15 +72,55 @@ def test_from_photographs_to_plot(tmp_path, arms):
         plan["base"]["data"] |= {"patch_size": 32, "batch_size": 2, "crops_per_image": 1}
     plan["arms"] = {arm: plan["arms"][arm] for arm in arms or plan["arms"]}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    folders = str(tmp_path / "photos"), str(tmp_path / "out"), str(tmp_path / "plan.yaml")
-    main(*folders, teraflop=1e-6)  # a step
+    folders = str(tmp_path / "out"), str(tmp_path / "photos"), str(tmp_path / "plan.yaml")
+    main(*folders, budget=1e-6)  # a step
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert [row["arm"] for row in found["rows"]] == list(plan["arms"])
     with open(tmp_path / "out" / "ablation.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(plan["arms"])
     assert images.read(tmp_path / "out" / "ablation.png").shape[0] == 3
     before = (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns
-    main(*folders, teraflop=1e-6)
+    main(*folders, budget=1e-6)
     assert (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="is of another plan"):
-        main(*folders, teraflop=2e-6)
+        main(*folders, budget=2e-6)
+
+
+@pytest.mark.parametrize(("arm", "million", "gmac"), PUBLISHED, ids=[arm for arm, *_ in PUBLISHED])
+def test_the_predictors_have_the_size_that_the_plan_says(arm, million, gmac):
+    plan = yaml.safe_load(PREDICTORS.read_text())
+    given = changed(plan["base"], plan["arms"][arm])["model"]["init_args"]["predictor"]
+    module, name = given["class_path"].rsplit(".", 1)
+    network = getattr(importlib.import_module(module), name)(**given["init_args"]).to("meta")
+    assert round(sum(weights.numel() for weights in network.parameters()) / 1e6, 1) == million
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, 3, 720, 1280, device="meta"))
+    assert round(counter.get_total_flops() / 2e9) == gmac <= 80
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arms_of_equal_time_on_pairs(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for name, side in itertools.product(("a", "b", "test"), ("blur", "sharp")):
+        images.write(tmp_path / name / side / f"{name}.png", torch.rand(3, 64, 64, generator=generator))
+    plan = yaml.safe_load(PREDICTORS.read_text())
+    plan["base"]["data"] |= {"patch_size": 32, "batch_size": 1, "val_crop": 32}
+    plan["arms"] = {arm: plan["arms"][arm] for arm in ("U2-Net", "U-Net")}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    pairs = [str(tmp_path / "a"), str(tmp_path / "b")]
+    given = {"arms": str(tmp_path / "plan.yaml"), "pairs": pairs, "tests": [f"own={tmp_path / 'test'}"]}
+    with pytest.raises(ValueError, match="give either --photos, or --pairs with --tests"):
+        main(str(tmp_path / "out"), photos=str(tmp_path), **given)
+    main(str(tmp_path / "out"), budget=0.02, val=str(tmp_path / "test"), **given)
+    found = json.loads((tmp_path / "out" / "ablation.json").read_text())
+    assert [row["arm"] for row in found["rows"]] == list(plan["arms"]) and found["core_minutes"] == 0.02
+    for run in found["runs"]:
+        own = tmp_path / "out" / run["arm"].replace("-", "_") / "0"
+        steps = round(1.2 / run["core_seconds_step"])
+        assert json.loads((own / "pace.json").read_text()) == run["core_seconds_step"] > 0
+        assert steps - 12 < run["steps"] <= steps and list(run["scores"])[-1] == "own/prediction/lpips"
+        with open(own / "logs" / "version_0" / "metrics.csv", newline="") as file:
+            curve = [row for row in csv.DictReader(file) if row["val/psnr"]]
+        assert len(curve) >= 12 and int(curve[-1]["step"]) == run["steps"]
+        config = yaml.safe_load((own / "config.yaml").read_text())
+        assert [source["root"] for source in config["data"]["train"]] == pairs
