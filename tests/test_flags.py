@@ -234,7 +234,7 @@ def of_row(run, label):
     return {image: score for (row, image), score in run.scores.items() if row == label}
 
 
-# Pictures take most of the time of a run, so several flags share one. None of what a flag is looked at by comes from
+# Images take most of the time of a run, so several flags share one. None of what a flag is looked at by comes from
 # another flag of its run.
 RUNS = {
     "plain": [],
