@@ -15,7 +15,7 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models"}
 MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "guard", "flow", "quantisation"},
+    | {"recompute", "heads", "faults", "flow", "quantisation"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},

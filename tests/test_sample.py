@@ -571,7 +571,7 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
         assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
 
 
-def test_the_guard_names_the_image_and_falls_back(tmp_path, capsys):
+def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):
     blurry = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
     images.write(tmp_path / "noise.png", blurry)
     pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
@@ -583,6 +583,6 @@ def test_the_guard_names_the_image_and_falls_back(tmp_path, capsys):
     run(*command, tmp_path / "warned")
     assert "noise.png: the sample's mean colour" in capsys.readouterr().err
     assert not torch.equal(images.read(tmp_path / "warned" / "noise.png"), images.read(tmp_path / "noise.png"))
-    run(*command, tmp_path / "back", "--guard", "fallback")
+    run(*command, tmp_path / "back", "--on_fault", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
