@@ -2,7 +2,7 @@
 
 python evaluate.py --checkpoint runs/demo/checkpoint --data GoPro --grid configs/grid/paper.yaml --output scores
 torchrun --nproc_per_node 4 evaluate.py --checkpoint ... --data ... --grid ... --output scores
-python evaluate.py --compare first/checkpoint second/checkpoint --data GoPro --grid configs/grid/quick.yaml --output ab
+python evaluate.py --checkpoints A/checkpoint B/checkpoint --data GoPro --grid configs/grid/quick.yaml --output ab
 python evaluate.py --outputs baseline/results --data GoPro --output baseline/scores
 python evaluate.py --data GoPro --output scores    # the presets of pretrained/lite
 """
@@ -49,7 +49,7 @@ class Evaluation:
         grid: YAML file with the settings to score, such as configs/grid/quick.yaml; default: the checkpoint's presets.
         outputs: folder of images that another program restored, named as the pairs of the dataset. They are scored as
             an additional row, or alone if no grid is given.
-        compare: two checkpoints instead of one, A and B: the same grid on the same images and noise, written to the
+        checkpoints: two checkpoints instead of one, A and B: the same grid on the same images and noise, written to the
             folders A and B of the output, and comparison.csv and report.html with the paired differences.
         split: which split of the dataset.
         variant: which blurry images of the dataset, such as blur_gamma; blur is the first variant of every layout.
@@ -80,7 +80,7 @@ class Evaluation:
     checkpoint: str | None = None
     grid: str | None = None
     outputs: str | None = None
-    compare: tuple[str, str] | None = None
+    checkpoints: tuple[str, str] | None = None
     split: str = "test"
     variant: str = "blur"
     seed: int = 0
@@ -105,10 +105,10 @@ class Evaluation:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {value}")
-        if self.compare and self.grid is None:
-            raise ValueError("--compare needs a --grid: two checkpoints have presets of their own")
-        if self.compare and (self.checkpoint or self.outputs or self.save_presets or self.screen):
-            raise ValueError("--compare takes no --checkpoint, --outputs, --save_presets or --screen")
+        if self.checkpoints and self.grid is None:
+            raise ValueError("--checkpoints needs a --grid: two checkpoints have presets of their own")
+        if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets or self.screen):
+            raise ValueError("--checkpoints takes no --checkpoint, --outputs, --save_presets or --screen")
         if self.screen and self.grid is None:
             raise ValueError("--screen needs a --grid")
         if self.panel_path.suffix != ".png":
@@ -140,18 +140,19 @@ def main(evaluation: Evaluation) -> None:
     processes = find_processes()
     output, writes = Path(evaluation.output), processes.is_global_zero
     with sole_user(output) if writes else nullcontext():
-        if evaluation.compare is None:
+        if evaluation.checkpoints is None:
             _evaluate(evaluation, processes)
             return
         folders = [output / name for name in "AB"]
-        for folder, checkpoint in zip(folders, evaluation.compare, strict=True):
-            one = replace(evaluation, compare=None, checkpoint=checkpoint, output=str(folder), panel=None)
+        for folder, checkpoint in zip(folders, evaluation.checkpoints, strict=True):
+            one = replace(evaluation, checkpoints=None, checkpoint=checkpoint, output=str(folder), panel=None)
             _evaluate(one, processes)
         if writes:
             from evaluation.comparison import format_changes, write_comparison
 
             changes, files = write_comparison(folders, output, evaluation.seed)
-            print(f"A: {evaluation.compare[0]}, B: {evaluation.compare[1]}; means over the images, 95 % intervals")
+            a, b = evaluation.checkpoints
+            print(f"A: {a}, B: {b}; means over the images, 95 % intervals")
             print(format_changes(changes))
             print("wrote " + ", ".join(map(str, files)))
 
@@ -167,7 +168,7 @@ def check(evaluation: Evaluation) -> None:
         path = getattr(evaluation, name)
         if path is not None and not Path(path).exists():
             raise ValueError(f"--{name} {path} does not exist")
-    checkpoints = evaluation.compare or ([evaluation.checkpoint] if evaluation.checkpoint else [])
+    checkpoints = evaluation.checkpoints or ([evaluation.checkpoint] if evaluation.checkpoint else [])
     for checkpoint in checkpoints:
         if not Path(checkpoint).exists() and (checkpoint.endswith(".ckpt") or not is_hub_id(checkpoint)):
             raise ValueError(f"checkpoint {checkpoint} does not exist, and is no hub id like user/name")

@@ -71,7 +71,7 @@ def restore(
     pairs = find_pairs(data, split)
     file = Path(data) / "kernels.npz"
     kernels = np.load(file) if file.is_file() else None
-    for pair in tqdm(pairs, unit="picture", dynamic_ncols=True):
+    for pair in tqdm(pairs, unit="image", dynamic_ncols=True):
         blurry = images.read(pair.blurry).movedim(0, -1).double().numpy()
         restored = {"unsharp_mask": unsharp_mask(blurry, radius, amount)}
         if kernels is not None:
@@ -80,13 +80,13 @@ def restore(
             kernel = kernels[pair.name].astype(float)
             restored["richardson_lucy"] = deconvolve(blurry, kernel, "richardson_lucy", iterations)
             restored["wiener"] = deconvolve(blurry, kernel, "wiener", balance)
-        for method, picture in restored.items():
-            images.write(Path(output) / method / f"{pair.name}.png", _tensor(picture))
-    print(f"{output}: {', '.join(restored)} of {len(pairs)} pictures" + ("" if kernels else f"; {file} is not there"))
+        for method, image in restored.items():
+            images.write(Path(output) / method / f"{pair.name}.png", _tensor(image))
+    print(f"{output}: {', '.join(restored)} of {len(pairs)} images" + ("" if kernels else f"; {file} is not there"))
 
 
-def _tensor(picture: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)
+def _tensor(image: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(image)).movedim(-1, 0)
 
 
 def main(args: list[str] | None = None) -> None:

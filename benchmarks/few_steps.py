@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -297,7 +298,8 @@ def main(
         asked | {"recipe": RECIPE, "metrics": recipes, "controls": controls, "data": results} | machine(str(place)),
     )
     with replacing(folder / "few_steps.md") as part:
-        part.write_text(markdown(results) + f"\n{RECIPE[0].upper()}{RECIPE[1:]}.\n")
+        recipe = fill(f"{RECIPE[0].upper()}{RECIPE[1:]}.", 120, break_on_hyphens=False)
+        part.write_text(f"{markdown(results)}\n{recipe}\n")
     plot(results, folder / "few_steps.png")
     print(markdown(results))
     print(f"wrote {folder}/few_steps.md, .json and .png")

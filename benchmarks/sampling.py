@@ -1,12 +1,12 @@
 """Time and memory of a restoration, case by case, each in its own process.
 
-python -m benchmarks.sampling --config configs/gopro_lite.yaml --cases 'predictor/*,10/*/eager,stem'
+python -m benchmarks.sampling --config configs/gopro_lite.yaml --cases 'predictor/*,10/*/eager'
 python -m benchmarks.sampling --checkpoint pretrained/lite --cases photo --photo PHOTO.jpg
 python -m benchmarks.sampling --checkpoint pretrained/lite --cases agreement --photos REALBLUR
 
 A case is WORK/PRECISION-LAYOUT/MODE, where WORK is the predictor alone or a number of steps (with the predictor), for
-example 10/bf16-channels_last/compiled; or matmul, stem, photo, agreement. Results are merged into the JSON file, so the
-cases can be run in parts; every case has its own device, versions, commit and command there.
+example 10/bf16-channels_last/compiled; or photo or agreement. Results are merged into the JSON file, so the cases can
+be run in parts; every case has its own device, versions, commit and command there.
 """
 
 import json
@@ -26,12 +26,12 @@ from tqdm import tqdm
 
 from benchmarks.record import in_own_process, machine, write_json
 from models.diffusion import denoise
-from training.machine import best_seconds, matmul_rate, peak_memory, seconds_of
+from training.machine import matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
 CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
-OTHERS = ("stem", "photo", "agreement")
+OTHERS = ("photo", "agreement")
 PHOTO = 6000, 4000
 
 
@@ -95,36 +95,6 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
         "gflop_step": round(gflop_step, 2),
         "matmul_gflop_per_second": round(rate, 1),
         "share_of_matmul_rate": round(gflop / median(seconds) / rate, 4),
-    }
-
-
-def measure_stem(checkpoint: str, device: str, width: int, height: int, repeats: int, layout: str) -> dict:
-    """The saving per step if the first convolution's output for the condition were cached."""
-    from torch.nn.functional import conv2d
-
-    pipeline = pipeline_of(checkpoint, device, layout)
-    step = step_of(pipeline, torch.rand(1, 3, height, width).to(device))
-    stem, seen = pipeline.denoiser.unet.stem, []
-    hook = stem.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    with torch.no_grad():
-        step()
-        hook.remove()
-        own = stem.in_channels * 3 // (6 if pipeline.denoiser.condition == "blurry" else 9)
-        x, options = seen[0], (None, stem.stride, stem.padding)
-        noise, weight = x[:, :own].contiguous(memory_format=torch.channels_last), stem.weight[:, :own]
-        kept = stem(x)
-        seconds = {
-            "step": best_seconds(step, device, repeats),
-            "stem": best_seconds(lambda: stem(x), device, 3 * repeats),
-            "stem_of_noise_and_kept_part": best_seconds(
-                lambda: conv2d(noise, weight, *options) + kept, device, 3 * repeats
-            ),
-        }
-        share = flops(lambda: stem(x)) * (1 - own / stem.in_channels) / flops(step)
-    saved = (seconds["stem"] - seconds["stem_of_noise_and_kept_part"]) / seconds["step"]
-    return {name: round(value, 5) for name, value in seconds.items()} | {
-        "share_of_flop": round(share, 5),
-        "share_of_time_saved": round(saved, 5),
     }
 
 
@@ -238,8 +208,6 @@ def main(
                 job = measure_photo, source, device, photo, size, shlex.split(photo_flags)
             elif case == "agreement":
                 job = measure_agreement, source, device, photos, 1 if quick else None
-            elif case == "stem":
-                job = measure_stem, source, device, width, height, repeats, LAYOUTS[-1]
             else:
                 job = measure, case, source, device, width, height, repeats, side
             facts = machine(device, threads)

@@ -163,8 +163,8 @@ class SyntheticBlur:
         and its generator, not on the rest of the batch.
         """
         pairs = [self._pair(image, generator) for image, generator in zip(sharp, generators, strict=True)]
-        blurry, truth = zip(*pairs, strict=True)
-        return torch.stack(blurry), torch.stack(truth)
+        blurry, ground_truth = zip(*pairs, strict=True)
+        return torch.stack(blurry), torch.stack(ground_truth)
 
     @property
     def has_kernels(self) -> bool:
@@ -210,7 +210,7 @@ class SyntheticBlur:
             sharp = self.soften(cut(sharp, self.margin - margin - self.soften.margin), softness)
         else:
             sharp = cut(sharp, self.margin - margin)
-        truth = cut(sharp, margin)
+        ground_truth = cut(sharp, margin)
 
         response = "linear" if plain else self.response
         light = to_light(sharp, response, self.gamma)
@@ -223,14 +223,14 @@ class SyntheticBlur:
             scene = self.moving.over(scene, cut(light, margin - self.moving.margin), thing)
         noisy = not clean and (shot > 0 or read > 0)
         if torch.equal(scene, still) and not noisy:
-            blurry = truth
+            blurry = ground_truth
         else:
             scene = scene.clamp(0, 1)
             scene = add_noise(scene, shot, read, grain).clamp(0, 1) if noisy else scene
             blurry = from_light(scene, response, self.gamma)
         if self.jpeg is not None and not clean:
             blurry = compress(blurry, round(self.jpeg[0] + (self.jpeg[1] - self.jpeg[0]) * quality))
-        return blurry, truth
+        return blurry, ground_truth
 
     def _by_part(self, name: str, share: float | list[float]) -> list[float]:
         if not isinstance(share, list):

@@ -28,8 +28,8 @@ PARTS = ".parts"  # in the target: files that do not have their final name yet
 THREADS = 16  # concurrent requests to a bucket
 SECONDS = 20  # between two writes of the manifest's rows
 KINDS = {  # types of the manifest's columns; dicts are stored as JSON
-    pa.string(): "image error tiles scores checkpoint preset device checkpoint_sha256 settings precision guard format"
-    " recipes",
+    pa.string(): "image error tiles scores checkpoint preset device checkpoint_sha256 settings precision on_fault"
+    " format recipes",
     pa.list_(pa.string()): "written remarks faults",
     pa.int64(): "bytes modified seed depth tile predictor_tile",
     pa.float64(): "seconds std_white error_white",
@@ -161,7 +161,9 @@ class Manifest:
         self._rows, self._written, self._replaced = [], 0.0, set()
         for key in [MANIFEST] * (MANIFEST in self._there) + list(place.list(ROWS, missing=True)):
             try:
-                self._merge(pq.read_table(pa.BufferReader(place.read(key))).cast(SCHEMA))
+                table = pq.read_table(pa.BufferReader(place.read(key)))
+                names = ["on_fault" if name == "guard" else name for name in table.column_names]  # its former name
+                self._merge(table.rename_columns(names).cast(SCHEMA))
             except (pa.ArrowInvalid, ValueError) as error:
                 what = f"{place.url}/{key} is no manifest of deployment.batch"
                 raise StoreError(f"{what} ({error}): remove it") from None

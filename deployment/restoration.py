@@ -17,7 +17,7 @@ from data.images import ImageFile
 from data.maps import write_map
 from data.outputs import batches
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.guard import faults
+from models.faults import faults
 from models.index import name_of, pretrained
 from models.memory import allowed_memory, require_memory
 from models.options import Options
@@ -37,7 +37,7 @@ class Restoration:
         failure: why it could not be restored; the fields below are then empty.
         image: the input as it was read.
         out: the pipeline's output for it.
-        faults: the guard's warnings about the sample.
+        faults: what is wrong with the sample; see `models.faults`.
         back: whether the prediction is written in place of the sample.
         seconds: its share of the batch's time.
     """
@@ -95,7 +95,7 @@ class Restorer:
         self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
         self.facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
         self.facts["precision"] = precision
-        for kept in ["seed", "guard", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
+        for kept in ["seed", "on_fault", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
             self.facts[kept] = getattr(options, kept)
         self.facts["format"] = options.suffix
 
@@ -183,7 +183,7 @@ class Restorer:
                 continue
             own, start = _part(out, i, len(loaded)), time.perf_counter()
             found = faults(own.images[0], own.predictions[0], image.pixels) if self.settings.blend > 0 else []
-            back = bool(found) and self.options.guard == "fallback"
+            back = bool(found) and self.options.on_fault == "fallback"
             yield Restoration(path, target, None, image, own, found, back, seconds + time.perf_counter() - start)
 
     def _run(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> DeblurOutput:

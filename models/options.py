@@ -42,7 +42,7 @@ class Options:
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
         depth: bits per channel of the output; default: the input's.
-        guard: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by
+        on_fault: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by
             more than 2 of 255 levels; with fallback the prediction is written in its place.
         uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
             (float, in units of the [0, 1] range). If the predictor has a size head, also write the error that it
@@ -65,7 +65,7 @@ class Options:
     predictor_tile: int | None = None
     format: Literal["png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp"] | None = None
     depth: Literal[8, 16] | None = None
-    guard: Literal["warn", "fallback"] = "warn"
+    on_fault: Literal["warn", "fallback"] = "warn"
     uncertainty: bool = False
     compare: bool = False
     overwrite: bool = False

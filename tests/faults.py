@@ -342,8 +342,8 @@ FAULTS = [
         ("an average of runs is the last of them", "torch.stack(values).mean(0)", "values[-1]"),
     ),
     *_of(
-        "models/guard.py",
-        "models/test_guard.py",
+        "models/faults.py",
+        "models/test_faults.py",
         ("a sample's sharpness is compared in other units", "torch.iinfo(blurry.dtype).max)", "1)"),
         ("colours may drift by 20 levels", "COLOUR_DRIFT = 2 / 255", "COLOUR_DRIFT = 20 / 255"),
     ),
@@ -667,8 +667,8 @@ FAULTS = [
         ),
         (
             "a checkpoint is compared with itself",
-            "compare=None, checkpoint=checkpoint,",
-            "compare=None, checkpoint=evaluation.compare[0],",
+            "checkpoints=None, checkpoint=checkpoint,",
+            "checkpoints=None, checkpoint=evaluation.checkpoints[0],",
         ),
     ),
     *_of(
@@ -683,7 +683,7 @@ FAULTS = [
         ("--seed is ignored", "            self.options.seed,\n", "            0,\n"),
         ("--tile is ignored", "            tile=self.options.tile,", "            tile=None,"),
         ("--predictor_tile is ignored", "predictor_tile=self.options.predictor_tile,", "predictor_tile=None,"),
-        ("--guard fallback only warns", 'options.guard == "fallback"', "False"),
+        ("--on_fault fallback only warns", 'options.on_fault == "fallback"', "False"),
         ("--precision is ignored", "device or options.device, options.precision,", 'device or options.device, "fp32",'),
         ("--batch_size is ignored", "self.options.batch_size or (1 if", "(1 if"),
         ("batches on a CPU", '(1 if self.pipeline.device.type == "cpu" else None)', "None"),

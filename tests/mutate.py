@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 import pytest
 
@@ -119,10 +120,14 @@ def page(tried: dict[Fault, str]) -> str:
     lines = [
         "# Faults that the tests must notice",
         "",
-        "`make mutate` puts small faults into a copy of the program, one at a time, and runs the tests that should",
-        f"notice them. Of {len(tried)} faults {counts['noticed']} were noticed, {counts['survived']} survived and",
-        f"{counts['timed out']} made the tests hang ({made}).",
-        f"They lie in {places}. At the first run, before the tests were made for it, 28 of 65 had survived.",
+        fill(
+            "`make mutate` puts small faults into a copy of the program, one at a time, and runs the tests that should "
+            f"notice them. Of {len(tried)} faults {counts['noticed']} were noticed, {counts['survived']} survived and "
+            f"{counts['timed out']} made the tests hang ({made}). They lie in {places}. At the first run, before the "
+            "tests were made for it, 28 of 65 had survived.",
+            120,
+            break_on_hyphens=False,
+        ),
         "",
         "| file | fault | tests | |",
         "|---|---|---|---|",

@@ -230,7 +230,7 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     index = json.loads((other / "model_index.json").read_text())
     (other / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.01}))
     given = arguments(place, tmp_path / "ab", checkpoint=None)
-    evaluate.cli([*flags(given), "--compare", str(place / "checkpoint"), str(other)])
+    evaluate.cli([*flags(given), "--checkpoints", str(place / "checkpoint"), str(other)])
     lines = list(csv.DictReader((tmp_path / "ab" / "comparison.csv").open()))
     change = {(line["setting"], line["metric"]): line for line in lines}
     assert float(change["predictor", "psnr"]["difference"]) == 0

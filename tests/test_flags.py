@@ -165,7 +165,7 @@ SAMPLE = {
     ),
     "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
     "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
-    "guard": (
+    "on_fault": (
         [*DRAWN, "--checkpoint", "drifting"],
         ["fallback"],
         lambda a, b: a.entry["faults"] and differ(a, b) and "prediction is" in b.said,
@@ -234,7 +234,7 @@ def of_row(run, label):
     return {image: score for (row, image), score in run.scores.items() if row == label}
 
 
-# Pictures take most of the time of a run, so several flags share one. None of what a flag is looked at by comes from
+# Images take most of the time of a run, so several flags share one. None of what a flag is looked at by comes from
 # another flag of its run.
 RUNS = {
     "plain": [],
@@ -287,7 +287,7 @@ EVALUATE = {
     "kernels": ("kernels", names_the_file),
 }
 EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
-    "compare": "test_two_checkpoints_are_compared_on_the_same_images_and_noise",
+    "checkpoints": "test_two_checkpoints_are_compared_on_the_same_images_and_noise",
     "save_presets": "test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset",
     "wandb_project": "test_the_log_of_weights_and_biases_holds_table_curve_and_panels",
 }

@@ -1,4 +1,4 @@
-"""Which package may import which."""
+"""Which package may import which, and how the project writes."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models"}
 MODELS_ORDER = [
     {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "guard", "flow", "quantisation"},
+    | {"recompute", "heads", "faults", "flow", "quantisation"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},
@@ -102,3 +102,17 @@ def test_what_the_program_imports_is_required():
                 installs = {canonical(each) for each in distributions.get(name, [name])}
                 declared = known if id(node) in at_import else optional
                 assert installs & declared, f"{path.relative_to(ROOT)} imports {name}, which no requirement file names"
+
+
+def test_photographs_are_called_images():
+    folders = (ROOT / folder for folder in (*PACKAGES, "benchmarks", "tests"))
+    for path in [*ROOT.glob("*.py"), *(p for folder in folders for p in folder.rglob("*.py"))]:
+        assert not re.search("pic[t]ure", path.read_text(), re.IGNORECASE), path.relative_to(ROOT)
+
+
+def test_prose_stays_within_120_columns():
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").rglob("*.yaml")]:
+        prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for line in prose.splitlines():
+            free = line.lstrip().startswith("|") or "://" in line  # tables and addresses
+            assert free or len(line) <= 120, f"{path.relative_to(ROOT)}: {line}"

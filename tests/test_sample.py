@@ -82,10 +82,10 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
     assert (images.read(tmp_path / "mean" / "a.png") - torch.stack(each).mean(0)).abs().max() < 1.01 / 255
 
 
-def test_one_bad_picture_is_named_and_the_rest_is_done(checkpoint, photos, tmp_path, capsys):
+def test_one_bad_image_is_named_and_the_rest_is_done(checkpoint, photos, tmp_path, capsys):
     whole = (photos / "a.png").read_bytes()
     (photos / "truncated.png").write_bytes(whole[: len(whole) // 2])
-    (photos / "text.png").write_text("not a picture")
+    (photos / "text.png").write_text("not an image")
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 2 and "text.png" in errors[0] and "truncated.png" in errors[1]
@@ -304,7 +304,7 @@ def test_ctrl_c_stops_between_whole_files(checkpoint, tmp_path):
     assert sample.main(command) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15
 
 
-def test_real_captured_pictures_go_through(checkpoint, tmp_path):
+def test_real_captured_images_go_through(checkpoint, tmp_path):
     assert run(ASSETS / "pairs" / "blur", "--checkpoint", checkpoint, "--output", tmp_path) == 0
     assert len(list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.jpg"))) == 4
 
@@ -409,7 +409,7 @@ def test_another_format_and_depth(checkpoint, photos, tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "dpmsolver++"])
-def test_a_batch_gives_what_single_pictures_give(checkpoint, tmp_path, sampler, monkeypatch):
+def test_a_batch_gives_what_single_images_give(checkpoint, tmp_path, sampler, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     for i in range(5):  # two sizes in turns, and a file that breaks off behind its header
         size = (150, 90) if i % 2 else (60, 70)
@@ -418,9 +418,9 @@ def test_a_batch_gives_what_single_pictures_give(checkpoint, tmp_path, sampler, 
     sizes = []
     call = DeblurPipeline.__call__
 
-    def counted(self, pictures, *arguments, **options):
-        sizes.append(len(pictures))
-        return call(self, pictures, *arguments, **options)
+    def counted(self, inputs, *arguments, **options):
+        sizes.append(len(inputs))
+        return call(self, inputs, *arguments, **options)
 
     monkeypatch.setattr(DeblurPipeline, "__call__", counted)
     for count in (1, 2, 4):
@@ -440,10 +440,10 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
     images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
     call = DeblurPipeline.__call__
 
-    def small(self, pictures, *arguments, **options):
-        if pictures.numel() > 3 * 20 * 20:
+    def small(self, inputs, *arguments, **options):
+        if inputs.numel() > 3 * 20 * 20:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return call(self, pictures, *arguments, **options)
+        return call(self, inputs, *arguments, **options)
 
     monkeypatch.setattr(DeblurPipeline, "__call__", small)
     assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
@@ -505,7 +505,7 @@ def test_torchrun_shares_the_list(checkpoint, photos, tmp_path):
     assert sample.main([*command, str(tmp_path / "two")]) == 0  # all is done
 
 
-def test_strength_zero_with_the_identity_returns_the_picture(photos, tmp_path):
+def test_strength_zero_with_the_identity_returns_the_image(photos, tmp_path):
     tiny_pipeline(IdentityPredictor()).save_pretrained(tmp_path / "identity")
     assert run(photos, "--checkpoint", tmp_path / "identity", "--output", tmp_path / "out", "--blend", "0") == 0
     for name in ("a.png", "c.webp"):
@@ -571,7 +571,7 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
         assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
 
 
-def test_the_guard_names_the_picture_and_falls_back(tmp_path, capsys):
+def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):
     blurry = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
     images.write(tmp_path / "noise.png", blurry)
     pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
@@ -583,6 +583,6 @@ def test_the_guard_names_the_picture_and_falls_back(tmp_path, capsys):
     run(*command, tmp_path / "warned")
     assert "noise.png: the sample's mean colour" in capsys.readouterr().err
     assert not torch.equal(images.read(tmp_path / "warned" / "noise.png"), images.read(tmp_path / "noise.png"))
-    run(*command, tmp_path / "back", "--guard", "fallback")
+    run(*command, tmp_path / "back", "--on_fault", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
-from jsonargparse import auto_cli
 from tqdm import tqdm
 
+from base.command_line import call
 from base.stop import run_command
 from data import images
 from data.layouts import DatasetError, find_pairs
@@ -68,4 +68,5 @@ def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.teach_pairs", lambda: auto_cli(main), "stopped; run again to resume"))
+    command = "tools.teach_pairs"
+    sys.exit(run_command(command, lambda: call(main, None, command, __doc__), "stopped; run again to resume"))

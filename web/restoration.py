@@ -11,7 +11,7 @@ from huggingface_hub import metadata_load
 
 from data.images import ImageError, header_size, read_file
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.guard import faults
+from models.faults import faults
 from models.hub import find_folder
 from models.index import name_of, pretrained
 from models.memory import allowed_memory, give_back, require_memory

@@ -30,7 +30,7 @@ def test_a_command_line_is_split(args, found):
         ([*REST, "--precision", "fp16"], "--precision is one of auto, fp32, bf16, not fp16: did you mean bf16?"),
         ([*REST, "--limit", "x"], "--limit is a whole number, not x"),
         ([*REST, "--overwrite", "off", "more"], "more belongs to no flag (--help lists the flags)"),
-        ([*REST, "--compare", "A"], "--compare needs two values: --compare A B"),
+        ([*REST, "--checkpoints", "A"], "--checkpoints needs two values: --checkpoints A B"),
         ([*REST, "--device", "gpu"], "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?"),
         (REST[:2], "--output is missing: python evaluate.py --data PAIRS --output scores (see --help)"),
         ([*REST, "--screen"], "--screen needs a --grid"),  # so a bare flag is true
@@ -45,7 +45,7 @@ def test_a_wrong_command_line_of_evaluate_py(args, sentence):
 def test_evaluate_py_explains_its_flags(capsys):
     evaluate.cli(["--data", "--help"])
     said = capsys.readouterr().out
-    assert "\n  --compare TEXT TEXT\n" in said and "\n  --split TEXT = test\n" in said and "typing" not in said
+    assert "\n  --checkpoints TEXT TEXT\n" in said and "\n  --split TEXT = test\n" in said and "typing" not in said
 
 
 def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
@@ -54,7 +54,7 @@ def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
 
 
 def test_values_are_those_of_the_fields():
-    found = values((evaluate.Evaluation,), {"data": "a", "output": "b", "compare": '["A", "B"]', "screen": "no"})
-    assert (found["compare"], found["screen"], found["seed"]) == (("A", "B"), False, 0)
+    found = values((evaluate.Evaluation,), {"data": "a", "output": "b", "checkpoints": '["A", "B"]', "screen": "no"})
+    assert (found["checkpoints"], found["screen"], found["seed"]) == (("A", "B"), False, 0)
     with pytest.raises(UsageError, match="--screen is true or false, not 2"):
         values((evaluate.Evaluation,), {"data": "a", "output": "b", "screen": "2"})

@@ -19,20 +19,20 @@ PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.fixture
-def picture():
+def image():
     return torch.randint(0, 256, (3, 13, 17), generator=torch.Generator().manual_seed(0)) / 255
 
 
-def pil(picture):
-    return Image.fromarray((picture * 255).round().byte().permute(1, 2, 0).numpy())
+def pil(image):
+    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif", ".tiff", ".bmp", ".PNG"])
-def test_lossless_formats_come_back_to_the_bit(tmp_path, picture, suffix):
-    images.write(tmp_path / f"a{suffix}", picture)
+def test_lossless_formats_come_back_to_the_bit(tmp_path, image, suffix):
+    images.write(tmp_path / f"a{suffix}", image)
     back = images.read(tmp_path / f"a{suffix}")
     assert back.dtype == torch.float32 and back.is_contiguous()
-    assert torch.equal(back, picture)
+    assert torch.equal(back, image)
 
 
 def test_jpeg_comes_back_nearly(tmp_path):
@@ -47,8 +47,8 @@ def test_write_clips_and_rounds(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "1"])
-def test_grey_becomes_three_equal_channels(tmp_path, picture, mode):
-    grey = pil(picture).convert(mode)
+def test_grey_becomes_three_equal_channels(tmp_path, image, mode):
+    grey = pil(image).convert(mode)
     grey.save(tmp_path / "a.png")
     expected = torch.from_numpy(np.array(grey.convert("L"))) / 255
     assert torch.equal(images.read(tmp_path / "a.png"), expected.expand(3, -1, -1))
@@ -62,11 +62,11 @@ def test_16_bit_grey_keeps_its_depth(tmp_path, suffix):
     assert torch.equal(back, torch.from_numpy(values.astype(np.float32) / 65535).expand(3, 2, 3))
 
 
-def test_alpha_is_dropped(tmp_path, picture):
-    image = pil(picture)
-    image.putalpha(Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)))
-    image.save(tmp_path / "a.png")
-    assert torch.equal(images.read(tmp_path / "a.png"), picture)
+def test_alpha_is_dropped(tmp_path, image):
+    transparent = pil(image)
+    transparent.putalpha(Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)))
+    transparent.save(tmp_path / "a.png")
+    assert torch.equal(images.read(tmp_path / "a.png"), image)
 
 
 def test_palette_and_cmyk_become_rgb(tmp_path):
@@ -77,22 +77,22 @@ def test_palette_and_cmyk_become_rgb(tmp_path):
         assert torch.equal(images.read(tmp_path / name), torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 4, 5))
 
 
-def test_orientation_is_applied(tmp_path, picture):
+def test_orientation_is_applied(tmp_path, image):
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held on its side: turn by a quarter clockwise
-    pil(picture).save(tmp_path / "a.png", exif=exif)
-    assert torch.equal(images.read(tmp_path / "a.png"), picture.rot90(-1, (1, 2)))
+    pil(image).save(tmp_path / "a.png", exif=exif)
+    assert torch.equal(images.read(tmp_path / "a.png"), image.rot90(-1, (1, 2)))
 
 
-def damaged_files(folder: Path, picture) -> list[Path]:
+def damaged_files(folder: Path, image) -> list[Path]:
     files = []
     for suffix in (".png", ".jpg", ".webp", ".tif", ".bmp"):
         whole = folder / f"whole{suffix}"
-        images.write(whole, picture.repeat(1, 8, 8))
+        images.write(whole, image.repeat(1, 8, 8))
         files.append(folder / f"truncated{suffix}")
         files[-1].write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
     files += [folder / "text.png", folder / "empty.png", folder / "missing.png", folder / "folder.png"]
-    files[-4].write_text("This is no picture.")
+    files[-4].write_text("This is no image.")
     files[-3].touch()
     files[-1].mkdir()
     Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(folder / "float.tif")
@@ -100,36 +100,36 @@ def damaged_files(folder: Path, picture) -> list[Path]:
     return [*files, folder / "float.tif", folder / "deep.tif"]
 
 
-def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, picture):
-    for file in damaged_files(tmp_path, picture):
+def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, image):
+    for file in damaged_files(tmp_path, image):
         with pytest.raises(images.ImageError) as caught:
             images.read(file)
         sentence = str(caught.value)
         assert str(file) in sentence and sentence.endswith(".") and "\n" not in sentence, sentence
 
 
-def test_unwritable_places(tmp_path, picture):
+def test_unwritable_places(tmp_path, image):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        images.write(tmp_path / "file" / "a.png", picture)
+        images.write(tmp_path / "file" / "a.png", image)
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(OSError, match="taken"):
-        images.write(tmp_path / "taken.png", picture)
+        images.write(tmp_path / "taken.png", image)
     with pytest.raises(images.ImageError, match=r"a\.xyz"):
-        images.write(tmp_path / "a.xyz", picture)
+        images.write(tmp_path / "a.xyz", image)
     assert {file.name for file in tmp_path.iterdir()} == {"file", "taken.png"}  # nothing half-written stays
 
 
-def test_find(tmp_path, picture):
+def test_find(tmp_path, image):
     for name in ("b.png", "a.JPG", "sub/c.webp", ".hidden.png", ".cache/d.png"):
-        images.write(tmp_path / name, picture)
+        images.write(tmp_path / name, image)
     (tmp_path / "notes.txt").touch()
     assert search.find(tmp_path) == [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "sub" / "c.webp"]
     assert search.find(tmp_path / "b.png") == [tmp_path / "b.png"]
     assert search.find(f"{tmp_path}/**/*.[jw]*") == [tmp_path / "sub" / "c.webp"]
     assert search.find(tmp_path / "*" / "*.webp") == [tmp_path / "sub" / "c.webp"]
     assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == search.tree(tmp_path / "b.png") == tmp_path
-    images.write(tmp_path / "[1].png", picture)
+    images.write(tmp_path / "[1].png", image)
     assert search.find(tmp_path / "[1].png") == [tmp_path / "[1].png"] and search.tree(tmp_path / "[1].png") == tmp_path
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "missing", "x*.bmp"):
@@ -141,7 +141,7 @@ LOSSLESS = (".png", ".webp", ".tif", ".bmp")
 
 
 @st.composite
-def pictures(draw):
+def image_files(draw):
     """An input file's pixels (H, W, channels) with their suffix, and the orientation and profile to save them with."""
     suffix = draw(st.sampled_from(LOSSLESS))
     dtype = draw(st.sampled_from([np.uint8, np.uint16] if suffix in images.DEEP else [np.uint8]))
@@ -183,9 +183,9 @@ def upright(array, orientation):
 
 
 @settings(max_examples=20, deadline=None)
-@given(pictures())
+@given(image_files())
 @example((".png", np.array([[[33375, 55746]]], np.uint16), 1))
-def test_a_picture_written_untouched_comes_back_untouched(case):
+def test_an_image_written_untouched_comes_back_untouched(case):
     suffix, array, orientation = case
     plain = suffix == ".bmp" or (
         array.dtype == np.uint16 and suffix == ".png" and array.shape[2] > 1
@@ -198,12 +198,12 @@ def test_a_picture_written_untouched_comes_back_untouched(case):
         size = Image.open(Path(folder, f"out{suffix}")).size if array.dtype == np.uint8 else again.pixels.shape[:0:-1]
     expected = array if plain else upright(array, orientation)
     colours = expected[..., :1].repeat(3, 2) if array.shape[2] < 3 else expected[..., :3]
-    for picture in (first, again):
+    for image in (first, again):
         # WebP has no grey; what it stores for one is three equal channels.
-        assert np.array_equal(picture.pixels.permute(1, 2, 0).numpy(), colours)
-        assert picture.pixels.numpy().dtype == array.dtype
+        assert np.array_equal(image.pixels.permute(1, 2, 0).numpy(), colours)
+        assert image.pixels.numpy().dtype == array.dtype
         if array.shape[2] in (2, 4) and not (suffix == ".webp" and (array[..., -1] == 255).all()):
-            assert np.array_equal(picture.alpha[0].numpy(), expected[..., -1])
+            assert np.array_equal(image.alpha[0].numpy(), expected[..., -1])
     assert size == (expected.shape[1], expected.shape[0])
     assert plain or (first.icc == again.icc == PROFILE)
     exif = Image.Exif()
@@ -230,10 +230,10 @@ def test_16_bit_png_keeps_exif_and_profile(tmp_path):
     assert Image.open(tmp_path / "a.png").info["icc_profile"] == PROFILE  # other programs find it
 
 
-def test_jpeg_keeps_exif_profile_and_grey(tmp_path, picture):
+def test_jpeg_keeps_exif_profile_and_grey(tmp_path, image):
     exif = Image.Exif()
     exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 8
-    pil(picture).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
+    pil(image).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
     first = images.read_file(tmp_path / "a.jpg")
     images.write(tmp_path / "b.jpg", first.values, first)
     with Image.open(tmp_path / "b.jpg") as written:
@@ -247,19 +247,19 @@ def test_transparent_palettes_keep_their_alpha(tmp_path):
     palette.putpalette([0, 0, 0, 200, 100, 50])
     palette.putpixel((2, 1), 0)
     palette.save(tmp_path / "a.png", transparency=0)
-    picture = images.read_file(tmp_path / "a.png")
-    assert picture.pixels[:, 0, 0].tolist() == [200, 100, 50]
-    assert picture.alpha[0, 1, 2] == 0 and picture.alpha.sum() == 11 * 255
+    image = images.read_file(tmp_path / "a.png")
+    assert image.pixels[:, 0, 0].tolist() == [200, 100, 50]
+    assert image.alpha[0, 1, 2] == 0 and image.alpha.sum() == 11 * 255
 
 
-def test_the_first_of_several_frames_is_read_and_counted(tmp_path, picture):
-    frames = [pil(picture), pil(1 - picture), pil(picture)]
+def test_the_first_of_several_frames_is_read_and_counted(tmp_path, image):
+    frames = [pil(image), pil(1 - image), pil(image)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     frames[0].save(tmp_path / "a.tif", save_all=True, append_images=frames[1:])
     tifffile.imwrite(tmp_path / "deep.tif", np.zeros((2, 5, 6, 3), np.uint16), photometric="rgb")
     for name, count in (("a.webp", 3), ("a.tif", 3), ("deep.tif", 2)):
         assert images.read_file(tmp_path / name).frames == count
-    assert torch.equal(images.read(tmp_path / "a.tif"), picture)
+    assert torch.equal(images.read(tmp_path / "a.tif"), image)
 
 
 def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
@@ -288,17 +288,17 @@ def test_heif_in_and_out(tmp_path):
     pytest.importorskip("pillow_heif")
     y, x = np.mgrid[:41, :60] * 4
     exif = Image.Exif()
-    # In HEIF the decoder turns the picture, by a box of the file, and the tag is only a copy.
+    # In HEIF the decoder turns the image, by a box of the file, and the tag is only a copy.
     exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 6
     alpha = np.where(x > 100, 255, 0)
     array = np.stack([x, y, 255 - x, alpha], axis=-1).astype(np.uint8)
     Image.fromarray(array).save(tmp_path / "phone.heic", quality=100, chroma="444", exif=exif, icc_profile=PROFILE)
-    picture = images.read_file(tmp_path / "phone.heic")
-    assert picture.pixels.shape == (3, 41, 60) and images.header_size(tmp_path / "phone.heic") == (60, 41)
-    images.write(tmp_path / "again.heic", picture.values, picture)
+    image = images.read_file(tmp_path / "phone.heic")
+    assert image.pixels.shape == (3, 41, 60) and images.header_size(tmp_path / "phone.heic") == (60, 41)
+    images.write(tmp_path / "again.heic", image.values, image)
     again = images.read_file(tmp_path / "again.heic")
-    assert (again.values - picture.values).abs().max() < 12 / 255 and torch.equal(again.alpha, picture.alpha)
-    assert again.icc == picture.icc == PROFILE
+    assert (again.values - image.values).abs().max() < 12 / 255 and torch.equal(again.alpha, image.alpha)
+    assert again.icc == image.icc == PROFILE
     kept = Image.Exif()
     kept.load(again.exif)
     assert kept[ExifTags.Base.Make] == "Camera" and kept.get(ExifTags.Base.Orientation, 1) == 1

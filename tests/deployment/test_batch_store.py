@@ -41,6 +41,15 @@ def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
     assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
 
 
+def test_a_manifest_with_the_former_name_of_a_flag_is_read(place):
+    kept(place, row("a", "a") | {"on_fault": "warn"})
+    table = pq.read_table(f"{place.base}/manifest.parquet")
+    names = ["guard" if name == "on_fault" else name for name in table.column_names]
+    pq.write_table(table.rename_columns(names), f"{place.base}/manifest.parquet")
+    assert Manifest(place).done({"a": (5, 7)}, FACTS | {"on_fault": "warn"}) == {"a"}
+    assert Manifest(place).done({"a": (5, 7)}, FACTS | {"on_fault": "fallback"}) == set()
+
+
 def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
     kept(place, row("a", "a_0.png", "a_1.png"), row("b", "../b"))
     assert (place.base.rpartition("/")[0], "b")[1] in os.listdir(os.path.dirname(place.base))

@@ -58,7 +58,7 @@ def test_truncated_and_foreign_files(path):
     assert "damaged" in said(path, whole[: len(whole) // 2])
     assert "damaged" in said(path, b"")
     assert "damaged" in said(path, b"\x89PNG\r\n\x1a\n" + bytes(100))
-    assert "damaged or no predictor" in said(path, model(conv("picture"), inputs=("picture",)))
+    assert "damaged or no predictor" in said(path, model(conv("photo"), inputs=("photo",)))
     assert "takes no tiles of 16 pixels" in said(path, model(conv(), side=32))
     beyond = helper.make_node("Gather", ["list", "index"], ["none"])
     tensors = [WEIGHT, constant("list", [1, 2]), constant("index", [9])]

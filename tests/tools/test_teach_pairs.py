@@ -57,5 +57,5 @@ def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
 
 
 def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
-    done = processes.run("tools.teach_pairs", [world / "pairs", world / "pairs"])
+    done = processes.run("tools.teach_pairs", [world / "pairs", "--output", world / "pairs"])
     assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")

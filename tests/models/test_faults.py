@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.guard import faults
+from models.faults import faults
 
 
 @pytest.fixture
