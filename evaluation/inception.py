@@ -29,15 +29,12 @@ KID_RECIPE = (
 class InceptionPatches:
     """The 2048 pooled features of Inception v3 (2015-12-05, the weights of the FID paper) of each patch.
 
+    `reason` and `recipe` (with the sha256 of the weights as one safetensors file) are those of
+    `evaluation.metrics.Metric`.
+
     Args:
         backbone: the weights of torch-fidelity's release (weights-inception-2015-12-05-6726825d.pth), or the same
-            tensors as safetensors. None: from torch's cache or a download; if both fail the metrics are missing and
-            `reason` says why.
-
-    Attributes:
-        reason: None, or why there are no features.
-        recipe: how the features are computed, with the sha256 of the weights (as one safetensors file); None if they
-            are missing.
+            tensors as safetensors. None: from torch's cache or a download; if both fail the metrics are missing.
 
     Raises:
         MetricError: `backbone` does not hold these weights.

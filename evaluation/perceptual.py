@@ -50,17 +50,15 @@ class _NothingDrawn(TorchFunctionMode):
 class Lpips:
     """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
 
+    `reason`, `recipe` (with the sha256 of the feature layers as one safetensors file) and calls are those of
+    `evaluation.metrics.Metric`.
+
     Args:
         backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same names.
             None: those in pretrained/metrics, or torchvision's weights from its cache or a download if the network is
-            not there. If that fails, too, the metric is missing and `reason` says why.
+            not there. If that fails, too, the metric is missing.
         net: AlexNet, SqueezeNet or VGG16, which give different numbers.
         flag: the program's flag for such a file, which `reason` mentions.
-
-    Attributes:
-        reason: None, or why the metric is missing.
-        recipe: how the number is computed, with the sha256 of the feature layers (as one safetensors file); None if
-            the metric is missing.
 
     Raises:
         MetricError: `backbone` does not hold the network's feature layers; the message names the first key that
@@ -96,23 +94,7 @@ class Lpips:
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each image to its ground truth.
-
-        Runs on the device of the images.
-
-        Args:
-            restored: (N, 3, H, W), about [0, 1].
-            sharp: the ground truth, (N, 3, H, W) in [0, 1].
-
-        Returns:
-            (N,), 0 for equal images, lower is better.
-
-        Raises:
-            MetricError: the shapes differ, a value is not finite, a side is too short for the network, or the metric
-                is missing (the text is `reason`).
-        """
-        if self.reason is not None:
-            raise MetricError(self.reason)
+        """Distance of each image to its ground truth; 0 for equal images, lower is better."""
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, self._backbone.least_side, "LPIPS")
         with full_precision():

@@ -238,7 +238,7 @@ def _score(
     for column, metric in metrics.items():
         if metric.is_set:
             continue
-        extra = {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)} if metric.extra else {}
+        extra = {} if metric.reference else {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)}
         try:
             if row == SHARP and metric.reference:
                 raise MetricError("it is the ground truth itself")
