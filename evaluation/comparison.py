@@ -38,13 +38,7 @@ class Change:
 def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tuple[list[Change], list[Path]]:
     """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
 
-    Args:
-        folders: of evaluation A and of evaluation B, inside `output`.
-        output: an existing folder.
-        seed: of the bootstrap.
-
-    Returns:
-        The changes, in the order of the rows, and the files that were written.
+    The folders of A and of B lie in `output`. Returns the changes, in the order of the rows, and the files.
 
     Raises:
         ValueError: the two evaluations used different recipes for a metric.

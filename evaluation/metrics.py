@@ -106,14 +106,7 @@ def make_metrics(
 ) -> dict[str, Metric | SetMetric]:
     """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
 
-    Args:
-        names: names from METRICS.
-        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: those in
-            pretrained/metrics.
-        vgg_backbone: VGG16's feature layers in the same formats, for lpips_vgg; None: torchvision's cache or download.
-        inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
-            cache or download.
-        kernels: .npz file with the blur kernel of each image, for consistency.
+    The files are those of `Lpips`, `InceptionPatches` and `Consistency`.
 
     Raises:
         ValueError: a name is unknown.
