@@ -14,7 +14,7 @@ from PIL import Image
 
 from base.files import replacing
 from evaluation.panels import panel_of_files
-from evaluation.plots import plot_curve
+from evaluation.plots import curve
 
 _QUALITY = 90  # of the page's JPEG images
 
@@ -31,7 +31,8 @@ def write_report(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     document = read_results(folder)
     paths = [folder / "pareto.png"]
-    plot_curve(document, paths[0])
+    with replacing(paths[0]) as part:
+        curve(document).savefig(part)
     for number, setting in enumerate(dict.fromkeys(entry["setting"] for entry in document["examples"])):
         own = [entry for entry in document["examples"] if entry["setting"] == setting]
         (folder / "panels").mkdir(exist_ok=True)
