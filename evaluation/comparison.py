@@ -76,12 +76,9 @@ def format_changes(changes: Sequence[Change]) -> str:
     for change in changes:
         if change.setting not in (BLURRY, SHARP, *(label for labels in LABELS.values() for label in labels)):
             rows.setdefault(change.setting, {})[change.metric] = change
-    shown = {name: look for name, look in SHOWN.items() if any(name in row for row in rows.values())}
-    table = [["B - A", "images", *(title for title, _ in shown.values())]]
-    for setting, row in rows.items():
-        cells = [row[name].text(digits) if name in row else "-" for name, (_, digits) in shown.items()]
-        table.append([setting, str(max(change.images for change in row.values())), *cells])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-    )
+    table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
+    table["images"] = [max(change.images for change in row.values()) for row in rows.values()]
+    for name, (title, digits) in SHOWN.items():
+        if any(name in row for row in rows.values()):
+            table[title] = [row[name].text(digits) if name in row else "-" for row in rows.values()]
+    return table.to_string()

@@ -98,29 +98,24 @@ def format_table(rows: Sequence[Row]) -> str:
     """The rows as text, best perception first; a star marks those on the Pareto front."""
     metric, front = perception_metric(rows), pareto_front(rows)
     sign = -1 if metric == "ssim" else 1
-    shown = [name for name in _TABLE if any(row.mean(name) is not None for row in rows)]
-    judged = any(row.verdict for row in rows)
-    width = max(len(row.label) for row in rows)
-    lines = [f"  {'setting':{width}}  " + "  ".join(f"{_TABLE[name][0]:>8} {'± 95 %':>8}" for name in shown)]
-    lines[0] += f"  {'s/image':>8}" + ("  perceptual" if judged else "")
-    for row in sorted(rows, key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0))):
-        if all(row.mean(name) is None for name in shown):
-            continue
-        cells = []
-        for name in shown:
-            estimate, digits = row.estimates.get(name, NOTHING), _TABLE[name][1]
-            value = "-" if estimate.mean is None else format(estimate.mean, digits)
-            half = "-" if estimate.low is None else format((estimate.high - estimate.low) / 2, digits)
-            cells.append(f"{value:>8} {half:>8}")
-        note = f"  {(row.verdict and row.verdict.perceptual) or '-':10}" if judged else ""
-        note += f"  ({row.images} images)" if row.screened_out else ""
-        star = "*" if row in front else " "
-        lines.append(f"{star} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}{note}".rstrip())
-    if judged:
-        lines.append("perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR")
-    images = max(row.images for row in rows)
-    lines.append(f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} images")
-    return "\n".join(lines)
+    legend = f"* on the Pareto front of PSNR and {metric.upper()}; means of {max(row.images for row in rows)} images"
+    shown = {name: look for name, look in _TABLE.items() if any(row.mean(name) is not None for row in rows)}
+    rows = [row for row in rows if any(row.mean(name) is not None for name in shown)]
+    rows.sort(key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0)))
+    index = [f"{'*' if row in front else ' '} {row.label}" for row in rows]
+    table = pd.DataFrame(index=index, columns=pd.Index([], name="  setting"))
+    for name, (title, digits) in shown.items():
+        own = [row.estimates.get(name, NOTHING) for row in rows]
+        table[title] = ["-" if one.mean is None else format(one.mean, digits) for one in own]
+        halves = ["-" if one.low is None else format((one.high - one.low) / 2, digits) for one in own]
+        table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
+    table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
+    if any(row.verdict for row in rows):
+        table["perceptual"] = [(row.verdict and row.verdict.perceptual) or "-" for row in rows]
+        legend = f"perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR\n{legend}"
+    if any(row.screened_out for row in rows):
+        table[""] = [f"({row.images} images)" if row.screened_out else "" for row in rows]
+    return f"{table.to_string()}\n{legend}"
 
 
 def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, Any]:
