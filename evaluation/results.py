@@ -16,8 +16,17 @@ from base.files import replacing
 from base.revision import commit, versions
 from evaluation import controls, statistics
 from evaluation.metrics import Metric, SetMetric
-from evaluation.scoring import SECONDS_RECIPE, Plan
-from evaluation.summary import NOTHING, Row, pareto_front, perception_metric
+from evaluation.scoring import SECONDS_RECIPE, Plan, steps_of
+from evaluation.screening import first_and_rest
+from evaluation.summary import (
+    NOTHING,
+    Row,
+    choose_presets,
+    image_table,
+    pareto_front,
+    perception_metric,
+    summarise,
+)
 
 _TABLE = {"psnr": ("PSNR", ".2f"), "ssim": ("SSIM", ".4f"), "lpips": ("LPIPS", ".4f")}
 
@@ -38,6 +47,18 @@ class Results:
     presets: dict[str, Row]
     steps: int
     steps_in_full: int
+
+
+def results_of(plan: Plan, screened_out: Mapping[str, str]) -> Results:
+    """Compute means with intervals, the front and the presets from a complete journal."""
+    first, rest = first_and_rest(plan.images) if screened_out else (plan.images, [])
+    table = image_table(plan, {label: [image.name for image in rest] for label in screened_out})
+    rows = summarise(plan, table, screened_out)
+    kept = plan.kept(screened_out)
+    each = sum(map(steps_of, plan.groups))
+    of_kept = sum(steps_of([setting for setting in group if setting in kept]) for group in plan.groups)
+    steps = len(first) * each + len(rest) * of_kept
+    return Results(table, rows, choose_presets(rows), steps, len(plan.images) * each)
 
 
 def provenance() -> dict[str, Any]:
