@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from base.files import replacing
-from evaluation.controls import LABELS
 from evaluation.report import read_results, write_joint_report
-from evaluation.scoring import BLURRY, SHARP
+from evaluation.scoring import BLURRY, CONTROLS, SHARP
 from evaluation.statistics import estimates
 
 SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # printed metrics and their digits
@@ -74,7 +73,7 @@ def format_changes(changes: Sequence[Change]) -> str:
     """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
     rows = {}
     for change in changes:
-        if change.setting not in (BLURRY, SHARP, *(label for labels in LABELS.values() for label in labels)):
+        if change.setting not in (BLURRY, SHARP, *CONTROLS):
             rows.setdefault(change.setting, {})[change.metric] = change
     table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
     table["images"] = [max(change.images for change in row.values()) for row in rows.values()]

@@ -5,14 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from base.files import replacing
 from base.progress import counted
-from evaluation.panels import panel
+from evaluation.panels import panel, picture
 from evaluation.results import Results, json_number
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import best_sample, pareto_front, perception_metric
@@ -105,6 +103,5 @@ def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
 def _write(path: Path, image: Tensor) -> None:
     """Write (3, H, W), about [0, 1], as an 8-bit PNG."""
     path.parent.mkdir(exist_ok=True)
-    pixels = image.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     with replacing(path) as part:
-        Image.fromarray(pixels).save(part)
+        picture(image).save(part)

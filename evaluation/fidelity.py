@@ -1,7 +1,8 @@
 """The input of every metric, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
 
 All of them score the image as a file would hold it: RGB, clipped to [0, 1], rounded to 8 bits, the whole image. They
-are called as `evaluation.metrics.Metric`, which states shapes, ranges and errors.
+are called as `evaluation.metrics.Metric`, which states shapes, ranges and errors. PSNR and SSIM are own code because
+scikit-image's, with which they agree, score one NumPy array at a time and so would copy every image to the host.
 """
 
 from collections.abc import Callable, Sequence

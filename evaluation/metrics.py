@@ -1,4 +1,9 @@
-"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing."""
+"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing.
+
+A grid scores many settings of many images. So a metric takes a batch on the device where it was restored, returns a
+value per image, as intervals and paired differences need, and copies only numbers to the host (FID and KID: features;
+the aligned scores: images, for OpenCV).
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

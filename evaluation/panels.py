@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, from_numpy
 
 from base.files import replacing
-from evaluation.metrics import psnr
+from evaluation.fidelity import psnr, whole_numbers
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns
@@ -52,8 +52,7 @@ def panel(
                 caption = "8-bit levels"
                 _draw_heat(drawn, image, (left, top), height)
             else:
-                pixels = image.clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
-                drawn.paste(_resized(Image.fromarray(pixels), height), (left, top))
+                drawn.paste(_resized(picture(image), height), (left, top))
                 if "sharp" in columns and label != "sharp":
                     caption = f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB"
             draw.text((centre, top + height + CAPTION // 2), caption, "black", _font(20), "mm")
@@ -68,6 +67,11 @@ def panel(
         top += height + CAPTION
     with replacing(Path(path)) as part:
         drawn.save(part)
+
+
+def picture(image: Tensor) -> Image.Image:
+    """(3, H, W), about [0, 1], in 8 bits."""
+    return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
 
 
 def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> None:

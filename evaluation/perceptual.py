@@ -1,5 +1,7 @@
 """LPIPS, the distance between features of a network trained on ImageNet, as a metric and as a loss.
 
+The network is the `lpips` package's. The code around it is own: it rounds images as a file would, keeps float32, loads
+weights without unpickling or a download, and puts their hash into the recipe.
 AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or a
 download. Any of them can be given as a file. Without weights the metric is missing.
 """
