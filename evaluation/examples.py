@@ -51,8 +51,7 @@ def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, 
 def write_panel(plan: Plan, results: Results, path: Path) -> bool:
     """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
 
-    Returns:
-        False if there is no setting to show.
+    Returns False if there is no setting to show.
     """
     best = best_sample(results.rows)
     if best is None:

@@ -146,15 +146,11 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
     line |= {"images": row.images, "screened_out": row.screened_out, "front": front, "preset": preset}
     for name in plan.metrics:
         estimate, difference = (found.get(name, NOTHING) for found in (row.estimates, row.differences))
-        line |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        line |= {f"{name}_n": estimate.n, f"{name}_difference": difference.mean}
-        line |= {f"{name}_difference_low": difference.low, f"{name}_difference_high": difference.high}
+        line |= _interval(name, estimate) | {f"{name}_n": estimate.n} | _interval(f"{name}_difference", difference)
     verdict = row.verdict or controls.Verdict(None, {})
     line |= {"perceptual": verdict.perceptual}
     for control in controls.LABELS:
-        difference = verdict.differences.get(control, NOTHING)
-        line |= {f"lpips_over_{control}": difference.mean}
-        line |= {f"lpips_over_{control}_low": difference.low, f"lpips_over_{control}_high": difference.high}
+        line |= _interval(f"lpips_over_{control}", verdict.differences.get(control, NOTHING))
     line |= {"seconds": row.seconds}
     return {name: _cell(value) for name, value in line.items()}
 
@@ -162,13 +158,14 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
 def _entry(row: Row, name: str, metric: Metric | SetMetric) -> dict[str, Any]:
     """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
-    return {
-        **{part: json_number(getattr(estimate, part)) for part in ("mean", "low", "high", "n")},
-        "difference": json_number(difference.mean),
-        "difference_low": json_number(difference.low),
-        "difference_high": json_number(difference.high),
-        "missing": row.missing.get(name, metric.reason if estimate.mean is None else None),
-    }
+    numbers = dataclasses.asdict(estimate) | _interval("difference", difference)
+    missing = row.missing.get(name, metric.reason if estimate.mean is None else None)
+    return {part: json_number(value) for part, value in numbers.items()} | {"missing": missing}
+
+
+def _interval(name: str, estimate: statistics.Estimate) -> dict[str, float | None]:
+    """The mean and the ends of its interval, under a name and with its suffixes."""
+    return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _cell(value: Any) -> Any:

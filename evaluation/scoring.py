@@ -126,12 +126,8 @@ def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any
 
     Images of one size are restored in batches. The batches do not depend on what was done before or on the number of
     processes, so neither affects a score. The predictor runs once per batch, and settings that share their samples run
-    once. If a setting returns several samples of an image, their mean score is used.
-
-    Args:
-        plan: the evaluation.
-        images, settings: the part of the plan to score now.
-        text: shown beside the progress bar.
+    once. If a setting returns several samples of an image, their mean score is used. `images` and `settings` are the
+    part of the plan to score now, and `text` is shown beside the progress bar.
     """
     work = _work(plan, images, settings)
     steps = sum(len(batch) * steps_of(group) for batch, _, groups in work for group in groups)
