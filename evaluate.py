@@ -11,7 +11,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_type_hints
 
@@ -25,10 +25,10 @@ from models.options import require_known as require_device
 from models.settings import SamplingSettings, sharing_samples
 
 if TYPE_CHECKING:  # these take seconds to import, and errors in the command line are reported first
+    import torch
     from lightning.fabric import Fabric
 
     from data.scored_pairs import ScoredPairs
-    from evaluation.results import Results
     from evaluation.scoring import Plan
     from models.pipeline import DeblurPipeline
 
@@ -183,7 +183,7 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
     try:
         screened_out = run(evaluation, plan)
         if processes.is_global_zero:
-            publish(evaluation, plan, summarise(plan, screened_out))
+            publish(evaluation, plan, screened_out)
     except Stopped as stopped:
         from evaluation.scoring import count_scores
 
@@ -198,63 +198,39 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
     from data.pairs import read_pair
     from data.scored_pairs import read_baselines
-    from evaluation.controls import RECIPES
     from evaluation.journal import open_journal
     from evaluation.metrics import make_metrics
     from evaluation.results import provenance
-    from evaluation.scoring import ImagePair, Plan, batch_size_for
-    from models.checkpoints import checkpoint_hash, load_pipeline
-    from models.devices import choose_device, resolve_precision
+    from evaluation.scoring import ImagePair, Plan, depends_on
+    from models.checkpoints import checkpoint_hash
 
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
-    one_of_several = processes.world_size > 1 and choose_device(evaluation.device).type == "cuda"
-    on = f"cuda:{processes.local_rank}" if one_of_several else evaluation.device
-    device = choose_device(on)
+    pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
     files = (evaluation.lpips_backbone, evaluation.vgg_backbone, evaluation.inception_backbone, evaluation.kernels)
     metrics = make_metrics(evaluation.metric_names, *files)
-    for reason in (metric.reason for metric in metrics.values() if metric.reason is not None):
-        if processes.is_global_zero:
-            print(reason)
-    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider) if checkpoint else None
-    device = pipeline.device if pipeline else device
-    precision = pipeline.precision if pipeline else resolve_precision(evaluation.precision, device)
-    place = pipeline.place if pipeline else str(device)
-    settings = evaluation.settings or _presets(pipeline, checkpoint)
-    for setting in settings:
-        setting.check(pipeline.flow)
-    checkpoint_sha256 = checkpoint_hash(checkpoint) if checkpoint else None
-    depends_on = {
-        "checkpoint": checkpoint_sha256,
-        "seed": evaluation.seed,
-        "precision": precision,
-        "device": place.partition(":")[0],
-        "batch_size": evaluation.batch_size or "auto",
-        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
-        "image": pairs.hashes,
-        "outputs": baseline_hashes,
-    }
-    facts = provenance() | {  # what else the numbers depend on, for results.json
+    for metric in metrics.values():
+        if metric.reason is not None and processes.is_global_zero:
+            print(metric.reason)
+    settings = _settings(evaluation, pipeline, checkpoint)
+    facts = provenance() | {  # what the numbers depend on, for results.json
         "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
-        "grid": evaluation.grid,
-        "seed": evaluation.seed,
-        "screen": evaluation.screen,
-        "checkpoint": {"name": checkpoint, "sha256": checkpoint_sha256} if checkpoint else None,
+        **{name: getattr(evaluation, name) for name in ("grid", "seed", "screen")},
+        "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)} if checkpoint else None,
         "device": place,
         "precision": precision,
     }
+    own = depends_on(facts, metrics, evaluation.batch_size, pairs.hashes, baseline_hashes)
+    sized = zip(pairs.listing.pairs, pairs.sizes, strict=True)
     return Plan(
-        images=[
-            ImagePair(pair.name, size, lambda pair=pair: read_pair(pair))
-            for pair, size in zip(pairs.listing.pairs, pairs.sizes, strict=True)
-        ],
+        images=[ImagePair(pair.name, size, partial(read_pair, pair)) for pair, size in sized],
         groups=sharing_samples(settings),
         settings=settings,
         pipeline=pipeline,
         metrics=metrics,
-        journal=open_journal(Path(evaluation.output) / "journal", depends_on, processes, evaluation.overwrite),
+        journal=open_journal(Path(evaluation.output) / "journal", own, processes, evaluation.overwrite),
         seed=evaluation.seed,
         baselines=baselines,
-        batch_size=lambda size: evaluation.batch_size or batch_size_for(device.type, size),
+        batch_size=evaluation.batch_size,
         device=device,
         processes=processes,
         facts=facts,
@@ -268,9 +244,9 @@ def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
         Label -> reason, for each setting that was screened out.
     """
     from evaluation.scoring import score_images
-    from evaluation.screening import screen, split
+    from evaluation.screening import first_and_rest, screen
 
-    first, rest = split(plan.images) if evaluation.screen else (plan.images, [])
+    first, rest = first_and_rest(plan.images) if evaluation.screen else (plan.images, [])
     score_images(plan, first, plan.settings, f"{len(plan.settings)} settings")
     plan.processes.barrier()
     if not rest:
@@ -281,30 +257,13 @@ def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
     return screened_out
 
 
-def summarise(plan: "Plan", screened_out: dict[str, str]) -> "Results":
-    """Compute means with intervals, the front and the presets from the journal."""
-    from evaluation.results import Results
-    from evaluation.scoring import steps_of
-    from evaluation.screening import split
-    from evaluation.summary import choose_presets, image_table, summarise
-
-    first, rest = split(plan.images) if screened_out else (plan.images, [])
-    table = image_table(plan, {label: [image.name for image in rest] for label in screened_out})
-    rows = summarise(plan, table, screened_out)
-    kept = plan.kept(screened_out)
-    each = sum(map(steps_of, plan.groups))
-    of_kept = sum(steps_of([setting for setting in group if setting in kept]) for group in plan.groups)
-    steps = len(first) * each + len(rest) * of_kept
-    return Results(table, rows, choose_presets(rows), steps, len(plan.images) * each)
-
-
-def publish(evaluation: Evaluation, plan: "Plan", results: "Results") -> None:
+def publish(evaluation: Evaluation, plan: "Plan", screened_out: dict[str, str]) -> None:
     """Write the files; log the results and store the presets if requested."""
     from evaluation.examples import keep_examples, write_panel
     from evaluation.report import write_report
-    from evaluation.results import format_table, write_results
+    from evaluation.results import format_table, results_of, write_results
 
-    folder = Path(evaluation.output)
+    folder, results = Path(evaluation.output), results_of(plan, screened_out)
     files = write_results(folder, plan, results, keep_examples(folder, plan, results))
     files += write_report(folder)
     if write_panel(plan, results, evaluation.panel_path):
@@ -333,13 +292,35 @@ def _checkpoint(evaluation: Evaluation) -> str | None:
     return checkpoint
 
 
-def _presets(pipeline: "DeblurPipeline | None", checkpoint: str | None) -> list[SamplingSettings]:
-    """The checkpoint's presets, without duplicates."""
+def _networks(
+    evaluation: Evaluation, processes: "Fabric", checkpoint: str | None
+) -> "tuple[DeblurPipeline | None, torch.device, str, str]":
+    """The pipeline if there is a checkpoint, its device, the device's name, and its precision."""
+    from models.checkpoints import load_pipeline
+    from models.devices import choose_device, resolve_precision
+
+    on, device = evaluation.device, choose_device(evaluation.device)
+    if processes.world_size > 1 and device.type == "cuda":
+        on = f"cuda:{processes.local_rank}"
+        device = choose_device(on)
+    if checkpoint is None:
+        return None, device, str(device), resolve_precision(evaluation.precision, device)
+    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider)
+    return pipeline, pipeline.device, pipeline.place, pipeline.precision
+
+
+def _settings(
+    evaluation: Evaluation, pipeline: "DeblurPipeline | None", checkpoint: str | None
+) -> list[SamplingSettings]:
+    """The settings of the grid, or the checkpoint's presets without duplicates; none without both."""
     if pipeline is None:
         return []
-    settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
+    names = pipeline.config.presets
+    settings = evaluation.settings or list(dict.fromkeys(pipeline.preset(name) for name in names))
     if not settings:
         raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
+    for setting in settings:
+        setting.check(pipeline.flow)
     return settings
 
 

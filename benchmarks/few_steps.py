@@ -53,7 +53,7 @@ class OfSample:
 
     metric: Metric
     sample: int
-    is_set = extra = False
+    is_set = False
 
     @property
     def reason(self) -> str | None:
@@ -76,10 +76,10 @@ class OfSample:
 class Diversity:
     """Standard deviation over an image's samples, in 8-bit levels, averaged over pixels and channels."""
 
-    is_set = extra = reference = False
+    is_set = reference = False
     reason = None
 
-    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+    def __call__(self, restored: Tensor, *_: Any, **__: Any) -> Tensor:
         """The diversity of samples (K, 3, H, W) in [0, 1] -> (1,)."""
         if len(restored) == 1:
             raise MetricError("there is one image and no sample")

@@ -18,12 +18,11 @@ from data.pairs import read_pair
 from data.search import SUFFIXES, ImageError
 from deployment.batch_store import Place
 from deployment.batch_worker import Job, Worker
-from evaluation import controls
 from evaluation.journal import Journal, Score
 from evaluation.metrics import make_metrics
 from evaluation.report import write_report
 from evaluation.results import Results, format_table, provenance, write_results
-from evaluation.scoring import ImagePair, Plan, batch_size_for, score_images, steps_of
+from evaluation.scoring import ImagePair, Plan, recipes, score_images, steps_of
 from evaluation.summary import image_table, summarise
 from models.index import name_of
 from models.settings import SamplingSettings
@@ -63,8 +62,7 @@ class ScoreWorker(Worker):
     @property
     def facts(self) -> dict[str, Any]:
         """What the scores depend on besides the pair."""
-        recipes = {name: metric.recipe or "missing" for name, metric in self.metrics.items()} | controls.RECIPES
-        return self.restorer.facts | {"recipes": recipes}
+        return self.restorer.facts | {"recipes": recipes(self.metrics)}
 
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
         """Yield the manifest's rows for a chunk of pairs."""
@@ -82,7 +80,7 @@ class ScoreWorker(Worker):
                 yield self.row(rows.pop(row["key"]), error=f"cannot be scored: {why}")
             else:
                 images.append(ImagePair(row["key"], tuple(blurry.shape[1:]), lambda pair=(blurry, sharp): pair))
-        pipeline, size = self.restorer.pipeline, self.job.options.batch_size
+        pipeline = self.restorer.pipeline
         plan = _plan(
             self.job,
             self.restorer.settings,
@@ -90,7 +88,6 @@ class ScoreWorker(Worker):
             folder,
             pipeline=pipeline,
             metrics=self.metrics,
-            batch_size=lambda pixels: size or batch_size_for(pipeline.device.type, pixels),
             device=pipeline.device,
         )
         score_images(plan, images, plan.settings, "scores")
@@ -140,6 +137,7 @@ def _plan(job: Job, settings: SamplingSettings, images: Sequence[ImagePair], fol
         journal=Journal(folder / ".journal", {}),
         seed=job.options.seed,
         baselines={},
+        batch_size=job.options.batch_size,
         processes=ALONE,
-        **{"batch_size": None, "device": None, "facts": {}} | own,
+        **{"device": None, "facts": {}} | own,
     )

@@ -30,12 +30,7 @@ _RECIPES = {
 
 
 class Aligned:
-    """PSNR or SSIM after alignment by OpenCV.
-
-    Attributes:
-        reason: None, or why the metric is missing.
-        recipe: how the number is computed; None if the metric is missing.
-    """
+    """PSNR or SSIM after alignment by OpenCV; `reason`, `recipe` and calls as for `evaluation.metrics.Metric`."""
 
     def __init__(self, score: Literal["psnr", "ssim"]):
         self.score, self.reason, self.recipe = score, None, None
@@ -51,21 +46,7 @@ class Aligned:
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Score each image by the recipe.
-
-        Args:
-            restored: (N, 3, H, W), about [0, 1].
-            sharp: the ground truth, (N, 3, H, W) in [0, 1].
-
-        Returns:
-            (N,), in dB for PSNR.
-
-        Raises:
-            MetricError: the shapes differ, a value is not finite, the images cannot be aligned or are too small, or the
-                metric is missing.
-        """
-        if self.reason is not None:
-            raise MetricError(self.reason)
+        """Score each image by the recipe."""
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, 11, "alignment")
         values = []

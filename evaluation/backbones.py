@@ -13,10 +13,7 @@ from evaluation.fidelity import MetricError
 def read_backbone(path: str | Path, name: str, wanted: str) -> dict[str, Tensor]:
     """The tensors of a .safetensors file or of a .pth file, from which only tensors are unpickled.
 
-    Args:
-        path: the file.
-        name: of the metric or network, for error messages.
-        wanted: description of the right file, for error messages.
+    The name of the metric or network and a description of the `wanted` file are for error messages.
 
     Raises:
         MetricError: the file cannot be read or holds no weights.

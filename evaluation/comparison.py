@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from base.files import replacing
-from evaluation.controls import LABELS
 from evaluation.report import read_results, write_joint_report
-from evaluation.scoring import BLURRY, SHARP
+from evaluation.scoring import BLURRY, CONTROLS, SHARP
 from evaluation.statistics import estimates
 
 SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # printed metrics and their digits
@@ -38,13 +37,7 @@ class Change:
 def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tuple[list[Change], list[Path]]:
     """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
 
-    Args:
-        folders: of evaluation A and of evaluation B, inside `output`.
-        output: an existing folder.
-        seed: of the bootstrap.
-
-    Returns:
-        The changes, in the order of the rows, and the files that were written.
+    The folders of A and of B lie in `output`. Returns the changes, in the order of the rows, and the files.
 
     Raises:
         ValueError: the two evaluations used different recipes for a metric.
@@ -80,14 +73,11 @@ def format_changes(changes: Sequence[Change]) -> str:
     """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
     rows = {}
     for change in changes:
-        if change.setting not in (BLURRY, SHARP, *(label for labels in LABELS.values() for label in labels)):
+        if change.setting not in (BLURRY, SHARP, *CONTROLS):
             rows.setdefault(change.setting, {})[change.metric] = change
-    shown = {name: look for name, look in SHOWN.items() if any(name in row for row in rows.values())}
-    table = [["B - A", "images", *(title for title, _ in shown.values())]]
-    for setting, row in rows.items():
-        cells = [row[name].text(digits) if name in row else "-" for name, (_, digits) in shown.items()]
-        table.append([setting, str(max(change.images for change in row.values())), *cells])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-    )
+    table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
+    table["images"] = [max(change.images for change in row.values()) for row in rows.values()]
+    for name, (title, digits) in SHOWN.items():
+        if any(name in row for row in rows.values()):
+            table[title] = [row[name].text(digits) if name in row else "-" for row in rows.values()]
+    return table.to_string()

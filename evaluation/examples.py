@@ -5,14 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from base.files import replacing
 from base.progress import counted
-from evaluation.panels import panel
+from evaluation.panels import panel, picture
 from evaluation.results import Results, json_number
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import best_sample, pareto_front, perception_metric
@@ -31,39 +29,29 @@ def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, 
         The entries for results.json: setting, image, rank, scores, and files (kind of image -> path in `folder`).
     """
     shutil.rmtree(folder / "examples", ignore_errors=True)
-    settings = plan.by_label
+    settings, images = plan.by_label, {image.name: image for image in plan.images}
     entries = _choose(results)
-    images = {image.name: image for image in plan.images}
-    wanted = {name: [settings[one["setting"]] for one in entries if one["image"] == name] for name in images}
-    wanted = {name: chosen for name, chosen in wanted.items() if chosen}
-    files = {}
-    groups = {
-        name: [own for group in plan.groups if (own := [s for s in group if s in chosen])]
-        for name, chosen in wanted.items()
-    }
-    steps = sum(steps_of(group) for own in groups.values() for group in own)
+    names = sorted({entry["image"] for entry in entries})
+    steps = sum(steps_of([settings[entry["setting"]]]) for entry in entries)
     with tqdm(total=steps, desc="examples of the front", unit="step", dynamic_ncols=True, disable=not steps) as bar:
-        for number, name in enumerate(sorted(wanted)):
+        for number, name in enumerate(names):
             blurry, sharp, prediction = _predict(plan, images[name])
             shown = {"blurry": blurry[0], "predictor": prediction[0, :3], "sharp": sharp}
-            for group in groups[name]:
-                outputs = plan.pipeline.refine_shared(blurry, prediction, group, plan.seed, [name], counted(bar, 1))
-                shown |= {setting: output.images[0] for setting, output in zip(group, outputs, strict=True)}
-            for at, (what, image) in enumerate(shown.items()):
-                path = f"examples/{number}_{what if isinstance(what, str) else at}.png"
-                _write(folder / path, image)
-                files[name, what] = path
-    for entry in entries:
-        of_image = {what: files[entry["image"], what] for what in ("blurry", "predictor", "sharp")}
-        entry["files"] = of_image | {"restored": files[entry["image"], settings[entry["setting"]]]}
+            of_image = {what: f"examples/{number}_{what}.png" for what in shown}
+            for what, image in shown.items():
+                _write(folder / of_image[what], image)
+            for at, entry in enumerate(entry for entry in entries if entry["image"] == name):
+                given = [settings[entry["setting"]]], plan.seed, [name], counted(bar, 1)
+                [output] = plan.pipeline.refine_shared(blurry, prediction, *given)
+                entry["files"] = of_image | {"restored": f"examples/{number}_{at}.png"}
+                _write(folder / entry["files"]["restored"], output.images[0])
     return entries
 
 
 def write_panel(plan: Plan, results: Results, path: Path) -> bool:
     """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
 
-    Returns:
-        False if there is no setting to show.
+    Returns False if there is no setting to show.
     """
     best = best_sample(results.rows)
     if best is None:
@@ -114,6 +102,5 @@ def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
 def _write(path: Path, image: Tensor) -> None:
     """Write (3, H, W), about [0, 1], as an 8-bit PNG."""
     path.parent.mkdir(exist_ok=True)
-    pixels = image.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     with replacing(path) as part:
-        Image.fromarray(pixels).save(part)
+        picture(image).save(part)

@@ -1,6 +1,8 @@
 """The input of every metric, and the metrics without a network: PSNR, SSIM, sharpness, consistency with the blur.
 
-All of them score the image as a file would hold it: RGB, clipped to [0, 1], rounded to 8 bits, the whole image.
+All of them score the image as a file would hold it: RGB, clipped to [0, 1], rounded to 8 bits, the whole image. They
+are called as `evaluation.metrics.Metric`, which states shapes, ranges and errors. PSNR and SSIM are own code because
+scikit-image's, with which they agree, score one NumPy array at a time and so would copy every image to the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,18 +79,7 @@ def require_side(image: Tensor, side: int, metric: str) -> None:
 
 @torch.no_grad()
 def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image by PSNR_RECIPE.
-
-    Args:
-        restored: (N, 3, H, W), about [0, 1].
-        sharp: the ground truth, (N, 3, H, W) in [0, 1].
-
-    Returns:
-        (N,) in dB; infinite if the rounded images are equal.
-
-    Raises:
-        MetricError: the shapes differ or a value is not finite.
-    """
+    """Peak signal-to-noise ratio of each image in dB by PSNR_RECIPE; infinite if the rounded images are equal."""
     restored, sharp = check_pair(restored, sharp)
     return _decibels((restored - sharp).square().mean((1, 2, 3)))
 
@@ -99,14 +90,7 @@ def _decibels(squared_error: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Structural similarity of each image (Wang et al. 2004) by SSIM_RECIPE; arguments as for `psnr`.
-
-    Returns:
-        (N,), at most 1.
-
-    Raises:
-        MetricError: as for `psnr`, or a side is shorter than the window.
-    """
+    """Structural similarity of each image (Wang et al. 2004), at most 1, by SSIM_RECIPE."""
     restored, sharp = check_pair(restored, sharp)
     require_side(sharp, len(_GAUSSIAN), "SSIM")
     return ssim_map(restored, sharp).mean((1, 2, 3))
@@ -160,13 +144,9 @@ def _weighted_mean(maps: Tensor, window: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
-    """Gradient energy of each image over that of its ground truth by SHARPNESS_RECIPE; arguments as for `psnr`.
+    """Gradient energy of each image over that of its ground truth, 0 or more, by SHARPNESS_RECIPE.
 
-    Returns:
-        (N,), 0 or more; 1 is as sharp as the ground truth. Noise and ringing count as sharpness.
-
-    Raises:
-        MetricError: as for `psnr`, or the ground truth has no gradient.
+    1 is as sharp as the ground truth. Noise and ringing count as sharpness.
     """
 
     def energy(image: Tensor) -> Tensor:
@@ -180,15 +160,13 @@ def sharpness(restored: Tensor, sharp: Tensor) -> Tensor:
 
 
 class Consistency:
-    """How well restored images, blurred again, match the blurry ones; needs the blur kernels.
+    """How well restored images, blurred again, match the blurry ones, in dB; needs the blur kernels.
+
+    `reason`, `recipe` and calls are those of `evaluation.metrics.Metric`; `sharp` is not used.
 
     Args:
         kernels: .npz file with a (K, K) array, K odd, under the name of each image;
             blurry(p) = sum over d of kernel(d) sharp(p + d). None: the metric is missing.
-
-    Attributes:
-        reason: None, or why the metric is missing.
-        recipe: how the number is computed; None if the metric is missing.
 
     Raises:
         MetricError: the file cannot be read or holds an array that is not a kernel.
@@ -217,22 +195,7 @@ class Consistency:
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor, blurry: Tensor, names: Sequence[str]) -> Tensor:
-        """PSNR of each re-blurred image to its blurry one by the recipe.
-
-        Args:
-            restored: (N, 3, H, W), about [0, 1].
-            sharp: unused.
-            blurry: (N, 3, H, W) in [0, 1].
-            names: the N images' names, as in the kernel file.
-
-        Returns:
-            (N,) in dB.
-
-        Raises:
-            MetricError: an image has no kernel, is smaller than its kernel, or holds values that are not finite.
-        """
-        if self.reason is not None:
-            raise MetricError(self.reason)
+        """PSNR of each re-blurred image to its blurry one by the recipe; `names` are those of the kernel file."""
         require_finite(restored)
         light = kornia.color.rgb_to_linear_rgb(whole_numbers(restored) / 255)
         values = []

@@ -23,9 +23,7 @@ def read_grid(path: str | Path, settings_type: type) -> list[Any]:
     or `settings`, a list of mappings of fields to values, or both. Omitted fields keep their defaults. A range is
     {from, to, step} or {from, to, count}, both ends included; the latter may have `spacing: log`.
 
-    Args:
-        path: the file.
-        settings_type: the dataclass of one setting; every field has a default.
+    `settings_type` is the dataclass of one setting; every field has a default.
 
     Raises:
         GridError: the file cannot be read, or a field or value in it is unknown.

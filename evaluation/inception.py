@@ -1,8 +1,10 @@
 """FID (Heusel et al. 2017) and KID (Binkowski et al. 2018) between patches of restored and of sharp images.
 
-Both compare two sets. An image's features are plain tensors that can be stored, sent and combined in any order; the
-distance is computed last. A test set has only a few hundred images, too few for whole frames, so patches are used as in
-DvSR: 256 x 240 pixels without overlap, 15 per frame of 1280 x 720 (Whang et al. 2022).
+Both compare two sets. Network and distances are torch-fidelity's, whose own program reads whole sets from the disk.
+Here an image's features are computed on its device, and are plain tensors that can be stored, sent and combined in any
+order, so a stopped run is resumed and processes share the images. The distance is computed last. A test set has only a
+few hundred images, too few for whole frames, so patches are used as in DvSR: 256 x 240 pixels without overlap, 15 per
+frame of 1280 x 720 (Whang et al. 2022).
 """
 
 import importlib.metadata
@@ -29,15 +31,12 @@ KID_RECIPE = (
 class InceptionPatches:
     """The 2048 pooled features of Inception v3 (2015-12-05, the weights of the FID paper) of each patch.
 
+    `reason` and `recipe` (with the sha256 of the weights as one safetensors file) are those of
+    `evaluation.metrics.Metric`.
+
     Args:
         backbone: the weights of torch-fidelity's release (weights-inception-2015-12-05-6726825d.pth), or the same
-            tensors as safetensors. None: from torch's cache or a download; if both fail the metrics are missing and
-            `reason` says why.
-
-    Attributes:
-        reason: None, or why there are no features.
-        recipe: how the features are computed, with the sha256 of the weights (as one safetensors file); None if they
-            are missing.
+            tensors as safetensors. None: from torch's cache or a download; if both fail the metrics are missing.
 
     Raises:
         MetricError: `backbone` does not hold these weights.
@@ -54,10 +53,10 @@ class InceptionPatches:
                     URL_INCEPTION_V3, map_location="cpu", check_hash=True, weights_only=True
                 )
             except Exception as error:  # a download raises many types, and torch.load any type on an incomplete file
-                said = " ".join(str(error).split())
+                said = " ".join(str(error).split()) or type(error).__name__
                 self.reason = (
-                    f"FID and KID are missing: Inception's weights could not be loaded ({said or type(error).__name__})"
-                    "; give them with --inception_backbone FILE."
+                    f"FID and KID are missing: Inception's weights could not be loaded ({said}); give them with "
+                    "--inception_backbone FILE."
                 )
                 return
         else:

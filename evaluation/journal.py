@@ -35,10 +35,7 @@ class Score:
 def open_journal(folder: Path, facts: Mapping[str, Any], processes: Any, overwrite: bool = False) -> "Journal":
     """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
 
-    Args:
-        folder, facts: as for `Journal`.
-        processes: with `global_rank`, `is_global_zero` and `barrier`, such as lightning's Fabric.
-        overwrite: discard existing scores.
+    `overwrite` discards existing scores. `processes` has `global_rank`, `is_global_zero` and `barrier`.
     """
     if processes.is_global_zero:
         if overwrite:

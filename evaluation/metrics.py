@@ -1,4 +1,9 @@
-"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing."""
+"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing.
+
+A grid scores many settings of many images. So a metric takes a batch on the device where it was restored, returns a
+value per image, as intervals and paired differences need, and copies only numbers to the host (FID and KID: features;
+the aligned scores: images, for OpenCV).
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,10 +31,10 @@ class Metric:
         name: of its column.
         title: display name, with its unit.
         higher_is_better: the direction of the scale.
+        function: what computes it, called as the metric itself; without a reference also with `blurry` and `names`.
         recipe: how the number is computed; None if the metric is missing.
         reason: None, or why the metric is missing.
         reference: whether it uses the ground truth; a metric without reference also scores sharp images.
-        extra: whether `blurry` and `names` must be given.
     """
 
     name: str
@@ -39,7 +44,6 @@ class Metric:
     recipe: str | None
     reason: str | None = None
     reference: bool = True
-    extra: bool = False
     is_set: ClassVar[bool] = False
 
     def __call__(
@@ -50,18 +54,19 @@ class Metric:
         Args:
             restored: (N, 3, H, W), about [0, 1].
             sharp: the ground truth, (N, 3, H, W) in [0, 1].
-            blurry: (N, 3, H, W) in [0, 1], for a metric with `extra`.
-            names: N names, for a metric with `extra`.
+            blurry: (N, 3, H, W) in [0, 1], for a metric without reference.
+            names: N names, for a metric without reference.
 
         Returns:
             (N,) float32 on the images' device; independent of the batch.
 
         Raises:
-            MetricError: the images cannot be scored, or the metric is missing.
+            MetricError: the shapes differ, a value is not finite, an image is too small for the metric or cannot be
+                scored by it, or the metric is missing.
         """
         if self.reason is not None:
             raise MetricError(self.reason)
-        columns = [restored, sharp, *([blurry, names] if self.extra else [])]
+        columns = [restored, sharp, *([] if self.reference else [blurry, names])]
         count = max(1, _PIXELS // (restored.shape[-2] * restored.shape[-1]))
         starts = range(0, len(restored), count)
         return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
@@ -106,14 +111,7 @@ def make_metrics(
 ) -> dict[str, Metric | SetMetric]:
     """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
 
-    Args:
-        names: names from METRICS.
-        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; None: those in
-            pretrained/metrics.
-        vgg_backbone: VGG16's feature layers in the same formats, for lpips_vgg; None: torchvision's cache or download.
-        inception_backbone: torch-fidelity's Inception weights, .pth or safetensors, for fid and kid; None: torch's
-            cache or download.
-        kernels: .npz file with the blur kernel of each image, for consistency.
+    The files are those of `Lpips`, `InceptionPatches` and `Consistency`.
 
     Raises:
         ValueError: a name is unknown.
@@ -149,6 +147,6 @@ def make_metrics(
         else:
             function = loaded[name]()
             recipe, reason = function.recipe, function.reason
-        higher, blind = name not in LOWER_IS_BETTER, name == "consistency"  # to the ground truth
-        made[name] = Metric(name, METRICS[name], higher, function, recipe, reason, reference=not blind, extra=blind)
+        higher, reference = name not in LOWER_IS_BETTER, name != "consistency"
+        made[name] = Metric(name, METRICS[name], higher, function, recipe, reason, reference)
     return made

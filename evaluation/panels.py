@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, from_numpy
 
 from base.files import replacing
-from evaluation.metrics import psnr
+from evaluation.fidelity import psnr, whole_numbers
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns
@@ -21,7 +21,7 @@ TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: height of titles and capti
 
 def panel(
     columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
-) -> Image.Image:
+) -> None:
     """Write a panel of images: one labelled column for each kind, one row for each image.
 
     A column named `std` is drawn as a heat map of the mean over the channels, with a colour bar in 8-bit levels (up to
@@ -31,9 +31,6 @@ def panel(
         columns: label -> one image (3, H, W) or a sequence of images (all columns of one length); in [0, 1].
         path: the file to write.
         lines: a name for each row.
-
-    Returns:
-        The panel that was written.
     """
     columns = {
         label: [images] if isinstance(images, Tensor) and images.ndim == 3 else list(images)
@@ -55,8 +52,7 @@ def panel(
                 caption = "8-bit levels"
                 _draw_heat(drawn, image, (left, top), height)
             else:
-                pixels = image.clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
-                drawn.paste(_resized(Image.fromarray(pixels), height), (left, top))
+                drawn.paste(_resized(picture(image), height), (left, top))
                 if "sharp" in columns and label != "sharp":
                     caption = f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB"
             draw.text((centre, top + height + CAPTION // 2), caption, "black", _font(20), "mm")
@@ -71,25 +67,23 @@ def panel(
         top += height + CAPTION
     with replacing(Path(path)) as part:
         drawn.save(part)
-    return drawn
 
 
-def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> Image.Image:
-    """Write a panel with the best, median and worst image of a setting, one row each, from files in results.json.
+def picture(image: Tensor) -> Image.Image:
+    """(3, H, W), about [0, 1], in 8 bits."""
+    return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
 
-    Args:
-        entries: those of one setting, from "examples" in results.json.
-        folder: the folder their paths are relative to.
-        path: the file to write.
 
-    Returns:
-        The panel that was written.
+def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> None:
+    """Write a panel with the best, median and worst image of a setting, one row each.
+
+    The entries are from "examples" in results.json, and their paths are relative to `folder`.
     """
     columns = {}
     for kind in entries[0]["files"]:
         label = entries[0]["setting"] if kind == "restored" else kind
         columns[label] = [_read_image(folder / entry["files"][kind]) for entry in entries]
-    return panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
+    panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
 
 
 def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:

@@ -1,5 +1,7 @@
 """LPIPS, the distance between features of a network trained on ImageNet, as a metric and as a loss.
 
+The network is the `lpips` package's. The code around it is own: it rounds images as a file would, keeps float32, loads
+weights without unpickling or a download, and puts their hash into the recipe.
 AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or a
 download. Any of them can be given as a file. Without weights the metric is missing.
 """
@@ -38,7 +40,10 @@ Net = Literal["alex", "squeeze", "vgg"]
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Skips the random initialisation of layers, which takes three seconds for VGG16, before weights are loaded."""
+    """Skips the random initialisation of layers before weights are loaded.
+
+    It takes 0.4 s for AlexNet and more for VGG16, and would change the random numbers of a training with the metric.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -50,17 +55,15 @@ class _NothingDrawn(TorchFunctionMode):
 class Lpips:
     """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
 
+    `reason`, `recipe` (with the sha256 of the feature layers as one safetensors file) and calls are those of
+    `evaluation.metrics.Metric`.
+
     Args:
         backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same names.
             None: those in pretrained/metrics, or torchvision's weights from its cache or a download if the network is
-            not there. If that fails, too, the metric is missing and `reason` says why.
+            not there. If that fails, too, the metric is missing.
         net: AlexNet, SqueezeNet or VGG16, which give different numbers.
         flag: the program's flag for such a file, which `reason` mentions.
-
-    Attributes:
-        reason: None, or why the metric is missing.
-        recipe: how the number is computed, with the sha256 of the feature layers (as one safetensors file); None if
-            the metric is missing.
 
     Raises:
         MetricError: `backbone` does not hold the network's feature layers; the message names the first key that
@@ -70,12 +73,11 @@ class Lpips:
     def __init__(self, backbone: str | Path | None = None, net: Net = "alex", flag: str | None = None):
         self.reason, self.recipe = None, None
         self._backbone = _NETS[net]
-        try:
-            state = _state(self._backbone, backbone)
-        except _Missing as error:
+        state = _state(self._backbone, backbone)
+        if isinstance(state, str):
             shipped = self._backbone.shipped
             otherwise = f"as backbone, or put them into {shipped}" if shipped else "as backbone"
-            self.reason = f"{error}; give them {f'with {flag} FILE' if flag else otherwise}."
+            self.reason = f"{state}; give them {f'with {flag} FILE' if flag else otherwise}."
             return
 
         import lpips  # takes seconds to import, and only this metric needs it
@@ -96,23 +98,7 @@ class Lpips:
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each image to its ground truth.
-
-        Runs on the device of the images.
-
-        Args:
-            restored: (N, 3, H, W), about [0, 1].
-            sharp: the ground truth, (N, 3, H, W) in [0, 1].
-
-        Returns:
-            (N,), 0 for equal images, lower is better.
-
-        Raises:
-            MetricError: the shapes differ, a value is not finite, a side is too short for the network, or the metric
-                is missing (the text is `reason`).
-        """
-        if self.reason is not None:
-            raise MetricError(self.reason)
+        """Distance of each image to its ground truth; 0 for equal images, lower is better."""
         restored, sharp = check_pair(restored, sharp)
         require_side(sharp, self._backbone.least_side, "LPIPS")
         with full_precision():
@@ -148,12 +134,11 @@ class PerceptualLoss:
             return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
-class _Missing(Exception):
-    """A backbone's weights are not available; the message is a sentence without its full stop."""
+def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor] | str:
+    """The tensors of the given file, of the one in the repository, or of torchvision's cache or download.
 
-
-def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
-    """The tensors of the given file, of the one in the repository, or of torchvision's cache or download."""
+    Without any of them, the reason as a sentence without its full stop.
+    """
     if path is None and backbone.shipped is not None and backbone.shipped.is_file():
         path = backbone.shipped
     if path is not None:
@@ -166,7 +151,7 @@ def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor]:
         return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except Exception as error:  # a download raises many types, and torch.load any type on an incomplete file
         said = " ".join(str(error).split()) or type(error).__name__
-        raise _Missing(f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said})") from error
+        return f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said})"
 
 
 def _match(

@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from base.files import replacing
 from evaluation.scoring import BLURRY, PREDICTOR
 
 # The palette of Okabe and Ito, suitable for colour-blind readers.
@@ -22,19 +20,12 @@ _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those on the front are labelled
 
 
-def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
-    """Plot the perception-distortion curve: PSNR to the right, better LPIPS upwards, so the best corner is top right.
+def curve(document: Mapping[str, Any]) -> Figure:
+    """The perception-distortion curve of a results.json: PSNR to the right, better LPIPS upwards, the best top right.
 
     Every row is a point with its 95 % intervals, labelled with its steps and its preset. Each sampler is one series,
     and the Pareto front is a line. The controls are thin lines that start at the prediction and may leave the frame.
     Settings that were screened out are pale. If LPIPS is missing, the vertical axis is SSIM and the title says why.
-
-    Args:
-        document: the contents of results.json.
-        path: the file to write.
-
-    Returns:
-        The figure that was written.
     """
     names = document["axes"]["distortion"], document["axes"]["perception"]
     places = {row["setting"]: place for row in document["rows"] if (place := _place(row, names)) is not None}
@@ -58,8 +49,6 @@ def plot_curve(document: Mapping[str, Any], path: str | Path) -> Figure:
     named = [row for row in drawn if row["front"] or row["preset"] or len(drawn) <= _MOST_LABELS]
     texts = [(_label(row), places[row["setting"]]) for row in named]
     _place_labels(axes, texts, [places[row["setting"]] for row in drawn])
-    with replacing(Path(path)) as part:
-        figure.savefig(part)
     return figure
 
 

@@ -14,24 +14,16 @@ from PIL import Image
 
 from base.files import replacing
 from evaluation.panels import panel_of_files
-from evaluation.plots import plot_curve
+from evaluation.plots import curve
 
-_MOST_BYTES = 24_000_000  # of images in the page
-_QUALITIES = (95, 85, 70, 50)
+_QUALITY = 90  # of the page's JPEG images
 
 
 def write_report(folder: str | Path) -> list[Path]:
     """Write pareto.png, panels/*.png and report.html from the results in a folder.
 
     report.html loads nothing from elsewhere: a sortable table, the curve, a slider between two images, the recipe of
-    every metric and what the numbers depend on. Its images are JPEG, at most 24 MB in total; the original images stay
-    in the folder.
-
-    Args:
-        folder: with results.json and the images it names, as written by `evaluate.py`.
-
-    Returns:
-        The files that were written.
+    every metric and what the numbers depend on. Its images are JPEG; the original images stay in the folder.
 
     Raises:
         ValueError: the folder has no results.json, or it was not written by evaluate.py.
@@ -39,7 +31,8 @@ def write_report(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     document = read_results(folder)
     paths = [folder / "pareto.png"]
-    plot_curve(document, paths[0])
+    with replacing(paths[0]) as part:
+        curve(document).savefig(part)
     for number, setting in enumerate(dict.fromkeys(entry["setting"] for entry in document["examples"])):
         own = [entry for entry in document["examples"] if entry["setting"] == setting]
         (folder / "panels").mkdir(exist_ok=True)
@@ -57,12 +50,9 @@ def write_joint_report(
     """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
     Args:
-        folder: output folder of the page.
+        folder: of the page, which is returned.
         documents: the contents of results.json of A and of B, by the names of their folders within `folder`.
         changes: setting -> metric -> `evaluation.comparison.Change`.
-
-    Returns:
-        The page.
     """
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     for letter, document in documents.items():
@@ -135,16 +125,11 @@ def _plain(value: Any) -> str:
 
 
 def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Data for the page's script: the images as JPEG, the entries that use them, and a note on what is left out."""
+    """Data for the page's script: the images as JPEG, and the entries that use them."""
     entries, metrics = document["examples"], document["metrics"]
     files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
-    quality, images = _fitting(files, folder)
-    kept = _first_that_fit(entries, dict(zip(files, images, strict=True)))
-    note = f"Here they are JPEG of quality {quality}; the images themselves are in the folder."
-    if len(kept) < len(entries):
-        note += f" The last {len(entries) - len(kept)} of {len(entries)} did not fit into this page and are only there."
     shown = []
-    for entry in kept:
+    for entry in entries:
         with Image.open(folder / next(iter(entry["files"].values()))) as image:
             width, height = image.size
         about = entry.get("about") or (
@@ -152,15 +137,11 @@ def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         )
         own = {kind: files.index(file) for kind, file in entry["files"].items()}
         shown.append({**entry, "about": about, "width": width, "height": height, "files": own})
-    used = {index for entry in shown for index in entry["files"].values()}
-    uris = [
-        "data:image/jpeg;base64," + base64.b64encode(image).decode() if index in used else ""
-        for index, image in enumerate(images)
-    ]
+    uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
     presets = {row["setting"]: row["preset"] or "" for row in document["rows"]}
     balanced = [entry["setting"] for entry in shown if "balanced" in presets.get(entry["setting"], "")]
     first = next(iter(balanced + [entry["setting"] for entry in shown]), None)
-    return {"images": uris, "examples": shown, "first": first, "note": note}
+    return {"images": uris, "examples": shown, "first": first, "quality": _QUALITY}
 
 
 def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> str:
@@ -169,25 +150,8 @@ def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> st
     )
 
 
-def _fitting(files: list[str], folder: Path) -> tuple[int, list[bytes]]:
-    """The best JPEG quality at which all images fit into the page, or the lowest, and the encoded images."""
-    for quality in _QUALITIES:
-        images = [_jpeg(folder / file, quality) for file in files]
-        if sum(map(len, images)) <= _MOST_BYTES:
-            break
-    return quality, images
-
-
-def _first_that_fit(entries: list[dict[str, Any]], images: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    for count in range(len(entries), 0, -1):
-        used = {file for entry in entries[:count] for file in entry["files"].values()}
-        if sum(len(images[file]) for file in used) <= _MOST_BYTES:
-            return entries[:count]
-    return []
-
-
-def _jpeg(path: Path, quality: int) -> bytes:
+def _jpeg(path: Path) -> bytes:
     buffer = io.BytesIO()
     with Image.open(path) as image:
-        image.convert("RGB").save(buffer, "JPEG", quality=quality, subsampling=0)
+        image.convert("RGB").save(buffer, "JPEG", quality=_QUALITY, subsampling=0)
     return buffer.getvalue()

@@ -16,8 +16,17 @@ from base.files import replacing
 from base.revision import commit, versions
 from evaluation import controls, statistics
 from evaluation.metrics import Metric, SetMetric
-from evaluation.scoring import SECONDS_RECIPE, Plan
-from evaluation.summary import NOTHING, Row, pareto_front, perception_metric
+from evaluation.scoring import SECONDS_RECIPE, Plan, steps_of
+from evaluation.screening import first_and_rest
+from evaluation.summary import (
+    NOTHING,
+    Row,
+    choose_presets,
+    image_table,
+    pareto_front,
+    perception_metric,
+    summarise,
+)
 
 _TABLE = {"psnr": ("PSNR", ".2f"), "ssim": ("SSIM", ".4f"), "lpips": ("LPIPS", ".4f")}
 
@@ -38,6 +47,18 @@ class Results:
     presets: dict[str, Row]
     steps: int
     steps_in_full: int
+
+
+def results_of(plan: Plan, screened_out: Mapping[str, str]) -> Results:
+    """Compute means with intervals, the front and the presets from a complete journal."""
+    first, rest = first_and_rest(plan.images) if screened_out else (plan.images, [])
+    table = image_table(plan, {label: [image.name for image in rest] for label in screened_out})
+    rows = summarise(plan, table, screened_out)
+    kept = plan.kept(screened_out)
+    each = sum(map(steps_of, plan.groups))
+    of_kept = sum(steps_of([setting for setting in group if setting in kept]) for group in plan.groups)
+    steps = len(first) * each + len(rest) * of_kept
+    return Results(table, rows, choose_presets(rows), steps, len(plan.images) * each)
 
 
 def provenance() -> dict[str, Any]:
@@ -98,29 +119,24 @@ def format_table(rows: Sequence[Row]) -> str:
     """The rows as text, best perception first; a star marks those on the Pareto front."""
     metric, front = perception_metric(rows), pareto_front(rows)
     sign = -1 if metric == "ssim" else 1
-    shown = [name for name in _TABLE if any(row.mean(name) is not None for row in rows)]
-    judged = any(row.verdict for row in rows)
-    width = max(len(row.label) for row in rows)
-    lines = [f"  {'setting':{width}}  " + "  ".join(f"{_TABLE[name][0]:>8} {'± 95 %':>8}" for name in shown)]
-    lines[0] += f"  {'s/image':>8}" + ("  perceptual" if judged else "")
-    for row in sorted(rows, key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0))):
-        if all(row.mean(name) is None for name in shown):
-            continue
-        cells = []
-        for name in shown:
-            estimate, digits = row.estimates.get(name, NOTHING), _TABLE[name][1]
-            value = "-" if estimate.mean is None else format(estimate.mean, digits)
-            half = "-" if estimate.low is None else format((estimate.high - estimate.low) / 2, digits)
-            cells.append(f"{value:>8} {half:>8}")
-        note = f"  {(row.verdict and row.verdict.perceptual) or '-':10}" if judged else ""
-        note += f"  ({row.images} images)" if row.screened_out else ""
-        star = "*" if row in front else " "
-        lines.append(f"{star} {row.label:{width}}  {'  '.join(cells)}  {row.seconds:8.3f}{note}".rstrip())
-    if judged:
-        lines.append("perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR")
-    images = max(row.images for row in rows)
-    lines.append(f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} images")
-    return "\n".join(lines)
+    legend = f"* on the Pareto front of PSNR and {metric.upper()}; means of {max(row.images for row in rows)} images"
+    shown = {name: look for name, look in _TABLE.items() if any(row.mean(name) is not None for row in rows)}
+    rows = [row for row in rows if any(row.mean(name) is not None for name in shown)]
+    rows.sort(key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0)))
+    index = [f"{'*' if row in front else ' '} {row.label}" for row in rows]
+    table = pd.DataFrame(index=index, columns=pd.Index([], name="  setting"))
+    for name, (title, digits) in shown.items():
+        own = [row.estimates.get(name, NOTHING) for row in rows]
+        table[title] = ["-" if one.mean is None else format(one.mean, digits) for one in own]
+        halves = ["-" if one.low is None else format((one.high - one.low) / 2, digits) for one in own]
+        table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
+    table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
+    if any(row.verdict for row in rows):
+        table["perceptual"] = [(row.verdict and row.verdict.perceptual) or "-" for row in rows]
+        legend = f"perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR\n{legend}"
+    if any(row.screened_out for row in rows):
+        table[""] = [f"({row.images} images)" if row.screened_out else "" for row in rows]
+    return f"{table.to_string()}\n{legend}"
 
 
 def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, Any]:
@@ -130,15 +146,11 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
     line |= {"images": row.images, "screened_out": row.screened_out, "front": front, "preset": preset}
     for name in plan.metrics:
         estimate, difference = (found.get(name, NOTHING) for found in (row.estimates, row.differences))
-        line |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        line |= {f"{name}_n": estimate.n, f"{name}_difference": difference.mean}
-        line |= {f"{name}_difference_low": difference.low, f"{name}_difference_high": difference.high}
+        line |= _interval(name, estimate) | {f"{name}_n": estimate.n} | _interval(f"{name}_difference", difference)
     verdict = row.verdict or controls.Verdict(None, {})
     line |= {"perceptual": verdict.perceptual}
     for control in controls.LABELS:
-        difference = verdict.differences.get(control, NOTHING)
-        line |= {f"lpips_over_{control}": difference.mean}
-        line |= {f"lpips_over_{control}_low": difference.low, f"lpips_over_{control}_high": difference.high}
+        line |= _interval(f"lpips_over_{control}", verdict.differences.get(control, NOTHING))
     line |= {"seconds": row.seconds}
     return {name: _cell(value) for name, value in line.items()}
 
@@ -146,13 +158,14 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
 def _entry(row: Row, name: str, metric: Metric | SetMetric) -> dict[str, Any]:
     """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
-    return {
-        **{part: json_number(getattr(estimate, part)) for part in ("mean", "low", "high", "n")},
-        "difference": json_number(difference.mean),
-        "difference_low": json_number(difference.low),
-        "difference_high": json_number(difference.high),
-        "missing": row.missing.get(name, metric.reason if estimate.mean is None else None),
-    }
+    numbers = dataclasses.asdict(estimate) | _interval("difference", difference)
+    missing = row.missing.get(name, metric.reason if estimate.mean is None else None)
+    return {part: json_number(value) for part, value in numbers.items()} | {"missing": missing}
+
+
+def _interval(name: str, estimate: statistics.Estimate) -> dict[str, float | None]:
+    """The mean and the ends of its interval, under a name and with its suffixes."""
+    return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _cell(value: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from base.progress import counted
-from evaluation.controls import LABELS, control_images
+from evaluation.controls import LABELS, RECIPES, control_images
 from evaluation.grid import key, label_settings
 from evaluation.journal import Journal, Score
 from evaluation.metrics import Metric, MetricError, SetMetric
@@ -56,7 +56,7 @@ class Plan:
         journal: where scores are stored and read.
         seed: of the noise of samples and controls, and of the bootstrap.
         baselines: label -> function of an image's name that returns the image (3, H, W) restored by another program.
-        batch_size: (H, W) -> number of images per batch of the networks.
+        batch_size: images per batch of the networks; None: as many as suit the device and the images' size.
         device: where images are restored and scored.
         processes: with `global_rank`, `world_size`, `is_global_zero` and `barrier`, such as lightning's Fabric.
         facts: what else the numbers depend on, for results.json.
@@ -70,7 +70,7 @@ class Plan:
     journal: Journal
     seed: int
     baselines: Mapping[str, Callable[[str], Tensor]]
-    batch_size: Callable[[tuple[int, int]], int]
+    batch_size: int | None
     device: torch.device
     processes: Any
     facts: Mapping[str, Any]
@@ -96,17 +96,38 @@ class Plan:
         return [BLURRY, *of_pipeline, *self.baselines]
 
 
+def recipes(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, str]:
+    """The recipes of the metrics and of the controls."""
+    return {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES
+
+
+def depends_on(
+    facts: Mapping[str, Any],
+    metrics: Mapping[str, Metric | SetMetric],
+    batch_size: int | None,
+    images: Mapping[str, str],
+    outputs: Mapping[str, str],
+) -> dict[str, Any]:
+    """What a score depends on besides row and image, for the journal; `images` and `outputs` are hashes by name."""
+    return {
+        "checkpoint": facts["checkpoint"] and facts["checkpoint"]["sha256"],
+        "seed": facts["seed"],
+        "precision": facts["precision"],
+        "device": facts["device"].partition(":")[0],
+        "batch_size": batch_size or "auto",
+        "recipe": recipes(metrics),
+        "image": images,
+        "outputs": outputs,
+    }
+
+
 def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any], text: str) -> None:
     """Compute the scores missing in the journal: of blurry, predictor, sharp, controls, baselines and `settings`.
 
     Images of one size are restored in batches. The batches do not depend on what was done before or on the number of
     processes, so neither affects a score. The predictor runs once per batch, and settings that share their samples run
-    once. If a setting returns several samples of an image, their mean score is used.
-
-    Args:
-        plan: the evaluation.
-        images, settings: the part of the plan to score now.
-        text: shown beside the progress bar.
+    once. If a setting returns several samples of an image, their mean score is used. `images` and `settings` are the
+    part of the plan to score now, and `text` is shown beside the progress bar.
     """
     work = _work(plan, images, settings)
     steps = sum(len(batch) * steps_of(group) for batch, _, groups in work for group in groups)
@@ -169,7 +190,7 @@ def _work(
 ) -> list[tuple[list[ImagePair], set[tuple[str, str]], list[list[Any]]]]:
     """This process's batches: their images, the (row, image) pairs without scores, and the settings to restore with."""
     done, rows, work = plan.journal.scores(), [*plan.fixed_rows, *map(key, settings)], []
-    batches = _batches(images, plan.batch_size)
+    batches = _batches(plan, images)
     for batch in batches[plan.processes.global_rank :: plan.processes.world_size]:
         lacking = {(row, image.name) for image in batch for row in rows if (row, image.name) not in done}
         wanted = {row for row, _ in lacking}
@@ -179,10 +200,10 @@ def _work(
     return work
 
 
-def _batches(images: Sequence[ImagePair], batch_size: Callable[[tuple[int, int]], int]) -> list[list[ImagePair]]:
+def _batches(plan: Plan, images: Sequence[ImagePair]) -> list[list[ImagePair]]:
     found = []
     for size, group in groupby(sorted(images, key=lambda image: image.size), key=lambda image: image.size):
-        own, count = list(group), batch_size(size)
+        own, count = list(group), plan.batch_size or batch_size_for(plan.device.type, size)
         found += [own[at : at + count] for at in range(0, len(own), count)]
     return found
 
@@ -238,7 +259,7 @@ def _score(
     for column, metric in metrics.items():
         if metric.is_set:
             continue
-        extra = {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)} if metric.extra else {}
+        extra = {} if metric.reference else {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)}
         try:
             if row == SHARP and metric.reference:
                 raise MetricError("it is the ground truth itself")

@@ -12,7 +12,7 @@ SHARE = 4  # one in this many images is used
 FEWEST = 8  # at least this many images are used, since fewer are not conclusive
 
 
-def split(images: Sequence[ImagePair]) -> tuple[list[ImagePair], list[ImagePair]]:
+def first_and_rest(images: Sequence[ImagePair]) -> tuple[list[ImagePair], list[ImagePair]]:
     """Split into the images on which all settings are run, and the rest. The split depends only on the images."""
     order = [images[at] for at in np.random.default_rng(0).permutation(len(images))]
     count = min(len(images), max(FEWEST, len(images) // SHARE))

@@ -46,9 +46,7 @@ class Row:
 def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
     """Every score: setting, image, seconds, a column per metric (nan if missing), and `missing`, metric -> reason.
 
-    Args:
-        plan: its journal is complete.
-        screened_out: label -> names of images whose scores are ignored for it, even if the journal has them.
+    The plan's journal is complete. `screened_out` is label -> names of images whose scores are ignored for it.
     """
     scores, metrics = plan.journal.scores(), [name for name, metric in plan.metrics.items() if not metric.is_set]
     unseen = screened_out or {}
@@ -73,12 +71,8 @@ def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] |
     """One row per setting, after those of blurry, predictor, sharp, controls and baselines.
 
     A metric's mean is over the images that the metric can score at all, which are those whose blurry image it scored.
-    A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable.
-
-    Args:
-        plan: the evaluation.
-        table: from `image_table`.
-        screened_out: label -> why the setting was not run on all images.
+    A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable. The table
+    is from `image_table`, and `screened_out` is label -> why the setting was not run on all images.
     """
     settings = plan.by_label
     by_label = dict(list(table.groupby("setting", sort=False)))

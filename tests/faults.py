@@ -587,6 +587,11 @@ FAULTS = [
         ),
     ),
     *_of(
+        "evaluation/scoring.py",
+        "test_flags.py test_evaluate.py test_evaluate_command.py",
+        ("another seed goes on with the scores of the first", '        "seed": facts["seed"],\n', ""),
+    ),
+    *_of(
         "evaluation/summary.py",
         "evaluation/test_summary.py evaluation/test_scoring.py evaluation/test_report.py",
         (
@@ -655,16 +660,7 @@ FAULTS = [
             "evaluation.inception_backbone, evaluation.kernels)",
             "evaluation.inception_backbone, None)",
         ),
-        (
-            "--batch_size is ignored",
-            "lambda size: evaluation.batch_size or batch_size_for(",
-            "lambda size: batch_size_for(",
-        ),
-        (
-            "another seed goes on with the scores of the first",
-            '        "seed": evaluation.seed,\n        "precision": precision,',
-            '        "precision": precision,',
-        ),
+        ("--batch_size is ignored", "batch_size=evaluation.batch_size,", "batch_size=None,"),
         (
             "a checkpoint is compared with itself",
             "checkpoints=None, checkpoint=checkpoint,",

@@ -73,7 +73,7 @@ class Track(Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % trainer.log_every_n_steps:
             return
         sums = trainer.strategy.reduce(self.sums, reduce_op="sum").T.tolist()
-        means = {f"denoiser_loss/snr_{bin}": total / crops for bin, (total, crops) in enumerate(sums) if crops}
+        means = {f"denoiser_loss/snr_{k}": total / crops for k, (total, crops) in enumerate(sums) if crops}
         log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 

@@ -12,6 +12,7 @@ from skimage.transform import ProjectiveTransform, warp
 
 from evaluation.alignment import Aligned, align
 from evaluation.fidelity import MetricError, psnr
+from evaluation.metrics import make_metrics
 from tests.evaluation import images
 from tests.evaluation.images import RESTORED, tensor
 
@@ -51,7 +52,7 @@ def test_without_opencv_the_scores_say_what_is_missing(monkeypatch):
     made = Aligned("psnr")
     assert made.recipe is None and "pip install opencv-python-headless" in made.reason
     with pytest.raises(MetricError, match="Aligned PSNR is missing"):
-        made(tensor(SHARP), tensor(SHARP))
+        make_metrics(["psnr_aligned"])["psnr_aligned"](tensor(SHARP), tensor(SHARP))
 
 
 def opencv_scores(restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:

@@ -10,6 +10,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from evaluation.fidelity import Consistency, MetricError, psnr, sharpness, ssim, ssim_matlab
+from evaluation.metrics import make_metrics
 from tests.conftest import ASSETS
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
@@ -125,7 +126,7 @@ def test_consistency_without_kernels_says_so(kernels, tmp_path):
     missing = Consistency(None)
     assert missing.recipe is None and "--kernels FILE" in missing.reason
     with pytest.raises(MetricError, match="Consistency is missing"):
-        missing(tensor(SHARP), None, tensor(SHARP), ["a/1"])
+        make_metrics(["consistency"])["consistency"](tensor(SHARP), tensor(SHARP), tensor(SHARP), ["a/1"])
     with pytest.raises(MetricError, match="no blur kernel is known for c"):
         Consistency(tmp_path / "kernels.npz")(tensor(SHARP), None, tensor(SHARP), ["c"])
     with pytest.raises(MetricError, match=r"absent.npz cannot be read: No such file"):

@@ -81,7 +81,6 @@ def test_the_metrics_come_in_the_order_of_the_columns_with_recipes(tmp_path):
         assert any(library in metric.recipe for library in ("torch 2", "kornia", "lpips 0"))
     assert [name for name in made if not made[name].higher_is_better] == ["lpips", "lpips_squeeze"]
     assert [name for name in made if not made[name].reference] == ["consistency"]
-    assert [name for name in made if made[name].extra] == ["consistency"]
     assert len({metric.recipe for metric in made.values()}) == len(made)
 
 

@@ -23,9 +23,8 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
     spread[:, 20:] = 0
     tall = [torch.full((3, 60, 30), level) for level in (0.2, 0.6, 0.1, 0.4)]
     columns = {"blurry": [dark, tall[0]], "sample": [red, tall[1]], "std": [spread, tall[2]], "sharp": [red, tall[3]]}
-    drawn = panel(columns, tmp_path / "panel.png", ["best: clock", "worst: cat"])
+    panel(columns, tmp_path / "panel.png", ["best: clock", "worst: cat"])
     pixels = np.asarray(Image.open(tmp_path / "panel.png"))
-    assert (pixels == np.asarray(drawn)).all()
 
     heights = WIDTH * 40 // 60, WIDTH * 60 // 30
     tops = TITLE, TITLE + heights[0] + CAPTION
@@ -49,8 +48,8 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
 
 
 def test_panel_of_one_image_without_ground_truth(tmp_path):
-    drawn = panel({"blurry": torch.rand(3, 32, 32), "std": torch.zeros(3, 32, 32)}, tmp_path / "panel.png")
-    assert drawn.size == (3 * GAP + 2 * WIDTH + BAR, TITLE + WIDTH + CAPTION)
-    pixels = np.asarray(drawn)
+    panel({"blurry": torch.rand(3, 32, 32), "std": torch.zeros(3, 32, 32)}, tmp_path / "panel.png")
+    pixels = np.asarray(Image.open(tmp_path / "panel.png"))
+    assert pixels.shape == (TITLE + WIDTH + CAPTION, 3 * GAP + 2 * WIDTH + BAR, 3)
     assert words(pixels, (GAP + WIDTH // 2, TITLE + WIDTH + CAPTION // 2), "", 20)
     assert words(pixels, (2 * GAP + WIDTH + WIDTH // 2, TITLE + WIDTH + CAPTION // 2), "8-bit levels", 20)

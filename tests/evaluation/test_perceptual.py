@@ -89,7 +89,7 @@ def test_without_vgg_its_metric_is_missing(no_network):
     assert made.reason.startswith("LPIPS is missing: VGG16's weights could not be loaded (")
     assert made.reason.endswith("; give them as backbone.")
     with pytest.raises(MetricError, match="LPIPS is missing"):
-        made(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
+        make_metrics(["lpips_vgg"])["lpips_vgg"](torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
 
 
 @pytest.mark.parametrize("net", PUBLISHED)
@@ -144,7 +144,7 @@ def test_lpips_without_weights_or_network_is_missing_with_a_reason(no_network, u
     }
     assert Scores().lpips.reason.endswith("with --scores.lpips_backbone FILE.")
     with pytest.raises(MetricError, match="LPIPS is missing"):
-        lpips(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
+        asked["lpips"](torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
     with pytest.raises(MetricError, match="LPIPS is missing"):
         PerceptualLoss(net="squeeze")
 

@@ -8,7 +8,7 @@ from matplotlib.text import Annotation
 from PIL import Image
 
 from evaluation.controls import LABELS
-from evaluation.plots import plot_curve
+from evaluation.plots import curve
 from tests.evaluation.document import SAMPLERS, estimate, results
 
 
@@ -18,7 +18,8 @@ def labels(figure) -> list[Annotation]:
 
 @pytest.mark.parametrize("count", [2, 12, 18])
 def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
-    figure = plot_curve(results(count), tmp_path / "pareto.png")
+    figure = curve(results(count))
+    figure.savefig(tmp_path / "pareto.png")
     boxes = [text.get_window_extent() for text in labels(figure)]
     boxes.append(figure.axes[0].get_legend().get_window_extent())
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
@@ -27,9 +28,9 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
         assert image.size == (1500, 975)
 
 
-def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
+def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     document = results()
-    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
+    axes = curve(document).axes[0]
     points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
     assert set(points) == {*SAMPLERS, "blurry", "predictor"}
     for sampler in SAMPLERS:
@@ -58,7 +59,7 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front(tmp_path):
     assert any(text.get_text().endswith(" perceptual") for text in axes.texts)
 
 
-def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
+def test_without_lpips_the_curve_takes_ssim_and_says_why():
     document = results()
     document["axes"]["perception"] = "ssim"
     reason = "LPIPS is missing: no network."
@@ -66,7 +67,7 @@ def test_without_lpips_the_curve_takes_ssim_and_says_why(tmp_path):
     document["metrics"]["ssim"] = {"title": "SSIM", "recipe": "SSIM", "reason": None, "higher_is_better": True}
     for row in document["rows"]:
         row["metrics"]["ssim"] = estimate(1 - (row["metrics"]["lpips"]["mean"] or 0), 0.01)
-    axes = plot_curve(document, tmp_path / "pareto.png").axes[0]
+    axes = curve(document).axes[0]
     assert reason in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()
 

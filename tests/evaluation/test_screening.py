@@ -11,7 +11,7 @@ from evaluation.grid import key
 from evaluation.journal import Score
 from evaluation.results import format_table
 from evaluation.scoring import CONTROLS
-from evaluation.screening import beaten_by, split
+from evaluation.screening import beaten_by, first_and_rest
 from evaluation.summary import choose_presets, pareto_front
 from models.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Toy
@@ -22,9 +22,9 @@ IMAGES = 48
 
 def test_a_fixed_share_of_the_images_comes_first():
     for count, first in ((3, 3), (8, 8), (20, 8), (41, 10), (400, 100)):
-        one, rest = split(range(count))
+        one, rest = first_and_rest(range(count))
         assert len(one) == first and sorted(one + rest) == list(range(count))
-        assert split(range(count)) == (one, rest)
+        assert first_and_rest(range(count)) == (one, rest)
     assert one != sorted(one), "spread over the list"
 
 
@@ -72,7 +72,7 @@ def lost_and_cost(seeds: int) -> tuple[float, float]:
     lost, costs = [], []
     for seed, *kind in itertools.product(range(seeds), (False, True), (False, True)):
         axes = problem(np.random.default_rng(seed), *kind)
-        first, rest = map(len, split(range(IMAGES)))
+        first, rest = map(len, first_and_rest(range(IMAGES)))
         kept = np.array([winner is None for winner in beaten_by([axis[:first] for axis in axes])])
         lost.append(bool(front(axes) - set(np.flatnonzero(kept))))
         costs.append((first * STEPS.sum() + rest * STEPS[kept].sum()) / (IMAGES * STEPS.sum()))

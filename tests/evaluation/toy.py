@@ -12,7 +12,7 @@ import evaluate
 from evaluation.grid import key
 from evaluation.journal import Journal
 from evaluation.metrics import make_metrics
-from evaluation.results import Results
+from evaluation.results import Results, results_of
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import Row
 from models.settings import sharing_samples
@@ -81,7 +81,7 @@ class Toy:
             journal=Journal(folder, facts, processes.global_rank),
             seed=0,
             baselines={},
-            batch_size=lambda size: self.batch_size,
+            batch_size=self.batch_size,
             device=torch.device("cpu"),
             processes=processes,
             facts={},
@@ -97,7 +97,7 @@ class Toy:
 def results(plan: Plan, screen: bool = False) -> Results:
     """What evaluate.py makes of a plan."""
     evaluation = evaluate.Evaluation(data="", output="", grid="grid.yaml", screen=screen)
-    return evaluate.summarise(plan, evaluate.run(evaluation, plan))
+    return results_of(plan, evaluate.run(evaluation, plan))
 
 
 def score_of(plan: Plan, row, image: str):
