@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from base.files import replacing
 from base.progress import counted
-from evaluation.panels import panel, picture
+from evaluation.panels import eight_bits, panel
 from evaluation.results import Results, json_number
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import best_sample, pareto_front, perception_metric
@@ -103,4 +103,4 @@ def _write(path: Path, image: Tensor) -> None:
     """Write (3, H, W), about [0, 1], as an 8-bit PNG."""
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as part:
-        picture(image).save(part)
+        eight_bits(image).save(part)

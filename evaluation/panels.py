@@ -52,7 +52,7 @@ def panel(
                 caption = "8-bit levels"
                 _draw_heat(drawn, image, (left, top), height)
             else:
-                drawn.paste(_resized(picture(image), height), (left, top))
+                drawn.paste(_resized(eight_bits(image), height), (left, top))
                 if "sharp" in columns and label != "sharp":
                     caption = f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB"
             draw.text((centre, top + height + CAPTION // 2), caption, "black", _font(20), "mm")
@@ -69,7 +69,7 @@ def panel(
         drawn.save(part)
 
 
-def picture(image: Tensor) -> Image.Image:
+def eight_bits(image: Tensor) -> Image.Image:
     """(3, H, W), about [0, 1], in 8 bits."""
     return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
 
