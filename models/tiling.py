@@ -184,11 +184,6 @@ class Tiling:
         return used_memory(image.device) + self.fields * image.nbytes
 
 
-def whole(function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-    """Stands in for a tiling: processes the whole image at once."""
-    return function(*images)
-
-
 def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:
     """The tiles along one axis: (start of the tile, start of its core, end of its core, end of the tile)."""
     for start in range(0, length, core):

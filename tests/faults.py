@@ -163,7 +163,7 @@ FAULTS = [
         "models/test_sampling.py",
         ("ddpm has the posterior's variance", 'variance_type="fixed_large"', 'variance_type="fixed_small"'),
         ("every schedule starts from pure noise", "r_t *= math.sqrt(1 - levels[0])", "r_t *= 1"),
-        ("eta is ignored", 'options = {"eta": eta, "generator": generator}', 'options = {"generator": generator}'),
+        ("eta is ignored", 'options = {"eta": eta, "generator": generators}', 'options = {"generator": generators}'),
         ("all samples of an image are the same", "noise_seed(seed, sample, name)", "noise_seed(seed, name)"),
         (
             "estimates are clipped from below alone",
