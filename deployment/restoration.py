@@ -85,7 +85,7 @@ class Restorer:
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
         if options.compile:
-            self.pipeline.compile()
+            self.pipeline.compile_networks()
         require_memory(options.memory, place)
         name, preset = name_of(options.checkpoint), options.preset
         if preset is None and "balanced" in self.pipeline.config.presets:
