@@ -740,7 +740,7 @@ FAULTS = [
         ("making LPIPS draws random numbers", '"__module__", None) == "torch.nn.init"', '"__module__", None) == ""'),
     ),
     *_of(
-        "train.py",
+        "base/stop.py",
         "test_train.py",
         ("a fault ends with exit code 0", "        return 2\n", "        return 0\n"),
     ),

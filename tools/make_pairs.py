@@ -23,14 +23,13 @@ from tqdm import tqdm
 
 from base.command_line import call
 from base.files import is_free
+from base.messages import one_sentence
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
 from data.layouts import DatasetError, named_files
 from data.pairs import FrameSharp, generator_of, reflect_to
 from tools.resumable import resumable
-
-FRAME = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Import path", "Problem with", "Given value")
 
 
 def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
@@ -49,10 +48,7 @@ def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
     try:
         return parser.instantiate(parser.parse_object({"blur": deepcopy(section)})).blur, section
     except (ArgumentError, ValueError) as error:
-        # jsonargparse reports everything it tried; the cause is the first line that is not part of that frame.
-        lines = [line.strip(" -") for line in str(error).splitlines()]
-        reason = next((line for line in lines if line and not line.startswith(FRAME)), "")
-        raise ValueError(f"{config} has a data.blur that cannot be built: {reason}") from None
+        raise ValueError(f"{config} has a data.blur that cannot be built: {one_sentence(str(error))}") from None
 
 
 def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, Path]]:
