@@ -6,10 +6,9 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
-from models.checkpoints import load_pipeline
+from models.checkpoints import load_pipeline, save_presets
 from models.export import export
 from models.lightning_module import PredictAndRefine
-from models.presets import save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
