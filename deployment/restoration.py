@@ -15,7 +15,7 @@ from base.progress import counted
 from data import images
 from data.images import ImageFile
 from data.maps import write_map
-from data.outputs import batches
+from data.outputs import batches, usual
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.guard import faults
 from models.index import name_of, pretrained
@@ -97,7 +97,7 @@ class Restorer:
         self.facts["precision"] = precision
         for kept in ["seed", "guard", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
             self.facts[kept] = getattr(options, kept)
-        self.facts["format"] = options.suffix
+        self.facts["format"] = options.suffix and usual(options.suffix)
 
     @property
     def steps(self) -> int:

@@ -9,7 +9,6 @@ from models.settings import Preset, preset_settings
 
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
-SUFFIXES = {"jpeg": ".jpg", "tiff": ".tif"}  # of formats whose suffix differs from their name
 
 
 def require_known(device: str) -> None:
@@ -84,7 +83,7 @@ class Options:
     @property
     def suffix(self) -> str | None:
         """The output's file suffix if a format is given."""
-        return self.format and SUFFIXES.get(self.format, f".{self.format}")
+        return self.format and f".{self.format}"
 
 
 def check_settings(options: Options, numbers: dict[str, Any]) -> None:
