@@ -13,19 +13,12 @@ MOST_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Outputs:
-    """The images to restore, and inputs that are left out.
-
-    Args:
-        folder: output folder of all files.
-        work: each image and the file of its restoration.
-        missing: a sentence for each input that is not an image or contains none.
-        skipped: number of images in unsupported formats found among the inputs, by suffix.
-    """
+    """The images to restore, and inputs that are left out."""
 
     folder: Path
-    work: list[tuple[Path, Path]]
-    missing: list[str]
-    skipped: Counter[str]
+    work: list[tuple[Path, Path]]  # each image and the file of its restoration
+    missing: list[str]  # a sentence for each input that is not an image or contains none
+    skipped: Counter[str]  # images in formats that are not read, by suffix
 
 
 def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, deep: bool = False) -> Outputs:
