@@ -46,6 +46,8 @@ def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
 class StepLog(CSVLogger):
     """logs/version_N/metrics.csv with one row per step, written when the step is finished.
 
+    Lightning's CSVLogger writes a row for every call of log_metrics, and a step has several: losses, gradients, scores.
+
     Args:
         root: the run's folder.
     """
