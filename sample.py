@@ -48,9 +48,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     Raises:
         ValueError, OSError: nothing can be restored.
     """
-    SamplingSettings(**numbers)  # raises for wrong values before anything heavy is loaded
-    outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     check_settings(options, numbers)
+    outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     outputs.folder.mkdir(parents=True, exist_ok=True)
     run = _Run(options, numbers, outputs)
     try:

@@ -167,8 +167,6 @@ def recognise(root: Path, split: str) -> str:
     """The layout of a dataset, by its name (csv) or by the folders and lists in it."""
     if root.suffix.lower() == ".csv":
         return "csv"
-    if not root.is_dir():
-        raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
     if any(root.glob("RealBlur_[JR]_*_list.txt")) or any(root.glob("RealBlur-[JR]_*")):
         return "realblur"
     if any(root.glob("RSBlur_real_*.txt")):

@@ -113,8 +113,6 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
 
 def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
     """Load the pipeline in a Lightning .ckpt, with its averaged (ema) or raw weights. Raises CheckpointError."""
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {path} does not exist")
     checkpoint = read_torch(path)
     if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
         raise CheckpointError(f"checkpoint {path} was not written by train.py: it does not say what networks it holds")

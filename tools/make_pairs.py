@@ -22,7 +22,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from tqdm import tqdm
 
 from base.command_line import call
-from base.files import is_free
+from base.files import require_free
 from base.messages import one_sentence
 from base.stop import run_command
 from data import images, search
@@ -159,8 +159,7 @@ def make(
     blur, section = read_blur(config)
     blur = blur.uniform() if uniform else blur
     found, folder = find_photos(photos, names), Path(output)
-    if not is_free(folder):
-        raise DatasetError(f"{folder} is not an empty folder: give a new one.")
+    require_free(folder)
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
     facts |= {"candidates": candidates}
     facts |= {"uniform": uniform, "seed": seed, "blur": section}

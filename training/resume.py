@@ -34,8 +34,6 @@ def read_checkpoint(path: Path) -> dict:
     Raises:
         CheckpointError: the file is missing, damaged, or holds more than tensors and plain values.
     """
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {path} does not exist")
     return read_torch(path, checksums=True)
 
 

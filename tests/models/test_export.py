@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
+from base.files import FolderInUse
 from models.checkpoints import load_pipeline, save_presets
 from models.export import export
 from models.lightning_module import PredictAndRefine
@@ -48,7 +49,7 @@ def test_export_takes_the_weights_that_are_named(run, tmp_path):
     assert any(not torch.equal(value, states["raw"][key]) for key, value in states["ema"].items())
     with pytest.raises(CheckpointError, match="only one kind of weights"):
         export(str(tmp_path / "ema"), str(tmp_path / "again"), "raw")
-    with pytest.raises(CheckpointError, match="not an empty folder"):
+    with pytest.raises(FolderInUse, match="not an empty folder"):
         export(str(run), str(tmp_path / "ema"))
 
 
