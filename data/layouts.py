@@ -32,12 +32,8 @@ COUNTS = {
 }
 
 
-class DatasetError(ValueError):
+class DatasetError(search.DataError):
     """A dataset that cannot be used as it is; the message names the folder or the files."""
-
-    def __init__(self, sentence: str):
-        # A DataLoader puts a worker's whole traceback into the message: keep only the sentence.
-        super().__init__(sentence.rpartition("DatasetError: ")[2].strip())
 
 
 class NoSplitError(DatasetError):

@@ -161,8 +161,7 @@ def make(
     found, folder = find_photos(photos, names), Path(output)
     require_free(folder)
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
-    facts |= {"candidates": candidates}
-    facts |= {"uniform": uniform, "seed": seed, "blur": section}
+    facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
         bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
