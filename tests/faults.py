@@ -144,7 +144,7 @@ FAULTS = [
             "return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]",
             "return torch.linspace(beta_start, beta_end, steps, dtype=torch.float64)",
         ),
-        ("cosine is not clipped", "return _betas(f / f[0]).clamp(max=MAX_BETA)", "return _betas(f / f[0])"),
+        ("cosine is not clipped", "return _betas((f / f[0])[1:]).clamp(max=MAX_BETA)", "return _betas((f / f[0])[1:])"),
         (
             "respaced levels are rounded down",
             "* T / steps).round().long() - 1",
