@@ -269,7 +269,7 @@ def publish(evaluation: Evaluation, plan: "Plan", screened_out: dict[str, str]) 
     if write_panel(plan, results, evaluation.panel_path):
         files.append(evaluation.panel_path)
     if evaluation.save_presets:
-        from models.presets import save_presets
+        from models.checkpoints import save_presets
 
         checkpoint, labels = Path(plan.facts["checkpoint"]["name"]), plan.by_label
         save_presets(checkpoint, {name: labels[row.label] for name, row in results.presets.items()})

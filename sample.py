@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -36,13 +35,11 @@ KINDS = get_type_hints(Options) | NUMBERS
 
 
 def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int:
-    """Restore images, each in its own format and depth, with its metadata.
-
-    Under torchrun the processes share the list.
+    """Restore images, each in its own format and depth, with its metadata; under torchrun the processes share the list.
 
     Args:
         inputs: images, folders of images (searched recursively) and patterns such as photos/**/*.png.
-        options: what is written, and how it is computed.
+        options: of the command line.
         numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
 
     Returns:
@@ -51,17 +48,14 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     Raises:
         ValueError, OSError: nothing can be restored.
     """
-    SamplingSettings(**numbers)  # raises for wrong values before anything heavy is loaded
-    outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     check_settings(options, numbers)
+    outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     outputs.folder.mkdir(parents=True, exist_ok=True)
-    done = 0
+    run = _Run(options, numbers, outputs)
     try:
-        run = _Run(options, numbers, outputs)
-        for done in run.go():  # noqa: B007 (counts)
-            pass
+        run.go()
     except Stopped as stopped:
-        raise Stopped(stopped.signal, STOPPED.format(done)) from None
+        raise Stopped(stopped.signal, STOPPED.format(run.written)) from None
     return run.say_how_it_went()
 
 
@@ -85,8 +79,8 @@ class _Run:
         self.work = [pair for pair in self.share if options.overwrite or not self.manifest.has(pair[0])]
         self.failures, self.written, self.replaced = list(outputs.missing), 0, Counter()
 
-    def go(self) -> Iterator[int]:
-        """Restore all images; yields the number written so far."""
+    def go(self) -> None:
+        """Restore all images."""
         from tqdm import tqdm
 
         with tqdm(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
@@ -99,7 +93,6 @@ class _Run:
                     self.replaced[why] += 1
                 self.manifest.add(one.path, *self.restorer.write(one))
                 self.written += 1
-                yield self.written
 
     def say_how_it_went(self) -> int:
         """Print what was written and, on stderr, what was not; return the number of images that failed."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.messages import UsageError, one_sentence
-from base.stop import Stopped, interruptible
+from base.stop import run_command
 from training.usage import COMMANDS, check, help_text
 
 if TYPE_CHECKING:
@@ -64,25 +64,18 @@ def _main(args: list[str]) -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
-    try:
-        # This handles Ctrl-C until training begins and does so itself; Lightning would exit with code 1.
-        with interruptible("stopped before the first step; nothing was changed"):
-            _main(sys.argv[1:] if args is None else args)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        # jsonargparse wraps a class's error in a list of everything it tried: report the original cause.
-        while isinstance(cause := error.__cause__ or _context(error), ValueError | OSError):
-            error = cause
-        print(f"train.py: error: {one_sentence(str(error))}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        if str(stopped):
-            print(f"train.py: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal
-    return 0
+    # The message is for Ctrl-C until training begins, which handles it itself; Lightning would exit with code 1.
+    stopped = "stopped before the first step; nothing was changed"
+    return run_command("train.py", lambda: _main(sys.argv[1:] if args is None else args), stopped, _said)
 
 
-def _context(error: BaseException) -> BaseException | None:
-    return None if error.__suppress_context__ else error.__context__
+def _said(error: BaseException) -> str:
+    # jsonargparse wraps a class's error in a list of everything it tried: report the original cause.
+    while isinstance(
+        cause := error.__cause__ if error.__suppress_context__ else error.__context__, ValueError | OSError
+    ):
+        error = cause
+    return one_sentence(str(error))
 
 
 if __name__ == "__main__":

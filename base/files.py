@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 
 class FolderInUse(OSError):
-    """Another process writes into a folder; the message names both."""
+    """A folder holds files, or another process writes into it; the message names it."""
 
 
 @contextmanager
@@ -37,9 +37,10 @@ def require_writable(folder: Path) -> None:
         raise OSError(f"cannot write into the folder {folder}: {error.strerror}") from error
 
 
-def is_free(folder: Path) -> bool:
-    """Whether a folder can be created: its path does not exist, or is an empty folder."""
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+def require_free(folder: Path) -> None:
+    """Raise FolderInUse unless a folder can be created: its path does not exist, or is an empty folder."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FolderInUse(f"{folder} is not an empty folder: give a new one")
 
 
 def remove_parts(folder: Path) -> None:

@@ -32,20 +32,24 @@ def interruptible(sentence: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_command(name: str, command: Callable[[], int | None], stopped: str) -> int:
+def run_command(
+    name: str, command: Callable[[], int | None], stopped: str, said: Callable[[Exception], str] = str
+) -> int:
     """Run a command and return its exit code; wrong input or a stop is reported in one sentence on stderr.
 
     Args:
         name: the script's name, for its messages.
         command: returns its exit code; None is 0.
         stopped: the message for Ctrl-C.
+        said: puts an error into a sentence.
     """
     try:
         with interruptible(stopped):
             return command() or 0
-    except (ValueError, OSError) as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"{name}: error: {said(error)}", file=sys.stderr)
         return 2
     except Stopped as end:
-        print(f"{name}: {end}", file=sys.stderr)
+        if str(end):  # otherwise the command has said it itself
+            print(f"{name}: {end}", file=sys.stderr)
         return 128 + end.signal

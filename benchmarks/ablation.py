@@ -146,7 +146,8 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
             x_init = pipeline.predict(blurry)
             restored = {"blurry": blurry, "prediction": x_init.clamp(0, 1)}
             for name, setting in samplings.items() if test == "crops" else ():
-                restored[name] = pipeline.refine(blurry, x_init, setting, names=[pair.name]).images
+                [output] = pipeline.refine_shared(blurry, x_init, [setting], names=[pair.name])
+                restored[name] = output.images
             for what, image in restored.items():
                 for metric, compute in metrics.items():
                     value = compute(image, sharp).item()

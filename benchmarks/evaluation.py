@@ -30,7 +30,7 @@ def one_by_one(
 ) -> None:
     """Restore a batch with each setting separately."""
     for setting in settings:
-        pipeline.refine(blurry, pipeline.predict(blurry), setting, progress=progress)
+        pipeline.refine_shared(blurry, pipeline.predict(blurry), [setting], progress=progress)
 
 
 def together(

@@ -74,7 +74,7 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
     gflop_predictor = flops(lambda: pipeline.predictor(blurry))
     gflop_step = flops(step_of(pipeline, blurry))
     if mode == "compiled":
-        pipeline.compile()
+        pipeline.compile_networks()
 
     def run():
         if steps == 0:

@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 Range = tuple[float, float]
 
 FINE = 64  # steps in which a path is drawn before it is resampled
+FOCAL = 1.2  # focal length relative to the photograph's longer side
 CHUNK = 2**16  # pixels warped at once; they fit into a processor's cache
 
 
@@ -119,7 +120,6 @@ class SixDegrees:
         roll: strength of rotations about the optical axis, which blur the corners and leave the centre sharp.
         translation: strength of shifts parallel to the image.
         zoom: strength of shifts along the optical axis.
-        focal: focal length relative to the photograph's longer side.
         frame: longer side in pixels of the 4:3 photograph of which the image is a crop, at a random position, so that
             the blur varies over the crop as it would there. none: the image is the whole photograph, as it also is
             along a side that is longer than the photograph's.
@@ -134,7 +134,6 @@ class SixDegrees:
         roll: float = 1.0,
         translation: float = 0.3,
         zoom: float = 0.3,
-        focal: float = 1.2,
         frame: int | None = None,
     ):
         check_ranges("SixDegrees", length=length)
@@ -144,7 +143,6 @@ class SixDegrees:
             raise ValueError("SixDegrees's rotation, roll, translation and zoom must be at least 0, and one above.")
         self.length = length
         self.strengths = torch.tensor([rotation, rotation, roll, translation, translation, zoom])
-        self.focal = focal
         self.frame = frame
         self.margin = math.ceil(length[1]) + 1
 
@@ -158,7 +156,7 @@ class SixDegrees:
         return homographies(poses, self._focal(height, width), centre)
 
     def _focal(self, height: int, width: int) -> float:
-        return self.focal * max(height, width, self.frame or 0)
+        return FOCAL * max(height, width, self.frame or 0)
 
     def _centre(self, generator: Generator, height: int, width: int) -> Tensor:
         """The photograph's centre (x, y) in pixel coordinates of the image."""

@@ -32,12 +32,8 @@ COUNTS = {
 }
 
 
-class DatasetError(ValueError):
+class DatasetError(search.DataError):
     """A dataset that cannot be used as it is; the message names the folder or the files."""
-
-    def __init__(self, sentence: str):
-        # A DataLoader puts a worker's whole traceback into the message: keep only the sentence.
-        super().__init__(sentence.rpartition("DatasetError: ")[2].strip())
 
 
 class NoSplitError(DatasetError):
@@ -167,8 +163,6 @@ def recognise(root: Path, split: str) -> str:
     """The layout of a dataset, by its name (csv) or by the folders and lists in it."""
     if root.suffix.lower() == ".csv":
         return "csv"
-    if not root.is_dir():
-        raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
     if any(root.glob("RealBlur_[JR]_*_list.txt")) or any(root.glob("RealBlur-[JR]_*")):
         return "realblur"
     if any(root.glob("RSBlur_real_*.txt")):

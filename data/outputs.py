@@ -13,19 +13,12 @@ MOST_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Outputs:
-    """The images to restore, and inputs that are left out.
-
-    Args:
-        folder: output folder of all files.
-        work: each image and the file of its restoration.
-        missing: a sentence for each input that is not an image or contains none.
-        skipped: number of images in unsupported formats found among the inputs, by suffix.
-    """
+    """The images to restore, and inputs that are left out."""
 
     folder: Path
-    work: list[tuple[Path, Path]]
-    missing: list[str]
-    skipped: Counter[str]
+    work: list[tuple[Path, Path]]  # each image and the file of its restoration
+    missing: list[str]  # a sentence for each input that is not an image or contains none
+    skipped: Counter[str]  # images in formats that are not read, by suffix
 
 
 def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, deep: bool = False) -> Outputs:
@@ -74,11 +67,16 @@ def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
         ValueError: 16 bits are requested and the format does not support them.
     """
     own = target.suffix.lower()
-    if _kind(own) != _kind(suffix) if suffix else own not in WRITABLE:
-        target = target.with_suffix(suffix or ".png")
+    if usual(own) != usual(suffix) if suffix else own not in WRITABLE:
+        target = target.with_suffix(usual(suffix or ".png"))
     if deep and target.suffix.lower() not in DEEP:
         raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
     return target
+
+
+def usual(suffix: str) -> str:
+    """The usual suffix of a format that has several."""
+    return {".jpeg": ".jpg", ".tiff": ".tif"}.get(suffix, suffix)
 
 
 def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[list[tuple[Path, Path]]]:
@@ -111,11 +109,6 @@ def _file(output: str, count: int, suffix: str | None) -> Path | None:
         raise ValueError(f"--output {output} is a file's name, and there are {count} images: give a folder")
     if own not in WRITABLE:
         raise ValueError(f"--output {output} cannot be written: its suffix must be one of {' '.join(sorted(WRITABLE))}")
-    if suffix and _kind(own) != _kind(suffix):
+    if suffix and usual(own) != usual(suffix):
         raise ValueError(f"--output {output} and --format {suffix[1:]} differ: give one of them")
     return path
-
-
-def _kind(suffix: str) -> str:
-    """The usual suffix of a format that has several."""
-    return {".jpeg": ".jpg", ".tiff": ".tif"}.get(suffix, suffix)

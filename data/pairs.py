@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -102,7 +104,7 @@ class TrainSharp(TrainPairs):
     needs the margin and crops it. `files` may also be pairs, of which only the sharp image is used.
     """
 
-    def __init__(self, files: Sequence[Path | Pair], patch_size: int, margin: int, **options):
+    def __init__(self, files: Sequence[Path | Pair], patch_size: int, margin: int, **options: Any):
         super().__init__(files, patch_size + 2 * margin, **options)
 
     def __getitem__(self, number: int) -> list[dict]:
@@ -240,19 +242,14 @@ def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> 
 def cut(frame: Tensor, size: int, window: tuple[int, int, int, int]) -> Tensor:
     """Crop (..., H, W) to (..., size, size) at a window, rotate and flip it; contiguous."""
     top, left, turns, flip = window
-    crop = reflect_to(frame, size)[..., top : top + size, left : left + size].rot90(turns, (-2, -1))
+    crop = reflect_to(frame[..., top : top + size, left : left + size], size).rot90(turns, (-2, -1))
     return (crop.flip(-1) if flip else crop).contiguous()
 
 
 def reflect_to(frames: Tensor, size: int) -> Tensor:
     """Pad (..., H, W) by reflection to the right and below until both sides reach `size`."""
-    for dim in (-2, -1):
-        length = frames.shape[dim]
-        if length < size:
-            period = max(2 * length - 2, 1)
-            index = torch.arange(size) % period
-            frames = frames.index_select(dim, torch.minimum(index, period - index) if length > 1 else index)
-    return frames
+    padding = [(0, max(0, size - side)) for side in frames.shape[-2:]]
+    return torch.from_numpy(np.pad(frames.numpy(), [(0, 0)] * (frames.ndim - 2) + padding, mode="reflect"))
 
 
 def centre_crop(frame: Tensor, size: int | None) -> Tensor:

@@ -16,12 +16,16 @@ PASSED_OVER = RAW | {".avif", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".
 PASSED_OVER |= {".psd", ".svg", ".tga"}  # images in formats that are not supported
 
 
-class ImageError(ValueError):
-    """An image that cannot be read or written; the message names the file."""
+class DataError(ValueError):
+    """Data that cannot be used; the message is one sentence."""
 
     def __init__(self, sentence: str):
         # A DataLoader puts a worker's whole traceback into the message: keep only the sentence.
-        super().__init__(sentence.rpartition("ImageError: ")[2].strip())
+        super().__init__(sentence.rpartition(f"{type(self).__name__}: ")[2].strip())
+
+
+class ImageError(DataError):
+    """An image that cannot be read or written; the message names the file."""
 
 
 def find(path: str | Path) -> list[Path]:

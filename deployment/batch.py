@@ -127,7 +127,6 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     """
     if find_spec("ray") is None:
         raise ValueError(NEEDED)
-    SamplingSettings(**numbers)  # raises for wrong values before anything heavy is loaded
     check_settings(options, numbers)
     if options.checkpoint and os.path.exists(options.checkpoint):
         options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder

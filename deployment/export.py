@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from base.command_line import call
-from base.files import is_free, replacing
+from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
 from models.hub import find_folder
@@ -79,8 +79,7 @@ def export(
     if (precision == "int8") != (calibration is not None):
         raise CheckpointError("--precision int8 and --calibration PAIRS, of training images, go together")
     folder = Path(output)
-    if not is_free(folder):
-        raise CheckpointError(f"{folder} is not an empty folder: give a new one")
+    require_free(folder)
     pipeline = load_pipeline(source, "cpu", "fp32")
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")

@@ -142,13 +142,13 @@ class Quantiser:
 
         place = Path(self._workplace.name)
         used = {given.name for given in self.model.graph.input}
-        names = [n for n in inputs_of(self.name, self.facts.sees_scale)]
+        names = inputs_of(self.name, self.facts.sees_scale)
         wanted = set(self.inside) - set(kept) if only is None else set(only)
         logging.getLogger().setLevel(logging.ERROR)
         quantize_static(
             place / FLOAT_GRAPH,
             place / GRAPH,
-            _Reader(names, used, self.calibration.inputs[self.name], self.facts),
+            _Reader(names, used, self.calibration.inputs[self.name]),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=sorted(set(QDQRegistry) - FLOAT),
             per_channel=True,
@@ -214,7 +214,7 @@ class Quantiser:
 class _Reader:
     """A network's calibration calls, in the form that onnxruntime expects."""
 
-    def __init__(self, names: Sequence[str], used: set[str], calls: Sequence[tuple[Tensor, ...]], facts):
+    def __init__(self, names: Sequence[str], used: set[str], calls: Sequence[tuple[Tensor, ...]]):
         self._calls: Iterator[dict[str, np.ndarray]] = (
             {name: x.contiguous().numpy() for name, x in zip(names, given, strict=True) if name in used}
             for given in calls

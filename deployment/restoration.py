@@ -15,7 +15,7 @@ from base.progress import counted
 from data import images
 from data.images import ImageFile
 from data.maps import write_map
-from data.outputs import batches
+from data.outputs import batches, usual
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.faults import faults
 from models.index import name_of, pretrained
@@ -85,7 +85,7 @@ class Restorer:
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
         if options.compile:
-            self.pipeline.compile()
+            self.pipeline.compile_networks()
         require_memory(options.memory, place)
         name, preset = name_of(options.checkpoint), options.preset
         if preset is None and "balanced" in self.pipeline.config.presets:
@@ -97,7 +97,7 @@ class Restorer:
         self.facts["precision"] = precision
         for kept in ["seed", "on_fault", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
             self.facts[kept] = getattr(options, kept)
-        self.facts["format"] = options.suffix
+        self.facts["format"] = options.suffix and usual(options.suffix)
 
     @property
     def steps(self) -> int:

@@ -1,6 +1,7 @@
 """Log an evaluation to Weights & Biases."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import wandb
@@ -10,11 +11,16 @@ from evaluation.scoring import Plan
 from evaluation.summary import perception_metric
 
 
+def offline_without_key(say: Callable[[str], None]) -> None:
+    """Make Weights & Biases log to disk if it has no API key; it would otherwise stop and ask for one."""
+    if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False):
+        wandb.setup(wandb.Settings(mode="offline", silent=True))
+        say("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
+
+
 def log(project: str, folder: Path, plan: Plan, results: Results) -> None:
     """Log the table, the curve and the panels in `folder` to a project; offline if there is no API key."""
-    if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False):
-        wandb.setup(wandb.Settings(mode="offline"))
-        print("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
+    offline_without_key(print)
     names = list(plan.metrics)
     lines = [[row.label, *(row.mean(name) for name in names)] for row in results.rows]
     table = wandb.Table(columns=["setting", *names], data=lines)

@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from base.files import replacing
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
@@ -16,6 +18,7 @@ from models.index import INDEX, CheckpointError, flow_of, is_deployed, read_json
 from models.onnx_network import OnnxNetwork, Provider
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
+from models.settings import SamplingSettings, current_names
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
@@ -110,8 +113,6 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
 
 def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
     """Load the pipeline in a Lightning .ckpt, with its averaged (ema) or raw weights. Raises CheckpointError."""
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {path} does not exist")
     checkpoint = read_torch(path)
     if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
         raise CheckpointError(f"checkpoint {path} was not written by train.py: it does not say what networks it holds")
@@ -154,6 +155,15 @@ def checkpoint_hash(source: str) -> str:
 def index_text(index: dict) -> str:
     """model_index.json in the format that diffusers writes."""
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+
+def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
+    """Write settings under their names into an exported checkpoint; its other presets stay."""
+    index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
+    new = {name: asdict(settings) for name, settings in presets.items()}
+    index["presets"] = current_names(index.get("presets", {})) | current_names(new)
+    with replacing(folder / INDEX) as part:
+        part.write_text(index_text(index))
 
 
 def describe(pipeline: DeblurPipeline) -> dict:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from base.files import is_free, replacing
+from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import Weights, describe, from_ckpt, from_folder, networks
 from models.hub import find_folder
@@ -44,7 +44,7 @@ def export(
             weights (a model soup, Wortsman et al., ICML 2022). It suits runs that continue one another.
 
     Raises:
-        CheckpointError: something cannot be read or stored, or networks differ; no folder is left behind.
+        CheckpointError, OSError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
     sources = [_newest(one) for one in [source, *(average_with.split(",") if average_with else [])]]
     pipelines = [_load(one, weights) for one in sources]
@@ -58,8 +58,7 @@ def export(
                     f"the {part}'s {key} has values that are not finite in {dtype}: choose another dtype"
                 )
     folder = Path(output)
-    if not is_free(folder):
-        raise CheckpointError(f"{folder} is not an empty folder: give a new one")
+    require_free(folder)
     with replacing(folder) as part:
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)
         from_folder(part)

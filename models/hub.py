@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from models.index import CheckpointError, is_hub_id
+from models.index import CheckpointError, require_hub_id
 
 PATTERNS = ["*.json", "*.safetensors", "*.onnx", "*.md"]
 
@@ -18,9 +18,8 @@ def find_folder(source: str) -> Path:
     """
     if os.path.isdir(source):
         return Path(source)
+    require_hub_id(source)
     name, _, revision = source.partition("@")
-    if not is_hub_id(source):
-        raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
     from huggingface_hub import snapshot_download
 
     try:

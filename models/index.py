@@ -33,6 +33,12 @@ def is_hub_id(source: str) -> bool:
     return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None
 
 
+def require_hub_id(source: str) -> None:
+    """Raise CheckpointError unless `is_hub_id`."""
+    if not is_hub_id(source):
+        raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
+
+
 def stored_index(source: str) -> dict | None:
     """The model_index.json of a local checkpoint; None for a .ckpt or a hub id, which cannot be read so cheaply.
 
@@ -45,8 +51,7 @@ def stored_index(source: str) -> dict | None:
         return None
     if os.path.isdir(source):
         return read_json(Path(source) / INDEX, "an exported checkpoint has one; train.py writes it after fit")
-    if not is_hub_id(source):
-        raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
+    require_hub_id(source)
     return None
 
 

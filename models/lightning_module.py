@@ -23,6 +23,7 @@ from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
 from models.quantisation import round_convolutions
+from models.samples import to_network
 from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
 from models.warm_start import copy_weights
@@ -115,7 +116,7 @@ class Predict(L.LightningModule):
         return prediction, loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
-        blurry, sharp = _to_network(batch)
+        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
         _, loss = self.predictor_loss(blurry, sharp)
         self.log("train/loss", loss, prog_bar=True)
         return loss
@@ -280,7 +281,7 @@ class PredictAndRefine(Predict):
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The loss and, for callbacks, the denoiser's loss and noise level of each noisy crop, both (N noises,)."""
-        blurry, sharp = _to_network(batch)
+        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
         if self.predictor_training == "frozen":
             with torch.no_grad():
                 prediction, predictor_loss = self.predictor.estimates(blurry)[0], 0.0
@@ -372,8 +373,3 @@ def distance(error: Tensor, loss: Distance) -> Tensor:
     if loss == "l2":
         return error.square().mean()
     return (error.square().mean((1, 2, 3)) / 4e-3).log1p().mean()
-
-
-def _to_network(batch: dict) -> tuple[Tensor, Tensor]:
-    """blurry and sharp, converted from [0, 1] to [-1, 1]."""
-    return batch["blurry"] * 2 - 1, batch["sharp"] * 2 - 1

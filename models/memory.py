@@ -118,12 +118,12 @@ class _LiveBytes(TorchDispatchMode):
         self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
-        given = [x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)]  # their views take no memory
+        given = [x.untyped_storage() for x in args if isinstance(x, Tensor)]  # their views take no memory
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()
-            if storage not in self._counted and storage._cdata not in given:
+            if storage not in self._counted and storage not in given:
                 self._counted.add(storage)
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self._gone, storage.nbytes())

@@ -5,11 +5,10 @@ from typing import Any, Literal
 
 from base.messages import one_of
 from models.index import flow_of, pretrained, stored_index
-from models.settings import Preset, preset_settings
+from models.settings import Preset, SamplingSettings, preset_settings
 
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
-SUFFIXES = {"jpeg": ".jpg", "tiff": ".tif"}  # of formats whose suffix differs from their name
 
 
 def require_known(device: str) -> None:
@@ -84,7 +83,7 @@ class Options:
     @property
     def suffix(self) -> str | None:
         """The output's file suffix if a format is given."""
-        return self.format and SUFFIXES.get(self.format, f".{self.format}")
+        return self.format and f".{self.format}"
 
 
 def check_settings(options: Options, numbers: dict[str, Any]) -> None:
@@ -94,6 +93,7 @@ def check_settings(options: Options, numbers: dict[str, Any]) -> None:
         options: the checkpoint and the preset.
         numbers: sampling settings that override the preset's, by field of `SamplingSettings`.
     """
+    SamplingSettings(**numbers)
     source = options.checkpoint or pretrained()
     index = stored_index(source)
     if index is not None:

@@ -1,7 +1,7 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,8 +20,8 @@ from models.flow import Flow
 from models.memory import Footprint
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
-from models.samples import Samples, blended, to_world
-from models.sampling import make_scheduler, noise_generator, sample_flow, sample_residual
+from models.samples import Samples, blended, to_network, to_world
+from models.sampling import Progress, make_scheduler, noise_generator, sample_flow, sample_residual
 from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
 from models.unet import UNet
@@ -131,40 +131,14 @@ class DeblurPipeline(ConfigMixin):
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
         """Predict x_init from blurry images (N, 3, H, W) in [0, 1]: same shape and range, float32, not clipped.
 
-        With a size head the result is (N, 4, H, W). Its last channel, which `refine` may need, is the log of the
+        With a size head the result is (N, 4, H, W). Its last channel, which `refine_shared` may need, is the log of the
         expected |x - x_init| on the [-1, 1] scale.
 
         `tile` is the side of the tiles' cores; None: the whole image, or tiles that fit into memory.
         """
-        prediction = self._predict(_to_network(blurry), tile)
+        prediction = self._predict(to_network(blurry.float()), tile)
         prediction[:, :3].add_(1).div_(2)
         return prediction
-
-    @torch.no_grad()
-    def refine(
-        self,
-        blurry: Tensor,
-        prediction: Tensor,
-        settings: SamplingSettings | None = None,
-        seed: int = 0,
-        names: Sequence[str] | None = None,
-        progress: Callable[[Iterable], Iterable] = iter,
-    ) -> DeblurOutput:
-        """The diffusion part alone, applied to the output of `predict`.
-
-        Args:
-            blurry: (N, 3, H, W) in [0, 1].
-            prediction: what `predict` returned for these images.
-            settings: how to sample; None for `default_settings`.
-            seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
-                names all images start from the same noise field.
-            progress: wraps the denoising steps, e.g. tqdm.
-
-        Returns:
-            `DeblurOutput` of tensors.
-        """
-        settings = [settings or self.default_settings]
-        return self.refine_shared(blurry, prediction, settings, seed, names, progress)[0]
 
     @torch.no_grad()
     def refine_shared(
@@ -174,15 +148,26 @@ class DeblurPipeline(ConfigMixin):
         settings: Sequence[SamplingSettings],
         seed: int = 0,
         names: Sequence[str] | None = None,
-        progress: Callable[[Iterable], Iterable] = iter,
+        progress: Progress = iter,
     ) -> list[DeblurOutput]:
-        """Call `refine` with several settings that differ only in num_samples, average and blend.
+        """The diffusion part alone, once for each of several settings, which share their samples.
 
-        They share their samples: each result equals that of `refine`, and the total cost is that of the setting with
-        the most samples. `models.settings.sharing_samples` makes such groups.
+        A result does not depend on the other settings, and the total cost is that of the setting with the most samples.
+
+        Args:
+            blurry: (N, 3, H, W) in [0, 1].
+            prediction: what `predict` returned for these images.
+            settings: differ only in num_samples, average and blend; `models.settings.sharing_samples` makes such
+                groups.
+            seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
+                names all images start from the same noise field.
+            progress: wraps the denoising steps, e.g. tqdm.
+
+        Returns:
+            `DeblurOutput` of tensors for each of the settings.
         """
-        prediction = torch.cat([_to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-        return self._refine(_to_network(blurry), prediction, settings, seed, names, progress)
+        prediction = torch.cat([to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
+        return self._refine(to_network(blurry.float()), prediction, settings, seed, names, progress)
 
     @torch.no_grad()
     def __call__(
@@ -192,7 +177,7 @@ class DeblurPipeline(ConfigMixin):
         seed: int = 0,
         names: Sequence[str] | None = None,
         output_type: Literal["pil", "np", "pt"] | None = None,
-        progress: Callable[[Iterable], Iterable] = iter,
+        progress: Progress = iter,
         tile: int | None = None,
         predictor_tile: int | None = None,
         memory: int | None = None,
@@ -202,12 +187,12 @@ class DeblurPipeline(ConfigMixin):
         """Restore one image or a batch of images of one size.
 
         Args:
-            image: a PIL image, an array (H, W) or (H, W, C), a list of these, or a tensor (3, H, W) or (N, 3, H, W),
-                as `models.arrays.read_images` takes them. Any H and W. As in sample.py, grey images stay grey, and
-                alpha and an array's depth are kept.
-            settings, seed, names, progress: as in `refine`.
-            output_type: "pil", "np" or "pt"; None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they
-                are in colour or grey with alpha.
+            image: as `models.arrays.read_images` takes it; any H and W. Grey images stay grey, and alpha and an array's
+                depth are kept.
+            settings: how to sample; None for `default_settings`.
+            seed, names, progress: as in `refine_shared`.
+            output_type: None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they are in colour or grey
+                with alpha.
             tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole
                 image, or tiles that fit into memory.
             predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
@@ -230,7 +215,7 @@ class DeblurPipeline(ConfigMixin):
         settings = self.preset(preset) if preset is not None else settings
         batch, layouts = read_images(image)
         self._tilings = {}
-        blurry = _to_network(batch.to(self.device))
+        blurry = to_network(batch.to(self.device))
         del batch
         prediction = self._predict(blurry, predictor_tile, memory)
         settings = [settings or self.default_settings]
@@ -241,7 +226,7 @@ class DeblurPipeline(ConfigMixin):
             output.predictions = write_images(output.predictions, layouts, output_type)
         return output
 
-    def compile(self) -> None:
+    def compile_networks(self) -> None:
         """Compile both networks in place, separately for each size of image or tile; the first calls are slow.
 
         On a GPU the denoiser's steps become CUDA graphs; the predictor, which runs once per image, gets none.
@@ -298,7 +283,7 @@ class DeblurPipeline(ConfigMixin):
         settings: Sequence[SamplingSettings],
         seed: int,
         names: Sequence[str] | None,
-        progress: Callable[[Iterable], Iterable],
+        progress: Progress,
         tile: int | None = None,
         memory: int | None = None,
         keep: Keep | None = None,
@@ -342,8 +327,3 @@ class DeblurPipeline(ConfigMixin):
             del r_0
         predictions = to_world(x_init)
         return [DeblurOutput(samples.images(), predictions, samples.std(), expected_error) for samples in collected]
-
-
-def _to_network(x: Tensor) -> Tensor:
-    """[0, 1] -> [-1, 1]."""
-    return (x.float() * 2).sub_(1)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 
@@ -20,7 +19,8 @@ def recompute(block: nn.Module, *inputs: Tensor | None) -> Tensor:
 @contextmanager
 def _statistics_stay(block: nn.Module) -> Iterator[None]:
     """Keep the second forward pass of a batch from updating the running statistics again."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [one for one in block.modules() if isinstance(one, nn.BatchNorm2d | nn.SyncBatchNorm)]
+    norms = [norm for norm in norms if norm.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

@@ -62,6 +62,11 @@ class _Moments:
         return (self.squares / (self.count - 1)).sqrt()
 
 
+def to_network(x: Tensor) -> Tensor:
+    """[0, 1] -> [-1, 1]."""
+    return (x * 2).sub_(1)
+
+
 def to_world(x: Tensor) -> Tensor:
     """[-1, 1] -> [0, 1], clipped."""
     return (x + 1).div_(2).clamp_(0, 1)

@@ -14,9 +14,11 @@ from models.diffusion import denoise, estimate_r_0, residual
 from models.flow import Flow
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
-from models.tiling import whole
 
 BAND = 1 << 22  # pixels of a large photo that are stepped together
+
+Progress = Callable[[Iterable], Iterable]
+Tiled = Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor]
 
 
 def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> SchedulerMixin:
@@ -58,46 +60,45 @@ def sample_residual(
     blurry: Tensor,
     x_init: Tensor,
     scheduler: SchedulerMixin,
-    eta: float = 0.0,
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    residual_scale: Tensor | float | None = None,
-    progress: Callable[[Iterable], Iterable] = iter,
-    tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
+    eta: float,
+    generators: list[torch.Generator],
+    s: Tensor,
+    progress: Progress,
+    tiling: Tiled,
 ) -> Tensor:
     """Sample the scaled residual r_0 (the paper's section 3; Ho et al. 2020, algorithm 2).
 
     It starts at the schedule's noisiest level, alpha_bar_T, from sqrt(1 - alpha_bar_T) eps. That is pure noise if
-    alpha_bar_T is near 0, and otherwise noise around r_0 = 0, the prediction.
+    alpha_bar_T is near 0, and otherwise noise around r_0 = 0, the prediction. Estimates of r_0 are clipped so that
+    x_init + s r_0 stays in [-1, 1]. The noise field is that of the whole image, however it is tiled.
 
     Args:
         denoiser: f(r_t, blurry, alpha_bar, x_init), and s if it `sees_scale`; has an attribute `prediction_type`.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         scheduler: from `make_scheduler`.
         eta: for DDIM.
-        generator: one, or one per image.
-        residual_scale: s, a number or a map (N, 1, H, W); estimates of r_0 are clipped so that x_init + s r_0 stays in
-            [-1, 1]. None: no clipping.
+        generators: one per image.
+        s: (N, 1, H, W).
         progress: wraps the steps, e.g. tqdm.
-        tiling: `models.tiling.Tiling` of the denoiser, for images that are too large for one call. The noise field
-            is always that of the whole image.
+        tiling: calls the denoiser on images (N, C, H, W), as `models.tiling.Tiling` does.
 
     Returns:
         r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
     """
     levels = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].tolist()
-    r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
+    r_t = randn_tensor(blurry.shape, generators, blurry.device, blurry.dtype)
     r_t *= math.sqrt(1 - levels[0])
     options = {}
     if isinstance(scheduler, DDIMScheduler):
-        options = {"eta": eta, "generator": generator}
+        options = {"eta": eta, "generator": generators}
     elif isinstance(scheduler, DDPMScheduler):
-        options = {"generator": generator}
+        options = {"generator": generators}
     # A step is elementwise, so it is done in bands of rows to keep its temporaries small.
     rows = max(1, BAND // blurry.shape[-1])
     bands = [(slice(top, top + rows), deepcopy(scheduler)) for top in range(0, blurry.shape[-2], rows)]
-    estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
+    estimate = partial(_estimate, denoiser)
     for t, alpha_bar in zip(scheduler.timesteps.tolist(), progress(levels), strict=True):
-        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(alpha_bar, blurry), *scales])
+        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(alpha_bar, blurry), s])
         for band, own in bands:
             before = r_t[..., band, :].clone()  # multistep schedulers keep it
             r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
@@ -111,21 +112,21 @@ def sample_flow(
     x_init: Tensor,
     flow: Flow,
     steps: int,
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    residual_scale: Tensor | float | None = None,
-    progress: Callable[[Iterable], Iterable] = iter,
-    tiling: Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor] = whole,
+    generators: list[torch.Generator],
+    s: Tensor,
+    progress: Progress,
+    tiling: Tiled,
 ) -> Tensor:
     """Sample the scaled residual r_0 by `steps` equal Euler steps along a flow (ELIR, arXiv 2502.03500).
 
     Arguments and result are those of `sample_residual`. A step moves r_tau towards the estimate of r_0 by the share
     w = (tau' - tau) / (1 - tau) of the distance, so the last step reaches the estimate.
     """
-    r_t = randn_tensor(blurry.shape, generator=generator, device=blurry.device, dtype=blurry.dtype)
-    estimate, scales = partial(_estimate, denoiser), _scales(residual_scale, blurry)
+    r_t = randn_tensor(blurry.shape, generators, blurry.device, blurry.dtype)
+    estimate = partial(_estimate, denoiser)
     times = [step / steps for step in range(steps + 1)]
     for tau, later in progress(list(pairwise(times))):
-        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(flow.level(tau), blurry), *scales])
+        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(flow.level(tau), blurry), s])
         w, size = (later - tau) / (1 - tau), flow.size(later)
         r_t.mul_((1 - w) * flow.size(tau) / size).add_(r_0, alpha=w / size)
         del r_0  # free it before the next one is made
@@ -137,16 +138,8 @@ def _field(alpha_bar: float, like: Tensor) -> Tensor:
     return torch.tensor(alpha_bar, device=like.device, dtype=like.dtype).expand(len(like), 1, *like.shape[-2:])
 
 
-def _scales(residual_scale: Tensor | float | None, like: Tensor) -> list[Tensor]:
-    """The scale as a list of at most one map (N, 1, H, W), so that it can be tiled like the other inputs."""
-    if residual_scale is None:
-        return []
-    scale = torch.as_tensor(residual_scale, device=like.device, dtype=like.dtype)
-    return [scale.expand(len(like), 1, *like.shape[-2:])]
-
-
-def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor | None = None) -> Tensor:
+def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor) -> Tensor:
     alpha_bar = levels[:, 0, 0, 0]
     output = denoise(denoiser, r_t, blurry, alpha_bar, x_init, s)
     r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
-    return r_0 if s is None else r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))
+    return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # A beta of exactly 1 would leave no signal and cause a division by zero; Nichol & Dhariwal clip at the same value.
@@ -45,7 +46,7 @@ def cosine(steps: int, offset: float = 0.008) -> Tensor:
     _check_steps(steps)
     t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
     f = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
-    return _betas(f / f[0]).clamp(max=MAX_BETA)
+    return _betas((f / f[0])[1:]).clamp(max=MAX_BETA)
 
 
 def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -> Tensor:
@@ -58,8 +59,7 @@ def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -
     if not log_snr_max > log_snr_min:
         raise ValueError(f"log_snr_max must be above log_snr_min, got {log_snr_max} and {log_snr_min}")
     levels = torch.linspace(log_snr_min, log_snr_max, steps, dtype=torch.float64).flip(0)
-    one = torch.ones(1, dtype=torch.float64)
-    return _betas(torch.cat([one, levels.sigmoid()]))
+    return _betas(levels.sigmoid())
 
 
 def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
@@ -73,8 +73,7 @@ def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
     if not 1 <= steps <= T:
         raise ValueError(f"steps must be between 1 and {T}, the levels there are to visit, got {steps}")
     visited = (torch.arange(1, steps + 1, dtype=torch.float64) * T / steps).round().long() - 1
-    one = torch.ones(1, dtype=torch.float64)
-    return _betas(torch.cat([one, alphas_cumprod.double().cpu()[visited]]))
+    return _betas(alphas_cumprod.double().cpu()[visited])
 
 
 def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
@@ -92,7 +91,7 @@ def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
     t = torch.linspace(0, 1, len(betas) + 1, dtype=torch.float64) * end
     before = t.long().clamp(max=len(betas) - 1)
     levels = torch.lerp(curve[before], curve[before + 1], t - before)
-    return _betas(levels.neg().exp())
+    return _betas(levels.neg().exp()[1:])
 
 
 def level_of(sigma: float) -> float:
@@ -131,8 +130,8 @@ class NoiseSchedule:
 
 
 def _betas(alpha_bar: Tensor) -> Tensor:
-    """beta_t = 1 - alpha_bar_t / alpha_bar_{t-1}, from alpha_bar_0 .. alpha_bar_T."""
-    return 1 - alpha_bar[1:] / alpha_bar[:-1]
+    """beta_t = 1 - alpha_bar_t / alpha_bar_{t-1}, from alpha_bar_1 .. alpha_bar_T."""
+    return 1 - alpha_bar / F.pad(alpha_bar[:-1], (1, 0), value=1.0)
 
 
 def _check_steps(steps: int) -> None:

@@ -24,7 +24,7 @@ DETAIL = 1.5  # standard deviation, in pixels, of the Gaussian that separates de
 TAPS = 13  # length of that Gaussian's kernel, which ends at four standard deviations
 
 
-class Modulation(nn.Module):
+class ScaleShift(nn.Module):
     """Scale and shift each channel depending on the noise level (ADM, Dhariwal and Nichol 2021); starts as identity."""
 
     def __init__(self, embedding_channels: int, channels: int):
@@ -46,7 +46,7 @@ class PlainBlock(nn.Module):
     def __init__(self, channels: int, embedding_channels: int = 0):
         super().__init__()
         self.norm = PixelNorm(channels)
-        self.modulation = Modulation(embedding_channels, channels) if embedding_channels else None
+        self.modulation = ScaleShift(embedding_channels, channels) if embedding_channels else None
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.kaiming_normal_(self.conv1.weight)
@@ -68,7 +68,7 @@ class NafBlock(nn.Module):
     def __init__(self, channels: int, embedding_channels: int = 0):
         super().__init__()
         self.norm1, self.norm2 = PixelNorm(channels), PixelNorm(channels)
-        self.modulation = Modulation(embedding_channels, channels) if embedding_channels else None
+        self.modulation = ScaleShift(embedding_channels, channels) if embedding_channels else None
         self.expand = nn.Conv2d(channels, 2 * channels, 1)
         self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
         self.project = nn.Conv2d(channels, channels, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.heads import Predictor
 from models.parts import register_to_config
-from models.weights import read_folder, read_json, read_weights
+from models.weights import read_weights
 
 if TYPE_CHECKING:
     from spandrel import ImageModelDescriptor
@@ -62,12 +62,6 @@ class SpandrelPredictor(Predictor):
         self._descriptor = descriptor
         self.network = descriptor.model.requires_grad_(False).eval()
         self.stride = descriptor.size_requirements.multiple_of
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, **_) -> "SpandrelPredictor":
-        """Load from a folder that save_pretrained wrote. Other arguments, about device placement, are ignored."""
-        config = read_json(Path(folder) / "config.json", "the checkpoint is incomplete, copy it again")
-        return cls(architecture=config.get("architecture"), weights=read_folder(Path(folder)))
 
     def train(self, mode: bool = True) -> "SpandrelPredictor":
         """Stay in evaluation mode, since this network is not trained."""

@@ -54,13 +54,12 @@ class Tiling:
         stride: cores start at multiples of it.
         tile: side of the cores. None: the whole image if its activations fit into memory, otherwise the largest of
             SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
-        memory: bytes that the process may hold in all (on a GPU: in GPU memory); None for no such limit. Half of the
-            free memory is always a limit.
-        fields: tensors of the image's size that will be allocated after the tile size is chosen, including the
-            result.
-        footprint: the function's memory need, which may have been measured before; otherwise measured on first use.
+        memory: bytes that the process (on a GPU: its tensors there) may hold; half of the free memory is always a
+            limit.
+        fields: tensors of the image's size that are allocated later, including the result.
+        footprint: measured on first use.
         fixed: side (halo included) and halo, for a function that takes tiles of one size only and pads smaller ones
-            itself. `tile` and `memory` then have no effect.
+            itself; `memory` then has no effect.
 
     Raises:
         ValueError: `tile` is less than SMALLEST, or is given beside `fixed`.
@@ -182,11 +181,6 @@ class Tiling:
     def _held(self, image: Tensor) -> int:
         """Bytes that the process holds besides the tiles."""
         return used_memory(image.device) + self.fields * image.nbytes
-
-
-def whole(function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-    """Stands in for a tiling: processes the whole image at once."""
-    return function(*images)
 
 
 def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:

@@ -14,7 +14,7 @@ from models.heads import Predictor, SizeHead
 from models.parts import register_to_config
 from models.unet import PixelNorm
 
-Norm = Literal["batch", "pixel", "none"]
+U2NetNorm = Literal["batch", "pixel", "none"]
 Upsample = Literal["bilinear", "nearest"]
 
 # Table of Qin et al. 2020: (stage, height of the RSU block or "4F", in, mid, out channels).
@@ -54,7 +54,7 @@ TABLES = {"full": FULL, "lite": LITE, "small": SMALL}
 class ConvNormRelu(nn.Module):
     """3x3 convolution with dilation, normalisation, ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, dilation: int = 1, norm: Norm = "batch"):
+    def __init__(self, in_channels: int, out_channels: int, dilation: int = 1, norm: U2NetNorm = "batch"):
         super().__init__()
         self.conv_s1 = nn.Conv2d(in_channels, out_channels, 3, padding=dilation, dilation=dilation)
         norms = {"batch": nn.BatchNorm2d, "pixel": PixelNorm, "none": nn.Identity}
@@ -79,7 +79,7 @@ class RSU(nn.Module):
         in_channels: int,
         mid_channels: int,
         out_channels: int,
-        norm: Norm = "batch",
+        norm: U2NetNorm = "batch",
         upsample: Upsample = "bilinear",
     ):
         super().__init__()
@@ -135,7 +135,7 @@ class U2NetPredictor(Predictor):
     def __init__(
         self,
         variant: Literal["full", "lite", "small"] = "full",
-        norm: Norm = "batch",
+        norm: U2NetNorm = "batch",
         out_channels: int = 3,
         unshuffle: int = 1,
         side_outputs: bool = True,
@@ -145,8 +145,8 @@ class U2NetPredictor(Predictor):
         super().__init__()
         if variant not in TABLES:
             raise ValueError(f"variant must be one of {', '.join(TABLES)}, got {variant!r}")
-        if norm not in get_args(Norm):
-            raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+        if norm not in get_args(U2NetNorm):
+            raise ValueError(f"norm must be one of {', '.join(get_args(U2NetNorm))}, got {norm!r}")
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there

@@ -16,7 +16,7 @@ from models.diffusion import PREDICTION_TYPES, PredictionType
 from models.heads import Predictor, SizeHead
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 
-Norm = Literal["none", "pixel"]
+UNetNorm = Literal["none", "pixel"]
 Modulation = Literal["add", "scale_shift"]
 
 
@@ -50,7 +50,7 @@ class ResidualBlock(nn.Module):
         resample: Literal["down", "up"] | None = None,
         embedding_channels: int = 0,
         dropout: float = 0.0,
-        norm: Norm = "none",
+        norm: UNetNorm = "none",
         modulation: Modulation = "add",
     ):
         super().__init__()
@@ -104,7 +104,7 @@ class UNet(nn.Module):
         dropout: float = 0.0,
         embedding_channels: int = 0,
         unshuffle: int = 1,
-        norm: Norm = "none",
+        norm: UNetNorm = "none",
         modulation: Modulation = "add",
         stem: int = 1,
         size_head: bool = False,
@@ -216,7 +216,7 @@ class UNetPredictor(Predictor):
         blocks: int = 3,
         dropout: float = 0.0,
         unshuffle: int = 1,
-        norm: Norm = "none",
+        norm: UNetNorm = "none",
         size_head: bool = False,
     ):
         super().__init__()
@@ -261,7 +261,7 @@ class Denoiser(ModelMixin, ConfigMixin):
         prediction_type: PredictionType = "v_prediction",
         embedding_channels: int = 32,
         unshuffle: int = 1,
-        norm: Norm = "none",
+        norm: UNetNorm = "none",
         modulation: Modulation = "add",
         stem: int = 1,
     ):

@@ -41,6 +41,8 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
 
     `checksums`: verify the archive's checksums, which reads the whole file; otherwise tensors are read on first use.
     """
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path} does not exist")
     try:
         if checksums:
             with zipfile.ZipFile(path) as archive:

@@ -144,7 +144,7 @@ FAULTS = [
             "return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]",
             "return torch.linspace(beta_start, beta_end, steps, dtype=torch.float64)",
         ),
-        ("cosine is not clipped", "return _betas(f / f[0]).clamp(max=MAX_BETA)", "return _betas(f / f[0])"),
+        ("cosine is not clipped", "return _betas((f / f[0])[1:]).clamp(max=MAX_BETA)", "return _betas((f / f[0])[1:])"),
         (
             "respaced levels are rounded down",
             "* T / steps).round().long() - 1",
@@ -163,7 +163,7 @@ FAULTS = [
         "models/test_sampling.py",
         ("ddpm has the posterior's variance", 'variance_type="fixed_large"', 'variance_type="fixed_small"'),
         ("every schedule starts from pure noise", "r_t *= math.sqrt(1 - levels[0])", "r_t *= 1"),
-        ("eta is ignored", 'options = {"eta": eta, "generator": generator}', 'options = {"generator": generator}'),
+        ("eta is ignored", 'options = {"eta": eta, "generator": generators}', 'options = {"generator": generators}'),
         ("all samples of an image are the same", "noise_seed(seed, sample, name)", "noise_seed(seed, name)"),
         (
             "estimates are clipped from below alone",
@@ -736,7 +736,7 @@ FAULTS = [
         ("making LPIPS draws random numbers", '"__module__", None) == "torch.nn.init"', '"__module__", None) == ""'),
     ),
     *_of(
-        "train.py",
+        "base/stop.py",
         "test_train.py",
         ("a fault ends with exit code 0", "        return 2\n", "        return 0\n"),
     ),

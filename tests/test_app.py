@@ -22,7 +22,7 @@ from PIL import Image, ImageCms
 
 import app
 import sample
-from models.presets import save_presets
+from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.conftest import ROOT
 from tests.models.test_pipeline import tiny_pipeline

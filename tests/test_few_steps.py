@@ -58,7 +58,8 @@ def test_the_rows_are_those_of_the_pipelines(place, folder, found):  # noqa: F81
         assert settings.start == (None if settings.sampler == "flow" else 2)
         scores, spreads = [], []
         for name, (blurry, sharp) in zip(("a", "b", "tiny"), pairs, strict=True):
-            drawn = pipeline.refine(blurry[None], pipeline.predict(blurry[None]), settings, names=[name])
+            predicted = pipeline.predict(blurry[None])
+            [drawn] = pipeline.refine_shared(blurry[None], predicted, [settings], names=[name])
             scores.append(psnr(drawn.images, sharp.expand_as(drawn.images)))
             spreads.append(255 * drawn.std.mean().item())
         means = torch.stack(scores).mean(0)  # of each sample over the images

@@ -18,7 +18,7 @@ import tests.test_evaluate
 import train
 from data import images
 from evaluation.metrics import psnr
-from models.presets import save_presets
+from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.models.test_pipeline import tiny_pipeline

@@ -72,7 +72,7 @@ def test_nothing_in_the_loop_waits_for_the_gpu(tmp_path, sampler):
 def test_compiled_graphs_give_the_same_images(tmp_path):
     tiny_pipeline().save_pretrained(tmp_path)
     plain, compiled = (load_pipeline(str(tmp_path), "cuda", "fp32") for _ in range(2))
-    compiled.compile()
+    compiled.compile_networks()
     for seed in (0, 1):  # the second image reuses the graphs
         blurry = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
         one, two = (

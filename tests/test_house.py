@@ -20,7 +20,7 @@ MODELS_ORDER = [
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},
     {"checkpoints"},
-    {"export", "presets", "warm_start"},
+    {"export", "warm_start"},
     {"lightning_module"},
 ]
 

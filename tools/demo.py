@@ -11,6 +11,7 @@ from pathlib import Path
 import skimage
 from jsonargparse import auto_cli
 
+from base.stop import run_command
 from data import images
 from data.blur import CameraShake, SyntheticBlur
 from data.pairs import generator_of
@@ -71,8 +72,4 @@ def main(output: str, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        auto_cli(main, as_positional=False)
-    except OSError as error:
-        print(f"The photographs cannot be written: {error}.", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command("tools.demo", lambda: auto_cli(main, as_positional=False), "stopped"))

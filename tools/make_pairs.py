@@ -22,15 +22,14 @@ from jsonargparse import ArgumentError, ArgumentParser
 from tqdm import tqdm
 
 from base.command_line import call
-from base.files import is_free
+from base.files import require_free
+from base.messages import one_sentence
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
 from data.layouts import DatasetError, named_files
 from data.pairs import FrameSharp, generator_of, reflect_to
 from tools.resumable import resumable
-
-FRAME = ("Parser key", "Does not validate", "Subtypes:", "Errors:", "Import path", "Problem with", "Given value")
 
 
 def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
@@ -49,10 +48,7 @@ def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
     try:
         return parser.instantiate(parser.parse_object({"blur": deepcopy(section)})).blur, section
     except (ArgumentError, ValueError) as error:
-        # jsonargparse reports everything it tried; the cause is the first line that is not part of that frame.
-        lines = [line.strip(" -") for line in str(error).splitlines()]
-        reason = next((line for line in lines if line and not line.startswith(FRAME)), "")
-        raise ValueError(f"{config} has a data.blur that cannot be built: {reason}") from None
+        raise ValueError(f"{config} has a data.blur that cannot be built: {one_sentence(str(error))}") from None
 
 
 def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, Path]]:
@@ -163,11 +159,9 @@ def make(
     blur, section = read_blur(config)
     blur = blur.uniform() if uniform else blur
     found, folder = find_photos(photos, names), Path(output)
-    if not is_free(folder):
-        raise DatasetError(f"{folder} is not an empty folder: give a new one.")
+    require_free(folder)
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
-    facts |= {"candidates": candidates}
-    facts |= {"uniform": uniform, "seed": seed, "blur": section}
+    facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
         bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from jsonargparse import auto_cli
 
-from base.files import is_free, replacing
+from base.files import replacing, require_free
 from base.stop import run_command
 from data.checks import check_files
 from data.images import ImageError
@@ -52,8 +52,7 @@ def main(
     except ImportError:
         raise DatasetError(NEEDED) from None
     target = Path(output)
-    if not is_free(target):
-        raise DatasetError(f"{output} is not empty: give a new folder.")
+    require_free(target)
     listing = list_pairs(root, split, variant, layout)
     pairs = paired(listing, root)
     check_files(pairs)  # finds damaged headers and truncated files at once; other faults are found on decoding

@@ -40,7 +40,7 @@ from training.usage import DEFAULTS
 class Parser(LightningArgumentParser):
     """A parser that raises its errors and accepts no abbreviated flags; its subparsers for class arguments, too."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **STRICT | kwargs)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.diffusion import add_noise, denoise, estimate_r_0, residual
 from models.pipeline import DeblurPipeline
+from models.samples import to_network, to_world
 from models.sampling import noise_generator
 from models.schedules import level_of
 from models.settings import SamplingSettings
@@ -83,9 +84,9 @@ def refiner_gates(
             for region, sums in regions.items():
                 sums.add(true, estimate, masks[region])
         if settings.blend > 0:
-            restored = pipeline.refine((blurry + 1) / 2, prediction, settings, seed, [name]).images[:1]
+            restored = pipeline.refine_shared(to_world(blurry), prediction, [settings], seed, [name])[0].images[:1]
             for region, sums in sampled.items():
-                sums.add(true, restored * 2 - 1 - x_init.clamp(-1, 1), masks[region])
+                sums.add(true, to_network(restored) - x_init.clamp(-1, 1), masks[region])
     gates = {}
     for sigma, regions in levels.items():
         for region, sums in regions.items():
@@ -100,9 +101,9 @@ def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Ten
     """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
-    own = torch.cat([prediction[:, :3] * 2 - 1, prediction[:, 3:]], dim=1)
-    x_init = own[:, :3]
-    return blurry * 2 - 1, x_init, pipeline.scale(own, blurry * 2 - 1), sharp * 2 - 1 - x_init, prediction
+    own = torch.cat([to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
+    blurry, x_init = to_network(blurry), own[:, :3]
+    return blurry, x_init, pipeline.scale(own, blurry), to_network(sharp) - x_init, prediction
 
 
 class Gates(Callback):

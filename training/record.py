@@ -1,6 +1,5 @@
 """What a run writes besides its weights: its config, its log and the exported pipeline."""
 
-import os
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +45,8 @@ def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
 
 class StepLog(CSVLogger):
     """logs/version_N/metrics.csv with one row per step, written when the step is finished.
+
+    Lightning's CSVLogger writes a row for every call of log_metrics, and a step has several: losses, gradients, scores.
 
     Args:
         root: the run's folder.
@@ -128,14 +129,11 @@ def export(pipeline: DeblurPipeline, root: Path) -> None:
 
 
 def log_offline_without_key(loggers: list[Logger]) -> None:
-    """Make Weights & Biases log to disk if it has no API key; it would otherwise stop and ask for one."""
+    """Make Weights & Biases, if it is among the loggers, log to disk where it has no API key."""
     for logger in loggers:
         # Lightning always passes this option, and Weights & Biases warns that it has no effect.
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)
-    if "WANDB_MODE" in os.environ or not any(isinstance(logger, WandbLogger) for logger in loggers):
-        return
-    import wandb
+    if any(isinstance(logger, WandbLogger) for logger in loggers):
+        from evaluation.tracking import offline_without_key
 
-    if not wandb.login(prompt=False):
-        wandb.setup(wandb.Settings(mode="offline", silent=True))
-        rank_zero_info("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
+        offline_without_key(rank_zero_info)

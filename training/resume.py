@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -32,8 +34,6 @@ def read_checkpoint(path: Path) -> dict:
     Raises:
         CheckpointError: the file is missing, damaged, or holds more than tensors and plain values.
     """
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {path} does not exist")
     return read_torch(path, checksums=True)
 
 
@@ -71,18 +71,26 @@ def newest(root: Path) -> tuple[Path | None, dict]:
     return None, {}
 
 
+def differing(there: dict, here: dict, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The values that differ between two nested dicts, as (path, there, here); lists of dicts count as dicts."""
+    for key in sorted(there.keys() | here.keys()):
+        a, b = there.get(key), here.get(key)
+        inner = path if key in ("init_args", "config") and path else f"{path}.{key}".lstrip(".")
+        if isinstance(a, list) and isinstance(b, list) and all(isinstance(one, dict) for one in a + b):
+            a, b = ({str(i): one for i, one in enumerate(listed)} for listed in (a, b))
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from differing(a, b, inner)
+        elif a != b:
+            yield inner, a, b
+
+
 def differences(there: dict, here: dict) -> list[str]:
     """Differences between two results of `models.checkpoints.describe`, ignoring the residual's measured scale."""
     sentences = []
-    for key in sorted((there.keys() | here.keys()) - {"residual_scale"}):
-        a, b = there.get(key), here.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            sentences += [f"{key}.{sentence}".replace(".config.", ".") for sentence in differences(a, b)]
-        elif key == "betas":
-            sentences += ["schedule differs"] if a != b else []
-        elif a != b:
-            said = [value.get("class", value) if isinstance(value, dict) else value for value in (a, b)]
-            sentences.append(f"{key} is {said[1]} here and {said[0]} there")
+    for path, *values in differing(there, here):
+        a, b = (value.get("class", value) if isinstance(value, dict) else value for value in values)
+        if path != "residual_scale":
+            sentences.append("schedule differs" if path == "betas" else f"{path} is {b} here and {a} there")
     return sentences
 
 
@@ -95,19 +103,9 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 
-def changed_settings(there: dict, here: dict, name: str = "") -> list[str]:
+def changed_settings(there: dict, here: dict) -> list[str]:
     """Settings that differ between two configs, as "model.lr 0.0005 -> 0.001"; the run's folder and ids are ignored."""
-    sentences = []
-    for key in sorted(there.keys() | here.keys()):
-        a, b = there.get(key), here.get(key)
-        inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
-        if isinstance(a, list) and isinstance(b, list) and all(isinstance(one, dict) for one in a + b):
-            a, b = ({str(i): one for i, one in enumerate(listed)} for listed in (a, b))
-        if isinstance(a, dict) and isinstance(b, dict):
-            sentences += changed_settings(a, b, inner)
-        elif a != b and not OWN.fullmatch(inner):
-            sentences.append(f"{inner} {a} -> {b}")
-    return sentences
+    return [f"{path} {a} -> {b}" for path, a, b in differing(there, here) if not OWN.fullmatch(path)]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

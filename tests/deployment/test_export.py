@@ -10,6 +10,7 @@ from PIL import Image
 
 import evaluate
 import sample
+from base.files import FolderInUse
 from benchmarks.deployment import as_torch
 from data import images
 from deployment.export import export, parity, psnr, require_exporter, write_network
@@ -152,7 +153,7 @@ def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=said):
             export(str(place / source), str(tmp_path / "out"), **options)
-    with pytest.raises(CheckpointError, match="not an empty folder"):
+    with pytest.raises(FolderInUse, match="not an empty folder"):
         export(str(place / "slim"), str(place / "tiles"))
     assert not list(tmp_path.iterdir())
 

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import hub, index
-from models.checkpoints import checkpoint_hash, load_pipeline
-from models.presets import save_presets
+from models.checkpoints import checkpoint_hash, load_pipeline, save_presets
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
 from models.unet import UNetPredictor

@@ -6,10 +6,10 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
-from models.checkpoints import load_pipeline
+from base.files import FolderInUse
+from models.checkpoints import load_pipeline, save_presets
 from models.export import export
 from models.lightning_module import PredictAndRefine
-from models.presets import save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
@@ -49,7 +49,7 @@ def test_export_takes_the_weights_that_are_named(run, tmp_path):
     assert any(not torch.equal(value, states["raw"][key]) for key, value in states["ema"].items())
     with pytest.raises(CheckpointError, match="only one kind of weights"):
         export(str(tmp_path / "ema"), str(tmp_path / "again"), "raw")
-    with pytest.raises(CheckpointError, match="not an empty folder"):
+    with pytest.raises(FolderInUse, match="not an empty folder"):
         export(str(run), str(tmp_path / "ema"))
 
 

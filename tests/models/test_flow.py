@@ -19,6 +19,7 @@ from models.unet import Denoiser
 from models.weights import CheckpointError
 from tests.models.test_networks import stir
 from tests.models.test_pipeline import tiny_pipeline
+from tests.models.test_sampling import generators, whole, wide
 
 MEAN, VARIANCE = 0.3, 0.49  # of r_0
 SHAPE = (2, 3, 16, 24)
@@ -68,10 +69,11 @@ def noise(seed=0, dtype=torch.float64):
     return torch.stack(fields)
 
 
-def run(denoiser, flow, steps, **options):
+def run(denoiser, flow, steps, x_init=0.0, s=1e-6):
+    """A sample; with this scale of the residual nothing is clipped."""
     blurry = torch.zeros(SHAPE, dtype=torch.float64)
-    generators = [noise_generator(0, str(i), 0) for i in range(SHAPE[0])]
-    return sample_flow(denoiser, blurry, options.pop("x_init", blurry), flow, steps, generators, **options)
+    scale = torch.full_like(blurry[:, :1], s)
+    return sample_flow(denoiser, blurry, blurry + x_init, flow, steps, generators(SHAPE[0]), scale, iter, whole)
 
 
 class TestPath:
@@ -128,9 +130,8 @@ class TestSampling:
             return network(r_t, blurry, alpha_bar, x_init).double()
 
         denoiser.prediction_type = prediction_type
-        generators = [noise_generator(0, str(i), 0) for i in range(SHAPE[0])]
         with torch.no_grad():
-            found = sample_flow(denoiser, blurry, -blurry, flow, 4, generators)
+            found = sample_flow(denoiser, blurry, -blurry, flow, 4, generators(SHAPE[0]), wide(blurry), iter, whole)
             assert told == pytest.approx([flow.level(k / 4) for k in range(4)], rel=1e-12)
             r = 0.4 * noise()
             for k in range(4):
@@ -145,7 +146,7 @@ class TestSampling:
             return torch.full_like(r_t, 9.0)
 
         denoiser.prediction_type = "sample"
-        r_0 = run(denoiser, Flow(), 3, x_init=torch.full(SHAPE, -0.5).double(), residual_scale=0.5)
+        r_0 = run(denoiser, Flow(), 3, x_init=-0.5, s=0.5)
         assert torch.allclose(r_0, torch.tensor(3.0).double())  # x = x_init + s r_0 = 1
 
     @pytest.mark.parametrize("kind", [Denoiser, SlimDenoiser])
@@ -155,8 +156,8 @@ class TestSampling:
         own = {"widths": (8, 12), "blocks": (1, 1)} if kind is SlimDenoiser else {"channels": 8, "blocks": 1}
         network, y = stir(kind(**own, prediction_type="sample")), torch.rand(1, 3, 16, 16)
         with torch.no_grad():
-            seeds = [torch.Generator().manual_seed(k) for k in range(8)]
-            drawn = [sample_flow(network, y, y, Flow(), 1, seed, residual_scale=0.1) for seed in seeds]
+            s = torch.full_like(y[:, :1], 0.1)
+            drawn = [sample_flow(network, y, y, Flow(), 1, generators(1, k), s, iter, whole) for k in range(8)]
         assert torch.stack(drawn).std(0).mean() > 0.02 * torch.stack(drawn).std()
 
 

@@ -76,7 +76,7 @@ def test_without_a_compiler_a_sentence_says_so(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ValueError, match="needs a C"):
-        tiny_pipeline().compile()
+        tiny_pipeline().compile_networks()
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
@@ -107,7 +107,7 @@ def test_more_samples_do_not_change_the_first_ones(blurry):
 
 def test_one_call_is_predict_then_refine(blurry):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2)
-    parts = pipeline.refine(blurry, pipeline.predict(blurry), settings)
+    [parts] = pipeline.refine_shared(blurry, pipeline.predict(blurry), [settings])
     assert torch.allclose(pipeline(blurry, settings, output_type="pt").images, parts.images, atol=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
         together = pipeline.refine_shared(blurry, x_init, group, 5, ["a", "b"], count)
         assert len(steps) == expected, "no sample is drawn twice"
         for setting, found in zip(group, together, strict=True):
-            alone = pipeline.refine(blurry, x_init, setting, 5, ["a", "b"])
+            [alone] = pipeline.refine_shared(blurry, x_init, [setting], 5, ["a", "b"])
             assert torch.equal(found.images, alone.images), setting
             assert (found.std is None) == (setting.num_samples == 1)
             assert found.std is None or torch.equal(found.std, alone.std)

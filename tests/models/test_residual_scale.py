@@ -120,7 +120,7 @@ def test_tiles_give_the_same_image_with_a_map(kind):
 def test_one_call_is_predict_then_refine_with_a_learned_map():
     pipeline, blurry = with_kind("learned"), torch.rand(1, 3, 20, 24)
     settings = SamplingSettings(steps=2)
-    parts = pipeline.refine(blurry, pipeline.predict(blurry), settings, seed=1)
+    [parts] = pipeline.refine_shared(blurry, pipeline.predict(blurry), [settings], seed=1)
     assert torch.allclose(parts.images, pipeline(blurry, settings, seed=1, output_type="pt").images, atol=1e-6)
 
 

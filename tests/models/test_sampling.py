@@ -17,6 +17,15 @@ TRAINING_BETAS = linear(2000)
 SHAPE = (1, 3, 72, 72)
 
 
+def whole(function, images):
+    return function(*images)
+
+
+def wide(blurry):
+    """A scale of the residual at which nothing is clipped."""
+    return torch.full_like(blurry[:, :1], 1e-6)
+
+
 class GaussianPosterior:
     """The exact denoiser where x ~ N(0, p) a pixel and y = h x + noise of variance q: E[x | r_t, y] in closed form."""
 
@@ -35,11 +44,15 @@ class GaussianPosterior:
         return target(r_0, (r_t - a.sqrt() * r_0) / (1 - a).sqrt(), alpha_bar, self.prediction_type)
 
 
+def generators(count, seed=0):
+    return [noise_generator(seed, str(i), 0) for i in range(count)]
+
+
 def run(denoiser, settings, blurry=None, seed=0, dtype=torch.float64):
     blurry = torch.full(SHAPE, GaussianPosterior.y, dtype=dtype) if blurry is None else blurry
     scheduler = make_scheduler(settings, TRAINING_BETAS)
-    generator = [noise_generator(seed, str(i), 0) for i in range(len(blurry))]
-    return sample_residual(denoiser, blurry, torch.zeros_like(blurry), scheduler, settings.eta, generator)
+    known = denoiser, blurry, torch.zeros_like(blurry), scheduler, settings.eta
+    return sample_residual(*known, generators(len(blurry), seed), wide(blurry), iter, whole)
 
 
 @pytest.mark.parametrize("schedule", ["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"])
@@ -111,7 +124,7 @@ def test_the_denoiser_is_told_the_level_the_scheduler_is_at(sampler, schedule, s
 
     denoiser.prediction_type = "sample"
     blurry = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
-    sample_residual(denoiser, blurry, blurry, scheduler)
+    sample_residual(denoiser, blurry, blurry, scheduler, 0.0, generators(1), wide(blurry), iter, whole)
     exact = (1 - settings.betas(TRAINING_BETAS)).cumprod(0).flip(0)
     assert told == pytest.approx(exact.tolist(), rel=1e-12)
     if hasattr(scheduler, "sigmas"):  # the multistep solvers keep sqrt((1 - alpha_bar) / alpha_bar) of their own
@@ -200,7 +213,8 @@ def test_estimates_are_clipped_to_the_range_of_images(estimate, clipped):
     denoiser.prediction_type = "sample"
     x_init = torch.full((1, 3, 4, 4), -0.5)
     scheduler = make_scheduler(SamplingSettings(steps=3), TRAINING_BETAS)
-    r_0 = sample_residual(denoiser, x_init, x_init, scheduler, residual_scale=0.5)
+    s = torch.full((1, 1, 4, 4), 0.5)
+    r_0 = sample_residual(denoiser, x_init, x_init, scheduler, 0.0, generators(1), s, iter, whole)
     assert (r_0 == clipped).all()  # x = x_init + s r_0 is 1 or -1
 
 
@@ -254,13 +268,13 @@ def test_a_start_too_low_for_the_steps_is_named_with_the_least(steps):
 @pytest.mark.parametrize("sampler", ["ddim", "dpmsolver++", "unipc"])
 def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler):
     blurry = torch.rand(2, 3, 41, 30)
-    network = stir(Denoiser(8, (1, 2), 1))
+    network, s = stir(Denoiser(8, (1, 2), 1)), torch.full((2, 1, 41, 30), 0.1)
 
     def sampled():
         scheduler = make_scheduler(SamplingSettings(sampler, steps=6), TRAINING_BETAS)
         with torch.no_grad():
-            return sample_residual(network, blurry, -blurry, scheduler, 0.0, torch.Generator().manual_seed(0), 0.1)
+            return sample_residual(network, blurry, -blurry, scheduler, 0.0, generators(2), s, iter, whole)
 
-    whole = sampled()
+    at_once = sampled()
     monkeypatch.setattr("models.sampling.BAND", 300)  # ten rows
-    assert torch.equal(sampled(), whole) and whole.std() > 0.1
+    assert torch.equal(sampled(), at_once) and at_once.std() > 0.1

@@ -152,7 +152,10 @@ def test_a_stopped_command_goes_on(photos):
         (lambda photos: (photos.parent / "config.yaml").unlink(), "config.yaml"),
         (lambda photos: (photos.parent / "config.yaml").write_text("data: {train: x}"), "has no data.blur"),
         (lambda photos: (photos.parent / "config.yaml").write_text("[1]"), "no config file of train.py"),
-        (lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      cam: 3"), "'cam' is not accepted"),
+        (
+            lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      cam: 3"),
+            r"blur\.cam is unknown: did you mean camera",
+        ),
         (lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      jpeg: [0, 7]"), "jpeg must be"),
         (lambda photos: (photos / "test.txt").write_text("a.png\nmissing.png\n"), "lists missing.png"),
         (lambda photos: (photos / "test.txt").unlink(), "test.txt is no file"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from base.files import FolderInUse
 from data import images
 from data.datamodule import DeblurDataModule
 from data.images import ImageError
@@ -107,7 +108,7 @@ def test_shards_through_the_data_module(packed):
 
 
 def test_what_cannot_be_packed(packed, tmp_path):
-    with pytest.raises(DatasetError, match="is not empty"):
+    with pytest.raises(FolderInUse, match="not an empty folder"):
         pack.main(str(packed / "pairs"), str(packed / "shards"))
     with pytest.raises(DatasetError, match="not a folder"):
         pack.main(str(tmp_path / "gone"), str(tmp_path / "out"))

@@ -8,7 +8,7 @@ import torch
 
 import sample
 from data import images
-from models.presets import save_presets
+from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.models.test_pipeline import tiny_pipeline
 from web.restoration import Cancelled, Restorer
