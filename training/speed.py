@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from models.diffusion import denoiser_inputs
 from models.lightning_module import Predict
@@ -118,7 +118,8 @@ def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
     for module in synced:  # in training mode they reject tensors that are not on a GPU
         module.training = False
     try:
-        with FlopCounterMode(display=False) as counter, torch.enable_grad():
+        gradients = {torch.ops.aten.convolution_backward: _convolution_gradients}
+        with FlopCounterMode(display=False, custom_mapping=gradients) as counter, torch.enable_grad():
             output = functional_call(network, shapes, tuple(inputs))
             if output.requires_grad:
                 output.sum().backward()
@@ -128,3 +129,10 @@ def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
         for module in synced:
             module.training = True
     return counter.get_total_flops()
+
+
+def _convolution_gradients(
+    gradient, image, weights, bias, stride, padding, dilation, transposed, extra, groups, wanted, **_
+) -> int:
+    """As many operations as the convolution for each gradient; torch's formula counts grouped convolutions as dense."""
+    return sum(wanted[:2]) * conv_flop_count(image, weights, gradient, transposed)

@@ -46,18 +46,19 @@ def test_the_clock_counts_batches_and_nothing_between():
 
 
 class Convolution(nn.Module):
-    def __init__(self):
+    def __init__(self, groups=1):
         super().__init__()
-        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.layer = nn.Conv2d(3, 3, 3, padding=1, groups=groups)
 
     def forward(self, x):
         return self.layer(x)
 
 
 class TestFlops:
-    def test_of_a_convolution_are_those_by_hand(self):
-        once = 2 * (2 * 3 * 8 * 10) * (3 * 3 * 3)  # an addition and a product for each output and weight of its kernel
-        model = Predict(Convolution())
+    @pytest.mark.parametrize(("groups", "inputs"), [(1, 3), (3, 1)], ids=["dense", "depthwise"])
+    def test_of_a_convolution_are_those_by_hand(self, groups, inputs):
+        once = 2 * (2 * 3 * 8 * 10) * (inputs * 3 * 3)  # an addition and a product for each output and kernel weight
+        model = Predict(Convolution(groups))
         assert step_flops(model, (2, 3, 8, 10)) == 2 * once  # forward, and the weights' gradient
         model.predictor.requires_grad_(False)
         assert step_flops(model, (2, 3, 8, 10)) == once
