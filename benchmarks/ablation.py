@@ -124,7 +124,16 @@ def train_arm(
     interval = max(1, steps // CURVE) if val else steps
     steps -= steps % interval  # so that the last step is validated
     fit(folder, arguments, steps, interval)
-    return facts | {"steps": steps, "train_seconds": round(time.perf_counter() - start, 1)}
+    return facts | {"steps": steps, "train_seconds": round(time.perf_counter() - start, 1), "curve": curve(folder)}
+
+
+def curve(folder: Path) -> list[tuple[int, float]]:
+    """The step and the PSNR of each validation of a run."""
+    found = {}
+    for file in folder.glob("logs/version_*/metrics.csv"):
+        with file.open(newline="") as lines:
+            found |= {int(row["step"]): float(row["val/psnr"]) for row in csv.DictReader(lines) if row.get("val/psnr")}
+    return sorted(found.items())
 
 
 def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], metrics: dict) -> dict[str, dict]:
@@ -241,6 +250,24 @@ def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
             rounded = ["" if cell is None else round(cell, 4) for cell in cells]
             lines.writerow([row["arm"], len(row["seeds"]), *(row[name] for name in known[2:]), *rounded])
     plot(rows, reference, folder / "ablation.png")
+    if any(run["curve"] for run in runs):
+        plot_curves(runs, folder / "curves.png")
+
+
+def plot_curves(runs: list[dict], path: Path) -> None:
+    """Plot the validation PSNR of each run by the share of its training that is done."""
+    figure = Figure(figsize=(6.4, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for run in runs:
+        steps, scores = zip(*run["curve"], strict=True)
+        axes.plot(
+            [step / run["steps"] for step in steps], scores, "o-", ms=3, label=f"{run['arm']}, seed {run['seed']}"
+        )
+    axes.set(xlabel="share of the training", ylabel="validation PSNR (dB)")
+    axes.grid(color="#eeeeee")
+    axes.legend(fontsize=8)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
 
 
 def held_out(folder: Path, photos: str, plan: dict) -> dict[str, Path]:

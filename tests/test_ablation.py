@@ -120,7 +120,8 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
         assert json.loads((own / "pace.json").read_text()) == run["core_seconds_step"] > 0
         assert steps - 12 < run["steps"] <= steps and list(run["scores"])[-1] == "own/prediction/lpips"
         with open(own / "logs" / "version_0" / "metrics.csv", newline="") as file:
-            curve = [row for row in csv.DictReader(file) if row["val/psnr"]]
-        assert len(curve) >= 12 and int(curve[-1]["step"]) == run["steps"]
+            scores = [[int(row["step"]), float(row["val/psnr"])] for row in csv.DictReader(file) if row["val/psnr"]]
+        assert run["curve"] == scores and len(scores) >= 12 and scores[-1][0] == run["steps"]
         config = yaml.safe_load((own / "config.yaml").read_text())
         assert [source["root"] for source in config["data"]["train"]] == pairs
+    assert images.read(tmp_path / "out" / "curves.png").shape[0] == 3
