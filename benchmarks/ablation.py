@@ -1,7 +1,7 @@
 """Train variants ("arms") that differ in one thing with equal compute, and score them on held-out images.
 
 python -m benchmarks.ablation --photos PHOTOS --output runs/ablation --minutes 35
-python -m benchmarks.ablation --arms benchmarks/predictors.yaml --pairs PAIRS --tests NAME=FOLDER --output runs/arms
+python -m benchmarks.ablation --arms benchmarks/predictors.yaml --pairs '[PAIRS]' --tests.NAME TEST --output runs/arms
 
 An arm is the base config with a few values changed. Its number of steps is chosen by the cost of its networks: all arms
 train with the same number of floating-point operations (benchmarks/ablation.yaml), or for the same time of a processor
@@ -35,7 +35,7 @@ from benchmarks.record import machine, write_json
 from evaluation.statistics import Estimate, estimates
 
 TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
-PACED = 25  # steps that an arm's time per step is the median of; the first five are for warm-up
+PACED, WARM = 25, 5  # steps that measure an arm's time per step, and the first of them, which do not count
 CURVE = 12  # validations of an arm that is validated
 
 
@@ -61,7 +61,7 @@ class Pace(Callback):
         self.times.append(time.process_time())
 
     def on_train_end(self, trainer, pl_module) -> None:
-        write_json(Path(trainer.default_root_dir, "pace.json"), float(np.median(np.diff(self.times)[5:])))
+        write_json(Path(trainer.default_root_dir, "pace.json"), float(np.median(np.diff(self.times)[WARM:])))
 
 
 def fit(folder: Path, arguments: list[str], steps: int, interval: int) -> None:
@@ -86,7 +86,7 @@ def core_seconds(folder: Path, arguments: list[str]) -> float:
 
 
 def train_arm(
-    config: dict, folder: Path, source: str, val: str | None, budget: dict[str, float], seed: int, lpips: list[str]
+    config: dict, folder: Path, source: str, val: str | None, compute: dict[str, float], seed: int, lpips: list[str]
 ) -> dict[str, Any]:
     """Train or resume one arm; returns its numbers of steps, operations and parameters.
 
@@ -95,7 +95,7 @@ def train_arm(
         folder: of the run.
         source: what it trains on, as --data.train.
         val: folder of pairs for its learning curve, or none.
-        budget: {"teraflop": operations of the run} or {"core_minutes": processor time of the run}.
+        compute: {"teraflop": operations of the run} or {"core_minutes": processor time of the run}.
         seed: of the run.
         lpips: further arguments of train.py.
     """
@@ -115,11 +115,11 @@ def train_arm(
         "gflop_step": round(flops / 1e9, 2),
         "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
     }
-    if "core_minutes" in budget:
+    if "core_minutes" in compute:
         facts["core_seconds_step"] = core_seconds(folder, arguments)
-        steps = max(1, round(60 * budget["core_minutes"] / facts["core_seconds_step"]))
+        steps = max(1, round(60 * compute["core_minutes"] / facts["core_seconds_step"]))
     else:
-        steps = max(1, round(budget["teraflop"] * 1e12 / flops))
+        steps = max(1, round(compute["teraflop"] * 1e12 / flops))
     start = time.perf_counter()
     interval = max(1, steps // CURVE) if val else steps
     steps -= steps % interval  # so that the last step is validated
@@ -292,7 +292,7 @@ def main(
     minutes: float | None = None,
     lpips_backbone: str | None = None,
     pairs: list[str] | None = None,
-    tests: list[str] | None = None,
+    tests: dict[str, str] | None = None,
     val: str | None = None,
 ) -> None:
     """Run the arms that are not done, and write the table and the plot after each.
@@ -306,7 +306,7 @@ def main(
         minutes: start no run after this time; the same command resumes. A run is never cut short.
         lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
         pairs: folders of pairs to train on, with equal shares, in place of photos.
-        tests: NAME=FOLDER of pairs to score the predictions on, with `pairs`.
+        tests: name -> folder of pairs to score the predictions on, with `pairs`.
         val: folder of pairs for learning curves (validations in each run's logs), with `pairs`.
     """
     from evaluation.metrics import make_metrics
@@ -319,18 +319,18 @@ def main(
     if unknown:
         raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
     unit = next(unit for unit in ("core_minutes", "teraflop") if unit in plan)
-    size = {unit: budget or plan[unit]}
+    compute = {unit: budget or plan[unit]}
     folder.mkdir(parents=True, exist_ok=True)
     if photos is not None:
         scored, source = held_out(folder, photos, plan), photos
     else:
-        scored = {name: Path(root) for name, _, root in (test.partition("=") for test in tests)}
+        scored = {name: Path(root) for name, root in tests.items()}
         source = json.dumps([{"root": root, "weight": 1} for root in pairs])
     metrics = make_metrics(["psnr", "lpips"], lpips_backbone)
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
     lpips = ["--scores.lpips_backbone", lpips_backbone] if lpips_backbone else []
-    facts = {**size, "base": plan["base"], "missing": missing}
+    facts = {**compute, "base": plan["base"], "missing": missing}
     runs = []
     for seed in plan["seeds"]:
         for arm in tqdm(wanted, f"seed {seed}", unit="arm"):
@@ -338,7 +338,7 @@ def main(
             settings = given.pop("settings", plan["settings"])
             own = folder / re.sub(r"\W+", "_", arm) / str(seed)
             done = own / "scores.json"
-            spec = {"arm": arm, "seed": seed, **size, "changed": given, "settings": settings}
+            spec = {"arm": arm, "seed": seed, **compute, "changed": given, "settings": settings}
             if done.is_file():
                 run = json.loads(done.read_text())
                 if any(run.get(key) != value for key, value in spec.items()):
@@ -347,7 +347,7 @@ def main(
                 continue
             if minutes is not None and time.monotonic() - begin > 60 * minutes:
                 continue
-            cost = train_arm(changed(plan["base"], given), own, source, val, size, seed, lpips)
+            cost = train_arm(changed(plan["base"], given), own, source, val, compute, seed, lpips)
             run = spec | cost | {"scores": score(own / "checkpoint", settings, scored, metrics)} | machine()
             write_json(done, run)
             runs.append(run)

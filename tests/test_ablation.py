@@ -23,7 +23,6 @@ PUBLISHED = [
     ("U2-Net lite", 1.2, 48),
     ("U-Net", 1.8, 42),
     ("U-Net of NAF blocks", 4.1, 34),
-    ("U-Net of plain blocks", 5.0, 36),
 ]
 
 
@@ -108,7 +107,7 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
     plan["arms"] = {arm: plan["arms"][arm] for arm in ("U2-Net", "U-Net")}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     pairs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    given = {"arms": str(tmp_path / "plan.yaml"), "pairs": pairs, "tests": [f"own={tmp_path / 'test'}"]}
+    given = {"arms": str(tmp_path / "plan.yaml"), "pairs": pairs, "tests": {"own": str(tmp_path / "test")}}
     with pytest.raises(ValueError, match="give either --photos, or --pairs with --tests"):
         main(str(tmp_path / "out"), photos=str(tmp_path), **given)
     main(str(tmp_path / "out"), budget=0.02, val=str(tmp_path / "test"), **given)
@@ -123,5 +122,5 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
             scores = [[int(row["step"]), float(row["val/psnr"])] for row in csv.DictReader(file) if row["val/psnr"]]
         assert run["curve"] == scores and len(scores) >= 12 and scores[-1][0] == run["steps"]
         config = yaml.safe_load((own / "config.yaml").read_text())
-        assert [source["root"] for source in config["data"]["train"]] == pairs
+        assert [(source["root"], source["weight"]) for source in config["data"]["train"]] == [(root, 1) for root in pairs]
     assert images.read(tmp_path / "out" / "curves.png").shape[0] == 3
