@@ -76,7 +76,7 @@ def test_the_stages_of_the_large_model_go_together_and_step(tmp_path):
         config = CONFIGS[0].parent / "pretrained_base" / f"{name}.yaml"
         assert train.main(["fit", "--config", str(config), *flags]) == 0
         before = root / "checkpoint"
-    assert load_pipeline(str(before)).config.scale_kind == "local"
+    assert load_pipeline(str(before)).config.scale_kind == "learned"
 
 
 @pytest.mark.filterwarnings("ignore")
