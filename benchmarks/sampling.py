@@ -6,7 +6,8 @@ python -m benchmarks.sampling --checkpoint pretrained/lite --cases agreement --p
 
 A case is WORK/PRECISION-LAYOUT/MODE, where WORK is the predictor alone or a number of steps (with the predictor), for
 example 10/bf16-channels_last/compiled; or photo or agreement. Results are merged into the JSON file, so the cases can
-be run in parts; every case has its own device, versions, commit and command there.
+be run in parts; every case has its own device, versions, commit and command there. A checkpoint of a predictor alone
+has only the cases 'predictor/*'.
 """
 
 import json
@@ -44,12 +45,12 @@ def flops(function) -> float:
 
 
 def pipeline_of(checkpoint: str, device: str, layout: str):
-    from models.checkpoints import load_pipeline
+    from models.checkpoints import load_pipeline, networks
 
     precision, _, form = layout.partition("-")
     pipeline = load_pipeline(checkpoint, device, precision)
     if form == "nchw":
-        for network in (pipeline.predictor, pipeline.denoiser):
+        for network in networks(pipeline).values():
             network.to(memory_format=torch.contiguous_format)
     return pipeline
 
@@ -72,7 +73,7 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
     whole = max(width, height)
     steps = 0 if work == "predictor" else int(work)
     gflop_predictor = flops(lambda: pipeline.predictor(blurry))
-    gflop_step = flops(step_of(pipeline, blurry))
+    gflop_step = flops(step_of(pipeline, blurry)) if steps else 0.0
     if mode == "compiled":
         pipeline.compile_networks()
 
@@ -92,7 +93,7 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
         "first_call_seconds": round(warm_up, 3),
         "peak_mib": round(peak),
         "gflop_predictor": round(gflop_predictor, 2),
-        "gflop_step": round(gflop_step, 2),
+        "gflop_step": round(gflop_step, 2),  # 0 if only the predictor runs
         "matmul_gflop_per_second": round(rate, 1),
         "share_of_matmul_rate": round(gflop / median(seconds) / rate, 4),
     }

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
 
 from benchmarks import deployment, startup
 from benchmarks.record import machine, write_json
+from models.pipeline import DeblurPipeline
+from models.unet import UNetPredictor
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +34,15 @@ def test_sampling_measures_and_merges(tmp_path):
     assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager"}
     assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
     assert found["times_as_fast_as_plain_fp32"]["1/bf16-channels_last/eager"] > 1
+
+
+@pytest.mark.slow
+def test_sampling_measures_a_predictor_alone(tmp_path):
+    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+    DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path / "checkpoint")
+    case, flags = "predictor/fp32-nchw/eager", ("--repeats", "1", "--checkpoint", str(tmp_path / "checkpoint"))
+    found = merged("sampling", tmp_path / "sampling.json", {}, *flags, "--cases", case)
+    assert found["cases"][case]["gflop_predictor"] > 0 and found["cases"][case]["gflop_step"] == 0
 
 
 def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
