@@ -26,12 +26,12 @@ from benchmarks.record import in_own_process, machine, write_json
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
-    "lite": "configs/pretrained_lite/predictor.yaml",
+    "lite": "configs/pretrained_lite/predictor_finish.yaml",
+    "base": "configs/pretrained_base/predictor.yaml",
     "gopro_lite": "configs/gopro_lite.yaml",
     "u2net": "configs/gopro_u2net.yaml",
     "paper": "configs/gopro.yaml",
 }
-ON_PAIRS = ("gopro_lite", "u2net", "paper")
 FP32, OFF = ["--trainer.precision", "32-true"], "benchmarks.training.Off"
 OPTIONS = {
     "default": [],
@@ -111,6 +111,7 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
         arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
         arguments += ["--trainer.accelerator", "gpu" if device == "cuda" else device, "--trainer.devices", "1"]
         arguments += ["--trainer.max_steps", steps, "--trainer.val_check_interval", steps, "--data.val", "null"]
+        arguments += ["--model.init_from", "null"]  # the speed does not depend on the weights
         arguments += ["--trainer.log_every_n_steps", str(interval), "--trainer.logger", "false"]
         arguments += ["--trainer.enable_progress_bar", "false", "--data.train", data, *flags]
         arguments += ["--trainer.callbacks+", "benchmarks.training.Costliest"]
@@ -157,8 +158,8 @@ def main(
     Args:
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
-        photos: folder of sharp photographs for demo and lite; none: those of the demo.
-        pairs: dataset of pairs for gopro_lite, u2net and paper; none: four of 1280x720 are made.
+        photos: folder of sharp photographs for demo; none: those of the demo.
+        pairs: dataset of pairs for the other configs; none: four of 1280x720 are made.
         device: cpu or cuda.
         threads: of torch; none: torch's default.
         steps: length of each of three intervals; the median counts.
@@ -171,7 +172,7 @@ def main(
     found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         data = {
-            config: _pairs(pairs, Path(folder), quick) if config in ON_PAIRS else _photos(photos, Path(folder))
+            config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
             for config in {case.split("/")[0] for case in chosen}
         }
         more = [*shlex.split(QUICK if quick else ""), *shlex.split(flags)]

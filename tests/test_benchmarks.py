@@ -100,8 +100,9 @@ def test_evaluation_measures_a_grid_against_its_settings(place, tmp_path):  # no
 @pytest.mark.slow
 def test_training_measures_and_merges(tmp_path):
     before = {"demo/plain": {"crops_per_s": 0.001}}
-    found = merged("training", tmp_path / "training.json", before, "--steps", "1", "--cases", "demo/nchw")
+    cases = ["demo/nchw", "lite/nchw", "base/nchw"]
+    found = merged("training", tmp_path / "training.json", before, "--steps", "1", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
-    assert set(found["cases"]) == {"demo/plain", "demo/nchw"} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
+    assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
     assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]
     assert len(new["costliest"]) == 3
