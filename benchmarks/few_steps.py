@@ -36,6 +36,13 @@ from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings, Schedule
 
 DIFFUSION_STEPS, FLOW_STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50), (1, 2, 3, 4, 5)
+# Rows that are lines in the plot: colour and style.
+LINES = {
+    PREDICTOR: ("0.5", "--"),
+    BLURRY: ("0.5", ":"),
+    "sharpened 0.6": ("tab:brown", "-."),
+    "noised 2": ("tab:pink", "-."),
+}
 AGREE = {"psnr": 0.01, "lpips": 0.001, "lpips_squeeze": 0.001}  # rows that differ by less are shown once
 SEEDS = 3  # samples per image, with different noise
 SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4), "lpips_squeeze": ("LPIPS, SqueezeNet", 4)}
@@ -198,7 +205,7 @@ def _table(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot PSNR and LPIPS by the number of evaluations for each dataset, with spread; the prediction is a line."""
+    """Plot PSNR and LPIPS by the number of evaluations for each dataset, with spread; rows without samples are lines."""
     figure = Figure(figsize=(4.2 * len(SCORES), 3.4 * len(results)), dpi=150, layout="constrained")
     panels = figure.subplots(len(results), len(SCORES), squeeze=False)
     for line, (name, result) in zip(panels, results.items(), strict=True):
@@ -208,10 +215,10 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
                 spread = [row[f"{metric}_spread"] for row in rows]
                 x = [row["evaluations"] for row in rows]
                 axes.errorbar(x, y, spread, marker="o", markersize=3, linewidth=1, capsize=2, label=sampler)
-            for row, style in ((PREDICTOR, "--"), (BLURRY, ":")):
+            for row, (color, style) in LINES.items():
                 value = next(own[metric] for own in result["rows"] if own["row"] == row)
                 if value is not None:
-                    axes.axhline(value, color="0.5", linestyle=style, linewidth=1, label=row)
+                    axes.axhline(value, color=color, linestyle=style, linewidth=1, label=row)
             axes.set_xscale("log")
             axes.set_xticks(DIFFUSION_STEPS, [str(n) for n in DIFFUSION_STEPS], minor=False)
             axes.minorticks_off()
