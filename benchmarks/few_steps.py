@@ -205,7 +205,7 @@ def _table(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot PSNR and LPIPS by the number of evaluations for each dataset, with spread; rows without samples are lines."""
+    """Plot PSNR and LPIPS by the number of evaluations for each dataset, with spread; `LINES` are horizontal."""
     figure = Figure(figsize=(4.2 * len(SCORES), 3.4 * len(results)), dpi=150, layout="constrained")
     panels = figure.subplots(len(results), len(SCORES), squeeze=False)
     for line, (name, result) in zip(panels, results.items(), strict=True):

@@ -16,6 +16,7 @@ from data import images
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLAN, PREDICTORS = BENCHMARKS / "ablation.yaml", BENCHMARKS / "predictors.yaml"
+PLANS = [PLAN, PREDICTORS, BENCHMARKS / "recipe.yaml"]
 
 PUBLISHED = [
     ("U2-Net", 3.5, 35),
@@ -33,7 +34,7 @@ def test_an_arm_is_the_base_with_its_values_in_their_places():
     assert base == {"model": {"lr": 1.0, "deep": {"a": 1, "b": 2}}}
 
 
-@pytest.mark.parametrize("path", [PLAN, PREDICTORS], ids=["ablation", "predictors"])
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_each_arm_of_a_plan_differs_and_can_be_named(path):
     plan = yaml.safe_load(path.read_text())
     arms = {arm: dict(given) for arm, given in plan["arms"].items()}
