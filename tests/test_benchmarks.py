@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from matplotlib.figure import Figure
 
-from benchmarks import calibration, deployment, startup
+from benchmarks import calibration, curves, deployment, startup
 from benchmarks.record import machine, write_json
 from models.pipeline import DeblurPipeline
 from models.unet import UNetPredictor
@@ -130,3 +131,20 @@ def test_a_predictor_that_knows_its_error_is_calibrated():
     assert scaled[4]["ratio"] == pytest.approx(2, rel=1e-4)
     with pytest.raises(ValueError, match="no size head"):
         calibration.fifths(DeblurPipeline(IdentityPredictor(), None, scheduler), [(blurry, sharp)])
+
+
+def test_curves_are_drawn_from_an_evaluation(tmp_path):
+    def row(name, psnr, lpips, **fields):
+        fields = {"steps": 1, "blend": 1.0, "start": None, "average": False} | fields if fields else {}
+        scores = {"psnr": {"mean": psnr}, "lpips": {"mean": lpips}}
+        return {"setting": name, "fields": fields, "images": 2, "metrics": scores}
+
+    rows = [row("blurry", 24, 0.4), row("predictor", 26, 0.3), row("sharpened 1", 25, 0.25), row("noised 2", 25, 0.4)]
+    rows += [row("half", 25.5, 0.25, blend=0.5), row("all", 25, 0.2, blend=1.0), row("two", 25, 0.3, steps=2)]
+    controls = {"rows": {"sharpened": ["sharpened 1"], "noised": ["noised 2"]}}
+    axes = Figure().subplots()
+    curves.draw(axes, {"rows": rows, "controls": controls, "metrics": ["psnr", "lpips"]})
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["one step, by blend"] == [[26, 0.3], [25.5, 0.25], [25, 0.2]]
+    assert lines["sharpened"] == [[26, 0.3], [25, 0.25]] and lines["noised"] == [[26, 0.3], [25, 0.4]]
+    assert [text.get_text() for text in axes.texts] == ["0.5", "1", "2 steps"] and axes.yaxis_inverted()

@@ -45,15 +45,18 @@ def test_every_config_builds(config, tmp_path):
 def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
     runs = {s.stem: build(s, tmp_path, "--model.init_from", "null") for s in STAGES if not s.stem.startswith("pairs")}
     models = {stage: built.model for stage, built in runs.items()}
-    assert set(models) == {"distil", "predictor", "predictor_longer", "predictor_finish", "refine", "flow"}
+    refiners = {"refine", "refine_finish", "flow"}
+    assert set(models) == {"distil", "predictor", "predictor_longer", "predictor_finish"} | refiners
     weights = models["distil"].predictor.state_dict()
-    finish = [{"root": "pairs_video", "weight": 1}, {"root": "pairs_shake", "weight": 1}]
+    both = [{"root": "pairs_video", "weight": 1}, {"root": "pairs_shake", "weight": 1}]
+    sources = {"predictor_finish": both, "refine_finish": "pairs_video"}
     for stage in set(models) - {"distil"}:
         models[stage].predictor.load_state_dict(weights)
         source = yaml.safe_load((STAGES[0].parent / f"{stage}.yaml").read_text())["data"]["train"]
-        assert source == (finish if stage == "predictor_finish" else "pairs")
-    assert models["refine"].predictor_training == models["flow"].predictor_training == "frozen"
-    models["flow"].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
+        assert source == sources.get(stage, "pairs")
+    for stage in refiners:
+        assert models[stage].predictor_training == "frozen"
+        models[stage].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
     assert (models["flow"].pipeline().flow.segments, models["flow"].validation.sampler) == (2, "flow")
 
 

@@ -1,0 +1,95 @@
+"""Draw the perception-distortion curves of several evaluations side by side, with the controls.
+
+    python -m benchmarks.curves scores/synthetic scores/gopro --output docs/perception_distortion.png
+
+Each folder holds the results.json of evaluate.py and gives a panel named after the folder. Means only: the tables have
+the intervals of the paired differences, which are far smaller than those of the means.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from base.files import replacing
+from base.stop import run_command
+
+STYLES = {"sharpened": "--", "noised": ":"}
+LOWER, UPPER = 0.25, 0.12  # margins around the settings, in parts of their range; the lower one has room for names
+
+
+def main(evaluations: list[str], output: str) -> None:
+    """Draw the plot.
+
+    Args:
+        evaluations: folders that evaluate.py has written, with PSNR and LPIPS.
+        output: PNG file to write to.
+    """
+    figure = Figure(figsize=(4.6 * len(evaluations), 4.2), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
+    for axes, folder in zip(panels, evaluations, strict=True):
+        document = json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))
+        if "lpips" not in document["metrics"]:
+            raise ValueError(f"{folder} has no LPIPS: score it with --metrics psnr,ssim,lpips")
+        draw(axes, document)
+        axes.set_title(f"{Path(folder).name}: {max(row['images'] for row in document['rows'])} images", fontsize=10)
+    panels[0].set_ylabel("LPIPS (AlexNet): lower is better ↑")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=5)
+    with replacing(Path(output)) as part:
+        figure.savefig(part, format="png")
+
+
+def draw(axes: Axes, document: Mapping[str, Any]) -> None:
+    """Draw the curves of one evaluation; `document` is its results.json."""
+    rows = {row["setting"]: row for row in document["rows"]}
+    place = {name: [row["metrics"][metric]["mean"] for metric in ("psnr", "lpips")] for name, row in rows.items()}
+    for control, labels in document["controls"]["rows"].items():
+        curve = [place["predictor"], *(place[label] for label in labels)]
+        axes.plot(*zip(*curve, strict=True), STYLES[control], color="0.4", marker=".", label=control)
+    settings = [row for row in document["rows"] if row["fields"]]
+    once = sorted(_path(settings), key=lambda row: row["fields"]["blend"])
+    line = [place["predictor"], *(place[row["setting"]] for row in once)]
+    axes.plot(*zip(*line, strict=True), color="tab:blue", label="one step, by blend")
+    named = []
+    for row in settings:
+        marker, offset, side = ("o", (5, 4), "left") if row in once else ("s", (-5, -3), "right")
+        axes.plot(*place[row["setting"]], marker, color="tab:blue", markersize=5)
+        fields = row["fields"] | {"start": row["fields"]["start"] is not None}
+        if fields not in named:  # one name for settings that differ only in where they start; they lie close together
+            text = {"textcoords": "offset points", "fontsize": 7, "ha": side}
+            axes.annotate(_name(row), place[row["setting"]], xytext=offset, **text)
+        named.append(fields)
+    for name, marker in (("blurry", "X"), ("predictor", "*")):
+        axes.plot(*place[name], marker, color="black", markersize=9, linestyle="", label=name)
+    shown = [place[name] for name in ("blurry", "predictor", *(row["setting"] for row in settings))]
+    for limits, values in zip((axes.set_xlim, axes.set_ylim), zip(*shown, strict=True), strict=True):
+        margin = max(values) - min(values)
+        limits(min(values) - LOWER * margin, max(values) + UPPER * margin)
+    axes.invert_yaxis()
+    axes.set_xlabel("PSNR (dB): higher is better →")
+    axes.grid(color="0.92")
+
+
+def _path(settings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The settings of one step from the noisiest level, which differ in their blend."""
+    return [row for row in settings if row["fields"]["steps"] == 1 and row["fields"]["start"] is None]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    fields = row["fields"]
+    if row in _path([row]):
+        return f"{fields['blend']:g}"
+    text = f"{fields['steps']} step{'s' * (fields['steps'] > 1)}"
+    text = f"mean of {fields['num_samples']}, {text}" if fields["average"] else text
+    return text if fields["start"] is None else f"{text} from {fields['start']:g}"
+
+
+if __name__ == "__main__":
+    command = partial(auto_cli, main, as_positional=True, description=__doc__)
+    sys.exit(run_command("benchmarks.curves", command, "stopped"))
