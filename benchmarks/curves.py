@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import auto_cli
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from base.command_line import call
 from base.files import replacing
 from base.stop import run_command
 
@@ -91,5 +91,5 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command = partial(auto_cli, main, as_positional=True, description=__doc__)
+    command = partial(call, main, None, "benchmarks.curves", __doc__, "+")
     sys.exit(run_command("benchmarks.curves", command, "stopped"))
