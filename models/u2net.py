@@ -17,38 +17,14 @@ from models.unet import PixelNorm
 U2NetNorm = Literal["batch", "pixel", "none"]
 Upsample = Literal["bilinear", "nearest"]
 
-# Table of Qin et al. 2020: (stage, height of the RSU block or "4F", in, mid, out channels).
-FULL = (
-    ("stage1", 7, 3, 32, 64),
-    ("stage2", 6, 64, 32, 128),
-    ("stage3", 5, 128, 64, 256),
-    ("stage4", 4, 256, 128, 512),
-    ("stage5", "4F", 512, 256, 512),
-    ("stage6", "4F", 512, 256, 512),
-    ("stage5d", "4F", 1024, 256, 512),
-    ("stage4d", 4, 1024, 128, 256),
-    ("stage3d", 5, 512, 64, 128),
-    ("stage2d", 6, 256, 32, 64),
-    ("stage1d", 7, 128, 16, 64),
-)
-LITE = tuple(
-    (stage, height, 3 if i == 0 else 64 if i < 6 else 128, 16, 64) for i, (stage, height, *_) in enumerate(FULL)
-)
+# Every stage of the encoder, then of the decoder, with the height of its RSU block (or "4F").
+STAGES = {"stage1": 7, "stage2": 6, "stage3": 5, "stage4": 4, "stage5": "4F", "stage6": "4F"}
+STAGES |= {"stage5d": "4F", "stage4d": 4, "stage3d": 5, "stage2d": 6, "stage1d": 7}
+# Middle and output channels of each stage, from the table of Qin et al. 2020.
+FULL = [(32, 64), (32, 128), (64, 256), (128, 512), *[(256, 512)] * 3, (128, 256), (64, 128), (32, 64), (16, 64)]
 # Our own table, for a first resolution of 1/2: few channels at high resolution, many at low resolution.
-SMALL = (
-    ("stage1", 7, 3, 16, 32),
-    ("stage2", 6, 32, 32, 64),
-    ("stage3", 5, 64, 32, 64),
-    ("stage4", 4, 64, 32, 96),
-    ("stage5", "4F", 96, 64, 128),
-    ("stage6", "4F", 128, 64, 128),
-    ("stage5d", "4F", 256, 64, 128),
-    ("stage4d", 4, 224, 32, 96),
-    ("stage3d", 5, 160, 32, 64),
-    ("stage2d", 6, 128, 32, 64),
-    ("stage1d", 7, 96, 16, 32),
-)
-TABLES = {"full": FULL, "lite": LITE, "small": SMALL}
+SMALL = [(16, 32), (32, 64), (32, 64), (32, 96), *[(64, 128)] * 3, (32, 96), (32, 64), (32, 64), (16, 32)]
+TABLES = {"full": FULL, "lite": [(16, 64)] * 11, "small": SMALL}
 
 
 class ConvNormRelu(nn.Module):
@@ -150,10 +126,11 @@ class U2NetPredictor(Predictor):
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
-        table, heads = TABLES[variant], out_channels * unshuffle**2
-        for stage, height, i, mid, o in table:
-            self.add_module(stage, RSU(height, i * unshuffle**2 if i == 3 else i, mid, o, norm, upsample))
-        widths = {stage: o for stage, *_, o in table}
+        heads, i, widths = out_channels * unshuffle**2, 3 * unshuffle**2, {}
+        for (stage, height), (mid, o) in zip(STAGES.items(), TABLES[variant], strict=True):
+            skip = widths.get(stage.removesuffix("d"), 0)  # a stage of the decoder also takes that of the encoder
+            self.add_module(stage, RSU(height, i + skip, mid, o, norm, upsample))
+            widths[stage] = i = o
         names = ("stage1d", "stage2d", "stage3d", "stage4d", "stage5d", "stage6")
         for k, stage in enumerate(names if side_outputs else names[:1], start=1):
             side = nn.Conv2d(widths[stage], heads, 3, padding=1)
