@@ -24,42 +24,29 @@ class Samples:
     """Collects the images of one setting from samples added one by one, each (N, 3, H, W) in [0, 1]."""
 
     def __init__(self, setting: SamplingSettings):
-        self.setting, self.kept, self.moments = setting, [], _Moments()
+        self.setting, self.kept, self.count, self.mean, self.squares = setting, [], 0, None, None
 
     def add(self, x: Tensor) -> None:
-        """Add the next sample."""
-        if self.setting.num_samples > 1:
-            self.moments.add(x)
+        """Add the next sample. Mean and standard deviation are running ones (Welford 1962)."""
         if self.setting.num_samples == 1 or not self.setting.average:
             self.kept.append(x)
+        if self.setting.num_samples > 1:
+            if self.mean is None:
+                self.mean, self.squares = torch.zeros_like(x), torch.zeros_like(x)
+            self.count += 1
+            difference = x - self.mean
+            self.mean.add_(difference, alpha=1 / self.count)
+            self.squares.addcmul_(difference, x - self.mean)
 
     def images(self) -> Tensor:
         """(N * num_samples, 3, H, W), with the samples of one image in a row; (N, 3, H, W) if averaged."""
         if len(self.kept) > 1:
             return torch.stack(self.kept, dim=1).flatten(0, 1)
-        return self.kept[0] if self.kept else self.moments.mean
+        return self.kept[0] if self.kept else self.mean
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples (N, 3, H, W); None for one sample."""
-        return self.moments.std() if self.setting.num_samples > 1 else None
-
-
-class _Moments:
-    """Running mean and standard deviation of images added one by one (Welford 1962)."""
-
-    def __init__(self):
-        self.count, self.mean, self.squares = 0, None, None
-
-    def add(self, x: Tensor) -> None:
-        if self.mean is None:
-            self.mean, self.squares = torch.zeros_like(x), torch.zeros_like(x)
-        self.count += 1
-        difference = x - self.mean
-        self.mean.add_(difference, alpha=1 / self.count)
-        self.squares.addcmul_(difference, x - self.mean)
-
-    def std(self) -> Tensor:
-        return (self.squares / (self.count - 1)).sqrt()
+        return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
 
 
 def to_network(x: Tensor) -> Tensor:
