@@ -24,26 +24,22 @@ def linear(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tens
 
     Defaults: the training schedule of SR3 (Saharia et al. 2021), with steps = 2000.
     """
-    _check_betas(steps, beta_start, beta_end)
     return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]
 
 
 def quadratic(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
     """Betas whose square roots lie on a straight line (DDIM, Song et al. 2021, appendix D)."""
-    _check_betas(steps, beta_start, beta_end)
     return torch.linspace(beta_start**0.5, beta_end**0.5, steps + 1, dtype=torch.float64)[1:] ** 2
 
 
 def sigmoid(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
     """Betas on a logistic curve over [-6, 6] between beta_start and beta_end."""
-    _check_betas(steps, beta_start, beta_end)
     curve = torch.linspace(-6, 6, steps + 1, dtype=torch.float64)[1:].sigmoid()
     return beta_start + (beta_end - beta_start) * curve
 
 
 def cosine(steps: int, offset: float = 0.008) -> Tensor:
     """alpha_bar on a squared cosine (Nichol & Dhariwal 2021, equation 17), betas clipped at 0.999."""
-    _check_steps(steps)
     t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
     f = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
     return _betas((f / f[0])[1:]).clamp(max=MAX_BETA)
@@ -55,9 +51,6 @@ def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -
     The first step has log_snr_max, the last one log_snr_min; with one step, log_snr_min. These are the even steps in
     lambda of DPM-Solver (Lu et al. 2022, section 3.4), log-SNR being 2 lambda.
     """
-    _check_steps(steps)
-    if not log_snr_max > log_snr_min:
-        raise ValueError(f"log_snr_max must be above log_snr_min, got {log_snr_max} and {log_snr_min}")
     levels = torch.linspace(log_snr_min, log_snr_max, steps, dtype=torch.float64).flip(0)
     return _betas(levels.sigmoid())
 
@@ -121,10 +114,18 @@ class NoiseSchedule:
 
     def betas(self) -> Tensor:
         """The betas (steps,), float64. ValueError if a number is out of range."""
+        if self.steps < 1:
+            raise ValueError(f"steps must be 1 or more, got {self.steps}")
         if self.name == "cosine":
             return cosine(self.steps)
         if self.name == "log_snr":
+            if not self.log_snr_max > self.log_snr_min:
+                ends = f"{self.log_snr_max} and {self.log_snr_min}"
+                raise ValueError(f"log_snr_max must be above log_snr_min, got {ends}")
             return log_snr(self.steps, self.log_snr_max, self.log_snr_min)
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            ends = f"{self.beta_start} and {self.beta_end}"
+            raise ValueError(f"betas must satisfy 0 < beta_start <= beta_end < 1, got {ends}")
         curve = {"linear": linear, "quadratic": quadratic, "sigmoid": sigmoid}[self.name]
         return curve(self.steps, self.beta_start, self.beta_end)
 
@@ -132,14 +133,3 @@ class NoiseSchedule:
 def _betas(alpha_bar: Tensor) -> Tensor:
     """beta_t = 1 - alpha_bar_t / alpha_bar_{t-1}, from alpha_bar_1 .. alpha_bar_T."""
     return 1 - alpha_bar / F.pad(alpha_bar[:-1], (1, 0), value=1.0)
-
-
-def _check_steps(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be 1 or more, got {steps}")
-
-
-def _check_betas(steps: int, beta_start: float, beta_end: float) -> None:
-    _check_steps(steps)
-    if not 0 < beta_start <= beta_end < 1:
-        raise ValueError(f"betas must satisfy 0 < beta_start <= beta_end < 1, got {beta_start} and {beta_end}")

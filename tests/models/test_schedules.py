@@ -82,10 +82,10 @@ def test_a_shortened_schedule_is_the_same_curve_up_to_its_new_end(name):
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: linear(0), "steps"),
-        (lambda: linear(10, 0.02, 0.01), "beta_start"),
-        (lambda: linear(10, 0.1, 1.0), "beta_end"),
-        (lambda: log_snr(10, -5, 5), "log_snr_max"),
+        (NoiseSchedule(steps=0).betas, "steps"),
+        (NoiseSchedule(steps=10, beta_start=0.02, beta_end=0.01).betas, "beta_start"),
+        (NoiseSchedule(steps=10, beta_start=0.1, beta_end=1.0).betas, "beta_end"),
+        (NoiseSchedule("log_snr", 10, log_snr_max=-5, log_snr_min=5).betas, "log_snr_max"),
         (lambda: respace(torch.ones(10), 11), "between 1 and 10"),
     ],
 )
