@@ -12,12 +12,7 @@ import torch
 def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
     """FLOP/s of a square matrix product, an upper bound for networks: the best of twenty runs, measured once."""
     a, b = torch.randn(2, side, side, device=device).to(dtype)
-    return 2 * side**3 / best_seconds(lambda: torch.mm(a, b), device, 20)
-
-
-def best_seconds(function: Callable[[], object], device: str, calls: int = 5) -> float:
-    """Time of the fastest of `calls` calls, after one call for warm-up."""
-    return min([seconds_of(function, device) for _ in range(calls + 1)][1:])
+    return 2 * side**3 / min(seconds_of(lambda: torch.mm(a, b), device) for _ in range(21))  # one for warm-up
 
 
 def seconds_of(function: Callable[[], object], device: str) -> float:

@@ -1,7 +1,7 @@
 """Measure the speed of training without waiting for the device."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -22,14 +22,10 @@ class Clock(Profiler):
     """Measures the time that training spends on its batches, and the part of it spent waiting for the data loader.
 
     A batch lasts from the trainer's request for it until `lap`; time for validation and checkpoints is not counted.
-
-    Args:
-        now: returns the time in seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
+    def __init__(self):
         super().__init__()
-        self.now, self.asked = now, None
         self.reset()
 
     def reset(self) -> None:
@@ -37,15 +33,15 @@ class Clock(Profiler):
 
     def start(self, action_name: str) -> None:
         if action_name.endswith("train_dataloader_next"):
-            self.asked = self.now()
+            self.asked = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
         if action_name.endswith("train_dataloader_next"):
-            self.waited += self.now() - self.asked
+            self.waited += time.perf_counter() - self.asked
 
     def lap(self) -> None:
         """Mark the current batch as done."""
-        self.seconds += self.now() - self.asked
+        self.seconds += time.perf_counter() - self.asked
 
 
 class Speed(Callback):

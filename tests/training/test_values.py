@@ -4,6 +4,7 @@ import csv
 import math
 from itertools import accumulate, chain, cycle, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import lpips
@@ -23,7 +24,7 @@ from models.settings import SamplingSettings
 from tests.models.test_lightning_module import Pairs, module
 from tests.test_train import fit
 from training.machine import matmul_rate
-from training.speed import Clock, Speed, step_flops
+from training.speed import Speed, step_flops
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
@@ -144,12 +145,12 @@ def test_the_loss_by_noise_level_is_a_mean_over_the_steps_since_the_last_one():
             assert float(shown) == pytest.approx(sum(values) / len(values), rel=1e-4) if values else shown == ""
 
 
-def test_speeds_are_those_of_the_clock(tmp_path):
+def test_speeds_are_those_of_the_clock(tmp_path, monkeypatch):
     """By a clock on which a batch of two crops waits 1 second for the loader and takes 3 more."""
     speed = Speed()
     # The first batch, which is left out, is only asked for and there; between batches 100 seconds pass.
     ticks = accumulate(chain([0.0, 1.0], cycle([100.0, 1.0, 3.0])))
-    speed.clock = Clock(lambda: next(ticks))
+    monkeypatch.setattr("training.speed.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     model, logger = module(), CSVLogger(tmp_path)
     options = {"accelerator": "cpu", "max_steps": 5, "log_every_n_steps": 2, "enable_checkpointing": False}
     options |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
