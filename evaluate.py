@@ -20,7 +20,7 @@ from base.files import require_writable, sole_user
 from base.messages import UsageError
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
-from models.index import INDEX, is_hub_id, pretrained
+from models.index import INDEX, pretrained, stored_index
 from models.options import require_known as require_device
 from models.settings import SamplingSettings, sharing_samples
 
@@ -170,8 +170,7 @@ def check(evaluation: Evaluation) -> None:
             raise ValueError(f"--{name} {path} does not exist")
     checkpoints = evaluation.checkpoints or ([evaluation.checkpoint] if evaluation.checkpoint else [])
     for checkpoint in checkpoints:
-        if not Path(checkpoint).exists() and (checkpoint.endswith(".ckpt") or not is_hub_id(checkpoint)):
-            raise ValueError(f"checkpoint {checkpoint} does not exist, and is no hub id like user/name")
+        stored_index(checkpoint)
     evaluation.settings  # noqa: B018 (reads the grid)
     for folder in (Path(evaluation.output), evaluation.panel_path.parent):
         require_writable(folder)

@@ -28,14 +28,9 @@ def name_of(checkpoint: str | None) -> str:
     return checkpoint or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
 
 
-def is_hub_id(source: str) -> bool:
-    """Whether a checkpoint is named like user/name or user/name@revision and no local file has that name."""
-    return not os.path.exists(source) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source) is not None
-
-
 def require_hub_id(source: str) -> None:
-    """Raise CheckpointError unless `is_hub_id`."""
-    if not is_hub_id(source):
+    """Raise CheckpointError unless source is like user/name or user/name@revision and no local file has that name."""
+    if os.path.exists(source) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source):
         raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
 
 
