@@ -19,23 +19,17 @@ GAP = 16  # pixels between columns
 TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: height of titles and captions, width of names and colour bars
 
 
-def panel(
-    columns: Mapping[str, Tensor | Sequence[Tensor]], path: str | Path, lines: Sequence[str] | None = None
-) -> None:
+def panel(columns: Mapping[str, Sequence[Tensor]], path: Path, lines: Sequence[str] | None = None) -> None:
     """Write a panel of images: one labelled column for each kind, one row for each image.
 
     A column named `std` is drawn as a heat map of the mean over the channels, with a colour bar in 8-bit levels (up to
     the 99.5th percentile). If a column is named `sharp`, the PSNR of every other image to it is written underneath.
 
     Args:
-        columns: label -> one image (3, H, W) or a sequence of images (all columns of one length); in [0, 1].
+        columns: label -> images (3, H, W), all columns of one length; in [0, 1].
         path: the file to write.
         lines: a name for each row.
     """
-    columns = {
-        label: [images] if isinstance(images, Tensor) and images.ndim == 3 else list(images)
-        for label, images in columns.items()
-    }
     columns = {label: [image.detach().float().cpu() for image in own] for label, own in columns.items()}
     heights = [round(WIDTH * image.shape[1] / image.shape[2]) for image in next(iter(columns.values()))]
     left = GAP + (NAME if lines else 0)
@@ -65,7 +59,7 @@ def panel(
         ImageDraw.Draw(upright).text((height // 2, NAME // 2), short, "black", _font(20), "mm")
         drawn.paste(upright.transpose(Image.Transpose.ROTATE_90), (GAP // 2, top - CAPTION))
         top += height + CAPTION
-    with replacing(Path(path)) as part:
+    with replacing(path) as part:
         drawn.save(part)
 
 
@@ -74,7 +68,7 @@ def eight_bits(image: Tensor) -> Image.Image:
     return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
 
 
-def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: str | Path) -> None:
+def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: Path) -> None:
     """Write a panel with the best, median and worst image of a setting, one row each.
 
     The entries are from "examples" in results.json, and their paths are relative to `folder`.

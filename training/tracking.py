@@ -97,7 +97,7 @@ class Track(Callback):
         columns["sharp"] = sharp
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        panel({label: batch[0] for label, batch in columns.items()}, path, [name])
+        panel({label: [batch[0]] for label, batch in columns.items()}, path, [name])
         _show(trainer, f"val/panel_{batch_idx}", path, name)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

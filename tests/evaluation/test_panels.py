@@ -48,7 +48,7 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
 
 
 def test_panel_of_one_image_without_ground_truth(tmp_path):
-    panel({"blurry": torch.rand(3, 32, 32), "std": torch.zeros(3, 32, 32)}, tmp_path / "panel.png")
+    panel({"blurry": torch.rand(1, 3, 32, 32), "std": torch.zeros(1, 3, 32, 32)}, tmp_path / "panel.png")
     pixels = np.asarray(Image.open(tmp_path / "panel.png"))
     assert pixels.shape == (TITLE + WIDTH + CAPTION, 3 * GAP + 2 * WIDTH + BAR, 3)
     assert words(pixels, (GAP + WIDTH // 2, TITLE + WIDTH + CAPTION // 2), "", 20)
