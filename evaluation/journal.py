@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -89,11 +88,8 @@ class Journal:
             with replacing(self._feature_file(kind, score.row, score.image)) as part:
                 np.save(part, array)
         line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode()
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            written = os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+        with self.file.open("ab", buffering=0) as file:
+            written = file.write(line)
         if written != len(line):
             raise OSError(f"{self.file} could not be written: the disk is full")
 
