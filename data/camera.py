@@ -48,7 +48,17 @@ class CameraShake:
     def trajectory(self, generator: Generator) -> Tensor:
         """A random (T, 2) trajectory of offsets (x, y) in pixels, with at least four points per pixel of length."""
         length, curvature = between(generator, self.length), between(generator, self.curvature)
-        return draw_trajectory(generator, length, curvature, max(16, math.ceil(4 * length)))
+        instants = max(16, math.ceil(4 * length))
+        direction, pace = 2 * math.pi * torch.rand((), generator=generator).item(), torch.randn((), generator=generator)
+        # Random walks whose standard deviation is 1 at the end of the exposure.
+        walks = torch.randn(2, instants - 1, generator=generator) / math.sqrt(instants - 1)
+        turn, change = walks.cumsum(1)
+        direction = direction + curvature * turn
+        speed = 2 ** torch.tanh(pace + change)  # 1/2 to 2
+        speed = speed * (length / speed.sum())
+        steps = torch.stack([speed * direction.cos(), speed * direction.sin()], dim=1)
+        trajectory = F.pad(steps.cumsum(0), (0, 0, 1, 0))  # starts at the origin
+        return trajectory - trajectory.mean(0)
 
     def __call__(self, light: Tensor, generator: Generator) -> Tensor:
         return convolve(light, self.kernel(generator), self.margin)
@@ -189,20 +199,6 @@ class SixDegrees:
         share = (middles - before)[:, None]
         poses = (path[before] * (1 - share) + path[before + 1] * share) * (trial * scale)
         return poses - poses.mean(0)
-
-
-def draw_trajectory(generator: Generator, length: float, curvature: float, instants: int) -> Tensor:
-    """A random (instants, 2) trajectory of offsets (x, y) in pixels around its centroid; see CameraShake."""
-    direction, pace = 2 * math.pi * torch.rand((), generator=generator).item(), torch.randn((), generator=generator)
-    # Random walks whose standard deviation is 1 at the end of the exposure.
-    walks = torch.randn(2, instants - 1, generator=generator) / math.sqrt(instants - 1)
-    turn, change = walks.cumsum(1)
-    direction = direction + curvature * turn
-    speed = 2 ** torch.tanh(pace + change)  # 1/2 to 2
-    speed = speed * (length / speed.sum())
-    steps = torch.stack([speed * direction.cos(), speed * direction.sin()], dim=1)
-    trajectory = F.pad(steps.cumsum(0), (0, 0, 1, 0))  # starts at the origin
-    return trajectory - trajectory.mean(0)
 
 
 def rasterise(trajectory: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from data.camera import (
     convolve,
     cut,
     disc,
-    draw_trajectory,
     homographies,
     rasterise,
 )
@@ -64,10 +63,11 @@ def test_kernels_are_centred_and_of_sum_one():
 
 def test_trajectories_have_the_length_and_the_curvature_asked_for():
     for curvature in (0, 2):
-        paths = torch.stack([draw_trajectory(g, 12.0, curvature, 48) for g in generators(300)])
+        shake = CameraShake(length=(12, 12), curvature=(curvature, curvature))
+        paths = torch.stack([shake.trajectory(g) for g in generators(300)])
         steps = paths.diff(dim=1)
         torch.testing.assert_close(steps.norm(dim=2).sum(1), torch.full((300,), 12.0))
-        assert paths.norm(dim=2).max() <= CameraShake(length=(12, 12)).margin
+        assert paths.norm(dim=2).max() <= shake.margin
         first, last = (torch.view_as_complex(steps[:, at].contiguous()) for at in (0, -1))
         turn = (last / first).angle()
         if curvature:  # a Gaussian turn of standard deviation c has E cos = exp(-c^2 / 2)
