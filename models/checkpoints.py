@@ -24,7 +24,7 @@ from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
-from models.weights import check_keys, read_folder, read_torch, shapes
+from models.weights import check_keys, read_folder, read_torch
 
 PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
@@ -102,7 +102,7 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
         network = _build(index[part][1], config, state, f"{folder / part}")
         if not state and network.state_dict():
             raise CheckpointError(f"{folder / part} has no weights (*.safetensors): the checkpoint is incomplete")
-        check_keys(shapes(network.state_dict()), shapes(state), f"{folder / part}")
+        check_keys(network, state, f"{folder / part}")
         network.load_state_dict(state)
         found[part] = network
     if "predictor" not in found:
@@ -128,7 +128,7 @@ def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
         if part in description:
             own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
             network = _build(description[part]["class"], description[part]["config"], own, f"{path}")
-            check_keys(shapes(network.state_dict()), shapes(own), f"the {part} in {path}")
+            check_keys(network, own, f"the {part} in {path}")
             network.load_state_dict(own)
             found[part] = network
     return _assemble(found, description, str(path))

@@ -7,7 +7,7 @@ from torch import nn
 
 from models.checkpoints import load_pipeline, networks
 from models.u2net import U2NetPredictor
-from models.weights import CheckpointError, check_keys, read_weights, shapes
+from models.weights import CheckpointError, check_keys, read_weights
 
 
 def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> None:
@@ -29,7 +29,7 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
             state = found[part].state_dict()
             # A size head may be added to a predictor that was trained without one.
             state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
-            check_keys(shapes(network.state_dict()), shapes(state), f"the {part} of {source}")
+            check_keys(network, state, f"the {part} of {source}")
             network.load_state_dict(state)
 
 
@@ -42,6 +42,6 @@ def _copy_official(path: Path, predictor: nn.Module) -> None:
     state, variant = read_weights(path), predictor.config.variant
     with torch.device("meta"):  # only its shapes are needed
         official = U2NetPredictor(variant, out_channels=1)
-    check_keys(shapes(official.state_dict()), shapes(state), f"{path}, read as the official U2-Net ({variant}),")
+    check_keys(official, state, f"{path}, read as the official U2-Net ({variant}),")
     body = {key: value for key, value in state.items() if not key.startswith(("side", "outconv"))}
     predictor.load_state_dict(predictor.state_dict() | body)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.index import CheckpointError, read_json
 
@@ -75,13 +75,9 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def shapes(state: dict[str, Tensor]) -> dict[str, tuple]:
-    """The shape of every tensor."""
-    return {key: tuple(value.shape) for key, value in state.items()}
-
-
-def check_keys(expected: dict[str, tuple], found: dict[str, tuple], what: str) -> None:
-    """Raise CheckpointError, naming the first differing key, unless both have the same keys and shapes."""
+def check_keys(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
+    """Raise CheckpointError, naming the first differing key, unless all keys and shapes are those of the network."""
+    expected, found = ({k: tuple(v.shape) for k, v in own.items()} for own in (network.state_dict(), state))
     for key in sorted(expected.keys() | found.keys()):
         if key not in found:
             difference = f"it lacks {key} {expected[key]}"
