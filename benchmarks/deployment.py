@@ -33,7 +33,7 @@ from benchmarks.record import machine, markdown_table, write_json
 from deployment.export import examples, export, parity, write_network
 from models.checkpoints import load_pipeline, networks
 from models.index import CheckpointError
-from models.onnx_network import GRAPH, OnnxNetwork, inputs_of
+from models.onnx_network import GRAPH, INPUTS, OnnxNetwork
 from models.pipeline import DeblurPipeline
 
 KINDS = ("fp32", "int8", "int8 trained")
@@ -99,7 +99,7 @@ def measure_support(folder: Path, pattern: str) -> dict:
             try:
                 write_network(network, part, place, precision, side)
                 cell |= {"exported": True, "parity": parity(network, part, place)}
-                given = examples(inputs_of(part, getattr(network, "sees_scale", False)), side)
+                given = examples(INPUTS[part], side)
                 cell["seconds"] = in_turns({"onnx": OnnxNetwork(place, part), "torch": network}, given, 2)
             except CheckpointError as error:
                 cell["blocked"] = str(error)

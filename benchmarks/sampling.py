@@ -26,7 +26,6 @@ from jsonargparse import auto_cli
 from tqdm import tqdm
 
 from benchmarks.record import in_own_process, machine, write_json
-from models.diffusion import denoise
 from training.machine import matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
@@ -60,7 +59,7 @@ def step_of(pipeline, blurry):
     level = torch.full((len(blurry),), 0.5, device=blurry.device)
     noise = torch.randn(blurry.shape, device=blurry.device)
     s = torch.full_like(blurry[:, :1], pipeline.config.residual_scale)
-    return lambda: denoise(pipeline.denoiser, noise, blurry, level, blurry, s)
+    return lambda: pipeline.denoiser(noise, blurry, level, blurry, s)
 
 
 def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:

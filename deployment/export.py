@@ -30,16 +30,7 @@ from models.checkpoints import load_pipeline, networks
 from models.hub import find_folder
 from models.index import ONNX, CheckpointError
 from models.memory import Footprint
-from models.onnx_network import (
-    FACTS,
-    GRAPH,
-    OUTPUT,
-    GraphFacts,
-    GraphPrecision,
-    OnnxNetwork,
-    inputs_of,
-    require_packages,
-)
+from models.onnx_network import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, OnnxNetwork, require_packages
 from models.pipeline import DeblurPipeline
 from models.spandrel_predictor import SpandrelPredictor
 
@@ -129,7 +120,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
         CheckpointError: torch cannot export it, or the tile size does not suit it.
     """
     what = type(network).__name__
-    names = inputs_of(name, getattr(network, "sees_scale", False))
+    names = INPUTS[name]
     example = examples(names, side or LEAST * network.stride)
     try:
         facts = GraphFacts(
@@ -141,7 +132,6 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
             network.receptive_field,
             round(_bytes_per_pixel(network, example), 1),
             getattr(network, "prediction_type", None),
-            getattr(network, "sees_scale", False),
         )
     except ValueError as error:
         least = 2 * (network.receptive_field or 0) + network.stride

@@ -24,7 +24,7 @@ from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import networks
 from models.index import CheckpointError
-from models.onnx_network import FACTS, GRAPH, OnnxNetwork, inputs_of, read_facts
+from models.onnx_network import FACTS, GRAPH, INPUTS, OnnxNetwork, read_facts
 from models.pipeline import DeblurPipeline
 
 if TYPE_CHECKING:
@@ -142,13 +142,12 @@ class Quantiser:
 
         place = Path(self._workplace.name)
         used = {given.name for given in self.model.graph.input}
-        names = inputs_of(self.name, self.facts.sees_scale)
         wanted = set(self.inside) - set(kept) if only is None else set(only)
         logging.getLogger().setLevel(logging.ERROR)
         quantize_static(
             place / FLOAT_GRAPH,
             place / GRAPH,
-            _Reader(names, used, self.calibration.inputs[self.name]),
+            _Reader(INPUTS[self.name], used, self.calibration.inputs[self.name]),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=sorted(set(QDQRegistry) - FLOAT),
             per_channel=True,

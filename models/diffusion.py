@@ -5,7 +5,6 @@ arithmetic here is float32 whatever the precision of the networks.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -98,19 +97,6 @@ def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
     """
     a = _per_image(alpha_bar)
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
-
-
-def denoiser_inputs(
-    denoiser: Callable[..., Tensor], r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor
-) -> tuple[Tensor, ...]:
-    """The denoiser's arguments for r_t (N, 3, H, W); s (N, 1, H, W) is among them if the denoiser `sees_scale`."""
-    scale = (s,) if getattr(denoiser, "sees_scale", False) else ()
-    return r_t, blurry, alpha_bar, x_init, *scale
-
-
-def denoise(denoiser: Callable[..., Tensor], *known: Tensor) -> Tensor:
-    """Call the denoiser on the arguments that `denoiser_inputs` takes after it."""
-    return denoiser(*denoiser_inputs(denoiser, *known))
 
 
 def target(r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:

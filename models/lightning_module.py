@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from base.seeds import noise_seed
 from models.checkpoints import describe
 from models.devices import require_compiler
-from models.diffusion import ScaleKind, add_residual, denoise, laplace_loss, residual, residual_size
+from models.diffusion import ScaleKind, add_residual, laplace_loss, residual, residual_size
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
@@ -305,7 +305,7 @@ class PredictAndRefine(Predict):
         eps = randn_tensor(missed.shape, generators, self.device)
 
         def put_out(r_t: Tensor, alpha_bar: Tensor) -> Tensor:
-            return denoise(self.denoiser, r_t, blurry, alpha_bar, x_init, s)
+            return self.denoiser(r_t, blurry, alpha_bar, x_init, s)
 
         own = self.denoiser.prediction_type, missed, eps, u, self.alphas_cumprod
         losses, r_0, alpha_bar = self.objective.evaluate(put_out, *own)

@@ -58,7 +58,7 @@ class GraphFacts:
         multiple: PyTorch's network pads images to multiples of it: the stride, or a divisor.
         receptive_field: pixels that an output sees in each direction; None: most of an image.
         bytes_per_pixel: memory that the PyTorch network needs per image pixel.
-        prediction_type, sees_scale: of a denoiser, as in `models.diffusion`.
+        prediction_type: of a denoiser, as in `models.diffusion`.
     """
 
     precision: GraphPrecision
@@ -69,7 +69,6 @@ class GraphFacts:
     receptive_field: int | None
     bytes_per_pixel: float
     prediction_type: str | None = None
-    sees_scale: bool = False
 
     def __post_init__(self):
         optional = (n for n in (self.side, self.receptive_field) if n is not None)
@@ -112,12 +111,12 @@ class OnnxNetwork(nn.Module):
         hint = "the checkpoint is incomplete, copy it again"
         self.config = read_json(folder / "config.json", hint)
         self.facts = read_facts(folder)
-        self.prediction_type, self.sees_scale = self.facts.prediction_type, self.facts.sees_scale
+        self.prediction_type = self.facts.prediction_type
         self.stride, self.receptive_field, self.side = self.facts.stride, self.facts.receptive_field, self.facts.side
         self.provider = provider
         graph = read_graph(folder / GRAPH, name, self.facts)
         self.session = open_session(graph, provider, self.facts, folder)
-        self.inputs = inputs_of(name, self.sees_scale)
+        self.inputs = INPUTS[name]
         self._used = {given.name for given in self.session.get_inputs()}
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -148,14 +147,10 @@ class OnnxNetwork(nn.Module):
         return self.side - length
 
 
-def inputs_of(name: str, sees_scale: bool) -> tuple[str, ...]:
-    """The names of the graph's inputs, in the order of the network's arguments."""
-    return INPUTS[name] if sees_scale else INPUTS[name][:4]
-
-
 def read_facts(folder: Path) -> GraphFacts:
     """Read graph.json in a network's folder. Raises CheckpointError if it is invalid."""
     values = read_json(folder / FACTS, "the checkpoint is incomplete, copy it again")
+    values.pop("sees_scale", None)  # which older exports say
     try:
         return GraphFacts(**values)
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from base.seeds import noise_seed
-from models.diffusion import denoise, estimate_r_0, residual
+from models.diffusion import estimate_r_0, residual
 from models.flow import Flow
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
@@ -73,7 +73,7 @@ def sample_residual(
     x_init + s r_0 stays in [-1, 1]. The noise field is that of the whole image, however it is tiled.
 
     Args:
-        denoiser: f(r_t, blurry, alpha_bar, x_init), and s if it `sees_scale`; has an attribute `prediction_type`.
+        denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         scheduler: from `make_scheduler`.
         eta: for DDIM.
@@ -140,6 +140,6 @@ def _field(alpha_bar: float, like: Tensor) -> Tensor:
 
 def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor) -> Tensor:
     alpha_bar = levels[:, 0, 0, 0]
-    output = denoise(denoiser, r_t, blurry, alpha_bar, x_init, s)
+    output = denoiser(r_t, blurry, alpha_bar, x_init, s)
     r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
     return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

@@ -209,8 +209,6 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         embedding_channels: width of the noise-level embedding.
     """
 
-    sees_scale = True  # for models.diffusion.denoise
-
     @register_to_config
     def __init__(
         self,

@@ -285,6 +285,7 @@ class Denoiser(ModelMixin, ConfigMixin):
         blurry: Tensor,
         alpha_bar: Tensor,
         x_init: Tensor,
+        s: Tensor | None = None,
         run: Callable[..., Tensor] = UNet.__call__,
     ) -> Tensor:
         """One denoising evaluation.
@@ -293,6 +294,7 @@ class Denoiser(ModelMixin, ConfigMixin):
             r_t: noisy scaled residual (N, 3, H, W).
             blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used if `condition` includes it.
             alpha_bar: noise level of each image (N,), in (0, 1].
+            s: the residual's scale (N, 1, H, W), which only other denoisers use.
             run: calls the U-Net, as in `UNetPredictor.forward`.
 
         Returns:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from models.diffusion import add_noise, denoise, estimate_r_0, residual
+from models.diffusion import add_noise, estimate_r_0, residual
 from models.pipeline import DeblurPipeline
 from models.samples import to_network, to_world
 from models.sampling import noise_generator
@@ -79,7 +79,7 @@ def refiner_gates(
         for sigma, regions in levels.items():
             alpha_bar = r_0.new_full((1,), level_of(sigma))
             r_t = add_noise(r_0, eps, alpha_bar)
-            output = denoise(pipeline.denoiser, r_t, blurry, alpha_bar, x_init, s)
+            output = pipeline.denoiser(r_t, blurry, alpha_bar, x_init, s)
             estimate = s * estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
             for region, sums in regions.items():
                 sums.add(true, estimate, masks[region])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from models.diffusion import denoiser_inputs
 from models.lightning_module import Predict
 from training.machine import matmul_rate, peak_memory
 
@@ -99,7 +98,7 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
     flops = _flops(module.predictor, [image])
     if getattr(module, "denoiser", None) is not None:
         noisy = image.repeat(module.noises, 1, 1, 1)
-        inputs = denoiser_inputs(module.denoiser, noisy, noisy, noisy[:, 0, 0, 0], noisy, noisy[:, :1])
+        inputs = noisy, noisy, noisy[:, 0, 0, 0], noisy, noisy[:, :1]
         flops += _flops(module.denoiser, inputs)
     return flops
 

@@ -58,7 +58,7 @@ class GaussianResidual(nn.Module):
     prediction_type, receptive_field, stride = "sample", 0, 1
     device = torch.device("cpu")
 
-    def forward(self, r_t, blurry, alpha_bar, x_init):
+    def forward(self, r_t, blurry, alpha_bar, x_init, s):
         return alpha_bar.view(-1, 1, 1, 1).sqrt() * r_t
 
 

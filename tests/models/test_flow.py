@@ -56,7 +56,7 @@ class Gaussian:
         arrived = end * MEAN + spread(end, sigma) / spread(tau, sigma) * (r_tau - tau * MEAN)
         return (arrived - r_tau) / (end - tau)
 
-    def __call__(self, r_t, blurry, alpha_bar, x_init):
+    def __call__(self, r_t, blurry, alpha_bar, x_init, s):
         a = alpha_bar.to(r_t.dtype).view(-1, 1, 1, 1)
         tau = time_of(a, self.flow.sigma)
         r_tau = r_t * self.flow.size(tau)
@@ -125,7 +125,7 @@ class TestSampling:
         network.embedding.float()
         blurry, told = torch.rand(SHAPE, dtype=torch.float64), []
 
-        def denoiser(r_t, blurry, alpha_bar, x_init):
+        def denoiser(r_t, blurry, alpha_bar, x_init, s):
             told.append(alpha_bar[0].item())
             return network(r_t, blurry, alpha_bar, x_init).double()
 
@@ -137,12 +137,12 @@ class TestSampling:
             for k in range(4):
                 tau = k / 4
                 size, level = (tau**2 + (1 - tau) ** 2 * 0.16) ** 0.5, torch.full((2,), flow.level(tau)).double()
-                output = denoiser(r / size, blurry, level, -blurry)
+                output = denoiser(r / size, blurry, level, -blurry, wide(blurry))
                 r = r + (estimate_r_0(output, r / size, level, prediction_type) - r) / (1 - tau) / 4
         assert (found - r).abs().max() < 1e-5 and r.std() > 0.01
 
     def test_estimates_are_clipped_to_the_range_of_images(self):
-        def denoiser(r_t, blurry, alpha_bar, x_init):
+        def denoiser(r_t, blurry, alpha_bar, x_init, s):
             return torch.full_like(r_t, 9.0)
 
         denoiser.prediction_type = "sample"
@@ -182,7 +182,7 @@ class TestObjective:
         def denoise(r_t, alpha_bar):
             at = time_of(alpha_bar.double().view(-1, 1, 1, 1), flow.sigma)
             r_tau = r_t * flow.size(at)
-            return exact(r_t, None, alpha_bar.double(), None) + (1 - at) * (line[0] + line[1] * r_tau)
+            return exact(r_t, None, alpha_bar.double(), None, None) + (1 - at) * (line[0] + line[1] * r_tau)
 
         def loss(line_now):
             u = torch.tensor([tau], dtype=torch.float64)

@@ -120,7 +120,7 @@ def test_an_oracle_pipeline_restores_the_sharp_image(blurry):
         prediction_type, receptive_field, stride = "sample", 0, 1
         device = torch.device("cpu")
 
-        def forward(self, r_t, blurry, alpha_bar, x_init):
+        def forward(self, r_t, blurry, alpha_bar, x_init, s):
             return ((sharp * 2 - 1) - x_init) / 0.3
 
     pipeline.denoiser = Oracle()
@@ -152,7 +152,7 @@ def test_every_estimate_stays_in_the_image_s_range(blurry):
         prediction_type, receptive_field, stride = "sample", 0, 1
         device = torch.device("cpu")
 
-        def forward(self, r_t, blurry, alpha_bar, x_init):
+        def forward(self, r_t, blurry, alpha_bar, x_init, s):
             return torch.full_like(r_t, 1000.0)
 
     pipeline.denoiser = FarTooBright()

@@ -95,7 +95,7 @@ def test_an_oracle_restores_the_sharp_image_through_every_kind(kind):
     class Oracle(nn.Module):
         prediction_type, receptive_field, stride, device = "sample", 0, 1, torch.device("cpu")
 
-        def forward(self, r_t, blurry, alpha_bar, x_init):
+        def forward(self, r_t, blurry, alpha_bar, x_init, _):
             return (sharp * 2 - 1 - x_init) / s
 
     pipeline.denoiser = Oracle()

@@ -36,7 +36,7 @@ class GaussianPosterior:
     def __init__(self, prediction_type):
         self.prediction_type = prediction_type
 
-    def __call__(self, r_t, blurry, alpha_bar, x_init):
+    def __call__(self, r_t, blurry, alpha_bar, x_init, s):
         assert (blurry == self.y).all()
         a = alpha_bar.view(-1, 1, 1, 1)
         gain = self.variance * a.sqrt() / (a * self.variance + 1 - a)
@@ -101,7 +101,7 @@ def test_one_ddim_step_from_noise_is_the_posterior_mean(prediction_type):
 def test_an_oracle_returns_the_true_residual(sampler, schedule, prediction_type, steps):
     ground_truth = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def oracle(r_t, blurry, alpha_bar, x_init):
+    def oracle(r_t, blurry, alpha_bar, x_init, s):
         a = alpha_bar.view(-1, 1, 1, 1)
         return target(ground_truth, (r_t - a.sqrt() * ground_truth) / (1 - a).sqrt(), alpha_bar, prediction_type)
 
@@ -118,7 +118,7 @@ def test_the_denoiser_is_told_the_level_the_scheduler_is_at(sampler, schedule, s
     scheduler = make_scheduler(settings, TRAINING_BETAS)
     told = []
 
-    def denoiser(r_t, blurry, alpha_bar, x_init):
+    def denoiser(r_t, blurry, alpha_bar, x_init, s):
         told.append(alpha_bar[0].item())
         return torch.zeros_like(r_t)
 
@@ -158,7 +158,7 @@ def test_eta_is_the_share_of_the_posterior_s_deviation(eta):
     """Two steps of sample_residual by Song et al. 2021, equations 12 and 16, with its own random numbers."""
     settings = SamplingSettings("ddim", "linear", steps=2, beta_start=0.2, beta_end=0.6, eta=eta)
 
-    def half(r_t, blurry, alpha_bar, x_init):
+    def half(r_t, blurry, alpha_bar, x_init, s):
         return 0.5 * r_t
 
     half.prediction_type = "sample"
@@ -207,7 +207,7 @@ def test_steps_equal_the_equations(sampler):
 
 @pytest.mark.parametrize(("estimate", "clipped"), [(9.0, 3.0), (-9.0, -1.0)])
 def test_estimates_are_clipped_to_the_range_of_images(estimate, clipped):
-    def denoiser(r_t, blurry, alpha_bar, x_init):
+    def denoiser(r_t, blurry, alpha_bar, x_init, s):
         return torch.full_like(r_t, estimate)
 
     denoiser.prediction_type = "sample"

@@ -23,7 +23,7 @@ class Oracle(nn.Module):
         super().__init__()
         self.r_0, self.share, self.grain = r_0, share, grain
 
-    def forward(self, r_t, blurry, alpha_bar, x_init):
+    def forward(self, r_t, blurry, alpha_bar, x_init, s):
         noise = torch.randn(r_t.shape, generator=torch.Generator().manual_seed(3))
         noise[..., SIDE // 2 :] = 0
         return self.share * self.r_0 + self.grain * noise
