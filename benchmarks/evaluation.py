@@ -2,8 +2,8 @@
 
 Both are run in this process, with everything loaded, on the same random images in the same batches: first each setting
 alone (a predictor pass, then `DeblurPipeline.refine`), then as in evaluate.py, where the predictor runs once and
-settings that differ only in num_samples, average and blend share their samples. Metrics, disk and start-up are excluded
-in both. Prints the ratio and writes benchmarks/results/evaluation.json.
+settings that differ only in num_samples, average, blend and keep_sharp share their samples. Metrics, disk and start-up
+are excluded in both. Prints the ratio and writes benchmarks/results/evaluation.json.
 """
 
 import time

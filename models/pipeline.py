@@ -20,7 +20,7 @@ from models.flow import Flow
 from models.memory import Footprint
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
-from models.samples import Samples, blended, to_network, to_world
+from models.samples import Samples, blended, refined_share, to_network, to_world
 from models.sampling import Progress, make_scheduler, noise_generator, sample_flow, sample_residual
 from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
@@ -157,8 +157,8 @@ class DeblurPipeline(ConfigMixin):
         Args:
             blurry: (N, 3, H, W) in [0, 1].
             prediction: what `predict` returned for these images.
-            settings: differ only in num_samples, average and blend; `models.settings.sharing_samples` makes such
-                groups.
+            settings: differ only in num_samples, average, blend and keep_sharp; `models.settings.sharing_samples` makes
+                such groups.
             seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
                 names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
@@ -303,7 +303,7 @@ class DeblurPipeline(ConfigMixin):
         if one.blend > 0:
             s = self.scale(prediction, blurry)
             if keep is not None:
-                keep("s", s)
+                keep("s", s * refined_share(expected_error, one.keep_sharp))
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
             denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
         collected = [Samples(setting) for setting in settings]
@@ -322,8 +322,9 @@ class DeblurPipeline(ConfigMixin):
             if keep is not None:
                 keep("r_0", r_0)
             for samples in wanted:
-                last = samples is wanted[-1]  # the last one may overwrite r_0
-                samples.add(blended(x_init, r_0, s, samples.setting.blend, in_place=last))
+                last, own = samples is wanted[-1], samples.setting  # the last one may overwrite r_0
+                shown = s * refined_share(expected_error, own.keep_sharp)
+                samples.add(blended(x_init, r_0, shown, own.blend, in_place=last))
             del r_0
         predictions = to_world(x_init)
         return [DeblurOutput(samples.images(), predictions, samples.std(), expected_error) for samples in collected]

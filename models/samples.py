@@ -6,6 +6,8 @@ from torch import Tensor
 from models.diffusion import add_residual
 from models.settings import SamplingSettings
 
+RISE = 1.2  # from the largest mean expected error of an image that is left alone to that of one that is fully refined
+
 
 def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_place: bool = False) -> Tensor:
     """The restored images (N, 3, H, W) in [0, 1]: x_init + blend s r_0, clipped. Blend 0 gives the prediction.
@@ -18,6 +20,27 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_pl
         in_place: overwrite r_0, which saves one tensor.
     """
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
+
+
+def refined_share(expected_error: Tensor | None, keep_sharp: float) -> Tensor | float:
+    """The factor on each image's blend (N, 1, 1, 1): 0 for a sharp image, which keeps its prediction, 1 for a blurry.
+
+    It rises from 0 to 1 while the mean expected error rises from `keep_sharp` to RISE times as much. A perceptual
+    refiner adds detail everywhere, and a sharp photograph must stay as it is.
+
+    Args:
+        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range.
+        keep_sharp: mean expected error in 8-bit levels; 0: every image is refined.
+
+    Raises:
+        ValueError: the predictor has no size head, so nothing is expected.
+    """
+    if keep_sharp == 0:
+        return 1.0
+    if expected_error is None:
+        raise ValueError("keep_sharp needs a predictor with a size head, and this checkpoint's has none: leave it at 0")
+    levels = 255 * expected_error.mean((1, 2, 3), keepdim=True)
+    return ((levels / keep_sharp - 1) / (RISE - 1)).clamp(0, 1)
 
 
 class Samples:

@@ -61,6 +61,9 @@ class SamplingSettings:
         num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
+        keep_sharp: keep the prediction of a sharp image, whatever the blend: mean expected error in 8-bit levels up to
+            which an image counts as sharp; above, the blend rises to its full value. Needs a predictor with a size
+            head. 0: refine every image.
     """
 
     sampler: Sampler = "ddim"
@@ -75,6 +78,7 @@ class SamplingSettings:
     num_samples: int = 1
     average: bool = False
     blend: float = 1.0
+    keep_sharp: float = 0.0
 
     def __post_init__(self):
         for field, allowed in (("sampler", get_args(Sampler)), ("schedule", get_args(Schedule))):
@@ -93,6 +97,8 @@ class SamplingSettings:
             value = getattr(self, field)
             if not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value!r}")
+        if not (math.isfinite(self.keep_sharp) and self.keep_sharp >= 0):
+            raise ValueError(f"keep_sharp must be 0 or more, got {self.keep_sharp!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
         if self.sampler == "flow" and self.schedule != "training":
@@ -114,6 +120,7 @@ class SamplingSettings:
         words[1:1] = [f"eta {self.eta:g}"] if self.eta else []
         words[2:2] = [f"schedule {self.schedule}"] if self.schedule != "training" else []
         words += [f"from sigma {self.start:g}"] if self.start is not None else []
+        words += [f"sharp images kept up to {self.keep_sharp:g}"] if self.keep_sharp else []
         if self.num_samples > 1:
             words.append(f"{'the mean of ' * self.average}{self.num_samples} samples")
         return ", ".join(words)
@@ -132,7 +139,7 @@ class SamplingSettings:
                 ("beta_start", "beta_end"), "the schedule has no betas: linear, quadratic, sigmoid do"
             )
         if self.blend == 0:
-            drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", *unused)
+            drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", "keep_sharp", *unused)
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
@@ -181,12 +188,12 @@ class SamplingSettings:
 
 
 def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:
-    """Group settings that share their samples because they differ only in num_samples, average and blend.
+    """Group settings that share their samples because they differ only in num_samples, average, blend and keep_sharp.
 
     Settings with blend 0 need no sample and form one group.
     """
     groups: dict[SamplingSettings, list[SamplingSettings]] = {}
     for setting in settings:
-        alike = replace(setting, num_samples=1, average=False, blend=1.0)
+        alike = replace(setting, num_samples=1, average=False, blend=1.0, keep_sharp=0.0)
         groups.setdefault(alike if setting.blend > 0 else SamplingSettings(blend=0.0), []).append(setting)
     return list(groups.values())

@@ -189,7 +189,11 @@ SAMPLE = {
     "average": ([*DRAWN, "--num_samples", "2"], [], lambda a, b: b.files.keys() == {"a.png", "b.png"}),
     "blend": (DRAWN, ["0.5"], differ),
 }
-SAMPLE_APART = {"memory": "test_memory_chooses_the_tiles", "overwrite": "test_overwrite_restores_again"}
+SAMPLE_APART = {
+    "memory": "test_memory_chooses_the_tiles",
+    "overwrite": "test_overwrite_restores_again",
+    "keep_sharp": "test_keep_sharp_keeps_the_prediction",
+}
 
 
 def test_sample_py_has_no_other_flags():
@@ -204,6 +208,18 @@ def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
     known[(of_sample, *both)] = one
     value = [str(tmp_path / one_value) if flag == "output" else one_value for one_value in value]
     assert one.code == 0 and holds(one, called(of_sample, *both, f"--{flag}", *value))
+
+
+def test_keep_sharp_keeps_the_prediction(called, tmp_path):
+    tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(tmp_path / "sized")
+
+    def of_sized(args):
+        return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "sized"), "--steps", "2"])
+
+    kept, refined = (called(of_sized, "--keep_sharp", level) for level in ("255", "0"))
+    assert kept.files == called(of_sized, "--blend", "0").files and kept.files != refined.files
+    refused = called(of_sample, "--keep_sharp", "5")
+    assert refused.code == 2 and "keep_sharp needs a predictor with a size head" in refused.said
 
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
