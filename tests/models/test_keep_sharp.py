@@ -21,11 +21,16 @@ def test_the_share_rises_from_the_level_to_a_fifth_above_it():
         refined_share(None, 5.0)
 
 
-def test_each_image_of_a_batch_has_its_own_share():
-    """The head expects 4 levels of error everywhere: below the lower limit, above the upper, and between them."""
+@pytest.fixture
+def pipeline():
+    """Its size head expects 4 levels of error everywhere."""
     pipeline = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True))
     torch.nn.init.zeros_(pipeline.predictor.unet.log_size.conv.weight)
     torch.nn.init.constant_(pipeline.predictor.unet.log_size.conv.bias, torch.tensor(2 * 4 / 255).log().item())
+    return pipeline
+
+
+def test_each_image_of_a_batch_has_its_own_share(pipeline):
     blurry = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(1))
     prediction = pipeline.predict(blurry)
     prediction[1, 3] += torch.tensor(1.1).log()  # the second image: 4.4 levels
@@ -36,6 +41,13 @@ def test_each_image_of_a_batch_has_its_own_share():
     assert torch.allclose(half[0], none[0], atol=1e-5)
     inside = ((torch.stack([full[1], none[1]]) - 0.5).abs() < 0.49).all(0)  # neither is clipped
     assert torch.allclose(half[1][inside], (0.5 * (full[1] + none[1]))[inside], atol=1e-4)
+
+
+def test_what_is_kept_for_blending_later_has_the_share(pipeline):
+    blurry, kept = torch.rand(1, 3, 16, 24, generator=torch.Generator().manual_seed(1)), {}
+    for level, share in ((0.0, 1.0), (4.0 / 1.1, 0.5), (10.0, 0.0)):
+        pipeline(blurry, SamplingSettings(steps=2, keep_sharp=level), output_type="pt", keep=kept.__setitem__)
+        assert torch.allclose(kept["s"], share * torch.full_like(kept["s"], 0.1), atol=1e-5)
 
 
 def test_a_level_below_zero_is_refused_and_the_words_name_it():
