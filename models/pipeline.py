@@ -302,8 +302,9 @@ class DeblurPipeline(ConfigMixin):
             keep("x_init", x_init)
         if one.blend > 0:
             s = self.scale(prediction, blurry)
+            shares = {level: refined_share(expected_error, level) for level in {own.keep_sharp for own in settings}}
             if keep is not None:
-                keep("s", s * refined_share(expected_error, one.keep_sharp))
+                keep("s", s * shares[one.keep_sharp])
             fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
             denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
         collected = [Samples(setting) for setting in settings]
@@ -323,7 +324,7 @@ class DeblurPipeline(ConfigMixin):
                 keep("r_0", r_0)
             for samples in wanted:
                 last, own = samples is wanted[-1], samples.setting  # the last one may overwrite r_0
-                shown = s * refined_share(expected_error, own.keep_sharp)
+                shown = s * shares[own.keep_sharp] if own.keep_sharp else s
                 samples.add(blended(x_init, r_0, shown, own.blend, in_place=last))
             del r_0
         predictions = to_world(x_init)

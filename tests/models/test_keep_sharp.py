@@ -50,6 +50,14 @@ def test_what_is_kept_for_blending_later_has_the_share(pipeline):
         assert torch.allclose(kept["s"], share * torch.full_like(kept["s"], 0.1), atol=1e-5)
 
 
+def test_a_missing_size_head_is_said_before_any_step():
+    def progress(steps):
+        raise AssertionError("a step was taken")
+
+    with pytest.raises(ValueError, match="keep_sharp needs a predictor with a size head"):
+        tiny_pipeline()(torch.rand(1, 3, 16, 24), SamplingSettings(steps=2, keep_sharp=5.0), progress=progress)
+
+
 def test_a_level_below_zero_is_refused_and_the_words_name_it():
     with pytest.raises(ValueError, match="keep_sharp must be 0 or more, got -1"):
         SamplingSettings(keep_sharp=-1)
