@@ -8,7 +8,7 @@ the intervals of the paired differences, which are far smaller than those of the
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def draw(axes: Axes, document: Mapping[str, Any]) -> None:
         curve = [place["predictor"], *(place[label] for label in labels)]
         axes.plot(*zip(*curve, strict=True), STYLES[control], color="0.4", marker=".", label=control)
     settings = [row for row in document["rows"] if row["fields"]]
-    once = sorted(_path(settings), key=lambda row: row["fields"]["blend"])
+    once = sorted(filter(_on_line, settings), key=lambda row: row["fields"]["blend"])
     line = [place["predictor"], *(place[row["setting"]] for row in once)]
     axes.plot(*zip(*line, strict=True), color="tab:blue", label="one step, by blend")
     named = []
@@ -76,15 +76,18 @@ def draw(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.grid(color="0.92")
 
 
-def _path(settings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The settings of one step from the noisiest level, which differ in their blend."""
-    return [row for row in settings if row["fields"]["steps"] == 1 and row["fields"]["start"] is None]
+def _on_line(row: Mapping[str, Any]) -> bool:
+    """Whether it is one step from the noisiest level that refines every image: such settings differ in their blend."""
+    fields = row["fields"]
+    return fields["steps"] == 1 and fields["start"] is None and not fields.get("keep_sharp")
 
 
 def _name(row: Mapping[str, Any]) -> str:
     fields = row["fields"]
-    if row in _path([row]):
+    if _on_line(row):
         return f"{fields['blend']:g}"
+    if fields.get("keep_sharp"):
+        return f"{fields['blend']:g}, sharp kept"
     text = f"{fields['steps']} step{'s' * (fields['steps'] > 1)}"
     text = f"mean of {fields['num_samples']}, {text}" if fields["average"] else text
     return text if fields["start"] is None else f"{text} from {fields['start']:g}"

@@ -123,14 +123,15 @@ def test_a_predictor_that_knows_its_error_is_calibrated():
     blurry = sharp.clone()
     blurry[:, :, 16:] += 20 / 255
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-    rows = calibration.fifths(DeblurPipeline(Knowing(), None, scheduler), [(blurry, sharp)])
+    knowing = DeblurPipeline(Knowing(), None, scheduler)
+    rows = calibration.fifths(calibration.errors(knowing, [(blurry, sharp)]))
     assert [round(row["actual"]) for row in rows] == [0, 0, 20, 20, 20]
     assert [round(row["expected"]) for row in rows] == [1, 1, 20, 20, 20]
     assert rows[4]["ratio"] == pytest.approx(1, rel=1e-4)
-    scaled = calibration.fifths(DeblurPipeline(Knowing(), None, scheduler), [(blurry, sharp - 20 / 255)])
+    scaled = calibration.fifths(calibration.errors(knowing, [(blurry, sharp - 20 / 255)]))
     assert scaled[4]["ratio"] == pytest.approx(2, rel=1e-4)
     with pytest.raises(ValueError, match="no size head"):
-        calibration.fifths(DeblurPipeline(IdentityPredictor(), None, scheduler), [(blurry, sharp)])
+        calibration.errors(DeblurPipeline(IdentityPredictor(), None, scheduler), [(blurry, sharp)])
 
 
 def test_curves_are_drawn_from_an_evaluation(tmp_path):
@@ -141,10 +142,16 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
 
     rows = [row("blurry", 24, 0.4), row("predictor", 26, 0.3), row("sharpened 1", 25, 0.25), row("noised 2", 25, 0.4)]
     rows += [row("half", 25.5, 0.25, blend=0.5), row("all", 25, 0.2, blend=1.0), row("two", 25, 0.3, steps=2)]
+    rows += [row("kept", 25.6, 0.27, blend=0.5, keep_sharp=5.0)]  # not on the line
     controls = {"rows": {"sharpened": ["sharpened 1"], "noised": ["noised 2"]}}
     axes = Figure().subplots()
     curves.draw(axes, {"rows": rows, "controls": controls, "metrics": ["psnr", "lpips"]})
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines["one step, by blend"] == [[26, 0.3], [25.5, 0.25], [25, 0.2]]
     assert lines["sharpened"] == [[26, 0.3], [25, 0.25]] and lines["noised"] == [[26, 0.3], [25, 0.4]]
-    assert [text.get_text() for text in axes.texts] == ["0.5", "1", "2 steps"] and axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.texts] == [
+        "0.5",
+        "1",
+        "2 steps",
+        "0.5, sharp kept",
+    ] and axes.yaxis_inverted()
