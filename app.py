@@ -18,7 +18,7 @@ from base.command_line import class_help, descriptions, split, values
 from base.messages import UsageError
 from base.stop import run_command
 from models.index import stored_index
-from models.options import Options
+from restoration.options import Options
 
 if TYPE_CHECKING:
     from web.page import Page

@@ -21,8 +21,8 @@ from base.messages import UsageError
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
 from models.index import INDEX, pretrained, stored_index
-from models.options import require_known as require_device
 from models.settings import SamplingSettings, sharing_samples
+from restoration.options import require_known as require_device
 
 if TYPE_CHECKING:  # these take seconds to import, and errors in the command line are reported first
     import torch

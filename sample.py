@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from base.command_line import class_help, descriptions, flag_help, split, values, word_for
 from base.messages import UsageError
 from base.stop import Stopped, run_command
-from data.manifest import Manifest
-from data.outputs import Outputs, outputs_of
 from models.index import flow_of, name_of, pretrained, stored_index
-from models.options import Options, check_settings
 from models.settings import SamplingSettings, preset_settings
+from restoration.manifest import Manifest
+from restoration.options import Options, check_settings
+from restoration.outputs import Outputs, outputs_of
 
 if TYPE_CHECKING:
-    from deployment.restoration import Restoration
+    from restoration.restorer import Restoration
 
 STOPPED = "stopped, {} done; run again to resume"
 
@@ -64,8 +64,8 @@ class _Run:
 
     def __init__(self, options: Options, numbers: dict[str, Any], outputs: Outputs):
         # Not at the top: these take seconds to import, and checks of the command line do not need them.
-        from deployment.restoration import Restorer
         from models.devices import choose_device
+        from restoration.restorer import Restorer
 
         self.options, self.outputs = options, outputs
         self.rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

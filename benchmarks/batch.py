@@ -1,8 +1,8 @@
 """Measure Ray's overhead over plain sample.py, and the gain of a second worker: python -m benchmarks.batch
 
 overhead: photographs through the identity network, so that only reading, writing and scheduling take time: sample.py in
-this process and deployment.batch with one worker, alternating, on a local folder; milliseconds per photograph. Start-up
-is excluded: deployment.batch is timed from its first rows, sample.py from its first line.
+this process and python -m batch with one worker, alternating, on a local folder; milliseconds per photograph. Start-up
+is excluded: python -m batch is timed from its first rows, sample.py from its first line.
 scaling: the same with pretrained/lite, by one worker on one core, one worker on two cores, and two workers on two
 cores, which they share with Ray's own processes; photographs per second.
 Results are merged into benchmarks/results/batch.json, with the machine they were measured on.
@@ -23,17 +23,17 @@ import torch
 from jsonargparse import auto_cli
 
 import sample
+from batch import command
+from batch.store import Manifest, Place, plain
+from batch.worker import Job, Worker
 from benchmarks.record import machine, write_json
 from data import images
-from deployment import batch
-from deployment.batch_store import Manifest, Place, plain
-from deployment.batch_worker import Job, Worker
 from models.index import pretrained
-from models.options import Options
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.untrained import IdentityPredictor
+from restoration.options import Options
 
 # Of each case: names, workers (0: sample.py) and cores.
 RUNS = {
@@ -58,7 +58,7 @@ def cluster(cores: int) -> Iterator[None]:
     os.sched_setaffinity(0, sorted(allowed)[:cores])
     try:
         ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-        with batch.connected(None):
+        with command.connected(None):
             yield
     finally:
         ray.shutdown()
@@ -75,12 +75,12 @@ def by_sample(source: Path, target: Path, checkpoint: str) -> float:
 
 
 def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
-    """Seconds per photograph of deployment.batch with all workers, timed from its first rows."""
+    """Seconds per photograph of python -m batch with all workers, timed from its first rows."""
     options = Options(str(target), checkpoint, device="cpu")
-    place, rows = batch.images_of(str(source), options, batch.Flags())
+    place, rows = command.images_of(str(source), options, command.Flags())
     job = Job(options, {}, place, Place(str(target)), ())
     manifest, times, counts = Manifest(job.target), [], []
-    for made in batch.results(rows, Worker, job, workers, {"num_cpus": 1}):
+    for made in command.results(rows, Worker, job, workers, {"num_cpus": 1}):
         manifest.add([row | plain(manifest_facts(job)) for row in made])
         times.append(time.perf_counter())
         counts.append(len(made))
@@ -114,7 +114,7 @@ def main(
     photographs, side, repeats = (24, 64, 1) if quick else (photographs, side, repeats)
     file = Path(output)
     found = json.loads(file.read_text()) if file.is_file() else {"cases": {}}
-    os.environ.update(batch.QUIET)
+    os.environ.update(command.QUIET)
     torch.set_num_threads(1)
     with TemporaryDirectory() as place:
         folder = Path(place)

@@ -14,6 +14,7 @@ Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc", "flow"]
 Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
 OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets, still used by older checkpoints and scripts
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
+SMALLEST_TILE = 64  # side in pixels
 
 
 def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:

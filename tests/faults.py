@@ -673,7 +673,7 @@ FAULTS = [
         ("--overwrite is ignored", "if options.overwrite or not", "if not"),
     ),
     *_of(
-        "deployment/restoration.py",
+        "restoration/restorer.py",
         "test_flags.py test_sample.py",
         ("--memory is ignored", "allowed_memory(self.options.memory,", "allowed_memory(None,"),
         ("--seed is ignored", "            self.options.seed,\n", "            0,\n"),
@@ -693,18 +693,18 @@ FAULTS = [
         ),
     ),
     *_of(
-        "deployment/batch.py",
-        "deployment/test_batch.py::test_what_could_not_be_restored_is_listed_with_its_reason",
+        "batch/command.py",
+        "batch/test_batch.py::test_what_could_not_be_restored_is_listed_with_its_reason",
         ("what died with a worker is forgotten", "    for row in left.values():", "    for row in ():"),
     ),
     *_of(
-        "deployment/batch_worker.py",
-        "deployment/test_batch.py::test_outputs_are_those_of_sample_py_to_the_bit",
+        "batch/worker.py",
+        "batch/test_batch.py::test_outputs_are_those_of_sample_py_to_the_bit",
         ("the tree of the source is lost", "file.relative_to(out).as_posix()", "file.name"),
     ),
     *_of(
-        "deployment/batch_store.py",
-        "deployment/test_batch_store.py",
+        "batch/store.py",
+        "batch/test_store.py",
         ("rows of other settings count as done", "if facts.items() <= row.items()", 'if row["error"] is None'),
         ("a changed photograph counts as done", '== (row["bytes"], row["modified"])', "is not None"),
         ("a row is there twice", "self.table.filter(~pc.field", "self.table.filter(pc.field"),

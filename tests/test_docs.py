@@ -25,6 +25,7 @@ EXCEPTIONS = {
     "python -m pytest": "is what runs this",
     "python -m ruff": "is make lint",
     "python -m benchmarks.": "takes minutes to hours; tests/test_benchmarks.py and others run them in small",
+    "python -m batch": "tests/batch runs it on a local Ray",
     "python -m deployment.": "tests/deployment runs each on small networks",
     "python sample.py photo.jpg --checkpoint deployed/": "needs an export; tests/deployment makes one",
     "python deployment/predict.py": "needs an export; tests/deployment makes one",

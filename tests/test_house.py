@@ -7,14 +7,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web", "deployment")
+PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web", "deployment", "restoration", "batch")
 ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | {"base": {"base"}}
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
-ALLOWED["deployment"] = {"base", "deployment", "data", "models", "evaluation"}
+ALLOWED["deployment"] = {"base", "deployment", "data", "models"}
+ALLOWED["restoration"] = {"base", "restoration", "data", "models", "evaluation"}
+ALLOWED["batch"] = {"base", "batch", "restoration", "data", "models", "evaluation"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
-ALLOWED["web"] = {"base", "web", "data", "models"}
+ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
-    {"settings", "options", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
+    {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "faults", "flow", "quantisation"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},

@@ -13,7 +13,7 @@ import gradio as gr
 from torch import Tensor
 
 from data import images
-from data.maps import heat_map
+from restoration.maps import heat_map
 from web.restoration import Cancelled, Restorer
 from web.results import Photo, Result, mask_of, shown
 from web.visits import Visit, Visits

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.images import ImageFile
-from data.outputs import outputs_of
 from models.samples import Samples, blended, to_world
 from models.settings import SamplingSettings
+from restoration.outputs import outputs_of
 
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 

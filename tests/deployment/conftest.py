@@ -1,7 +1,6 @@
-"""Small checkpoints, the ONNX folders that became of them, and a bucket."""
+"""Small checkpoints, and the ONNX folders that became of them."""
 
 import logging
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -41,21 +40,3 @@ def place(tmp_path_factory):
     export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
     logging.disable(logging.NOTSET)
     return folder
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    """A bucket, and an environment in which it is the only one."""
-    for name in ("ray", "moto"):
-        if find_spec(name) is None:
-            pytest.skip("needs requirements-extra.txt")
-    from deployment.batch import QUIET
-    from tests.deployment.bucket import Bucket  # not above: it imports moto
-
-    own = Bucket()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (own.environment | {"RAY_AUTH_MODE": "disabled"} | QUIET).items():
-            patch.setenv(name, value)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield own
-    own.stop()

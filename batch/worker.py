@@ -1,4 +1,4 @@
-"""The workers of deployment.batch in Ray's processes: read files from a bucket, restore them, and write the results."""
+"""The workers of a batch in Ray's processes: read files from a bucket, restore them, and write the results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from tqdm import tqdm
 
-from deployment.batch_store import SCHEMA, THREADS, Place, StoreError, plain
-from deployment.restoration import Restorer
-from models.options import Options
+from batch.store import SCHEMA, THREADS, Place, StoreError, plain
+from restoration.options import Options
+from restoration.restorer import Restorer
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -1,4 +1,4 @@
-"""What deployment.batch says and does without Ray: its input, and a full disk."""
+"""What python -m batch says and does without Ray: its input, and a full disk."""
 
 import resource
 import sys
@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from batch import command
+from batch.store import Place
+from batch.worker import Job, Worker
 from data import images
 from data.pairs import generator_of
-from deployment import batch
-from deployment.batch_store import Place
-from deployment.batch_worker import Job, Worker
-from models.options import Options
+from restoration.options import Options
 from tests.models.test_pipeline import tiny_pipeline
 
 
@@ -32,7 +32,7 @@ def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     names = ["photos/b/1.png", "photos/a/deep/0.png"]
     pq.write_table(pa.table({"path": names}), tmp_path / "paths.parquet")
-    found, rows = batch.images_of(str(tmp_path / "paths.parquet"), Options("out"), batch.Flags())
+    found, rows = command.images_of(str(tmp_path / "paths.parquet"), Options("out"), command.Flags())
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/0.png", "b/1.png"]
     assert rows[1]["bytes"] == (place / names[0]).stat().st_size and found.read("b/1.png")
 
@@ -60,25 +60,25 @@ def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
 def test_what_is_wrong_is_one_sentence(place, bucket, tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(place)
     pq.write_table(pa.table({"name": ["a"]}), "wrong.parquet")
-    assert batch.main(arguments) == 2
+    assert command.main(arguments) == 2
     said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1 and said.startswith("deployment.batch: error: "), said
+    assert words in said and said.count("\n") == 1 and said.startswith("batch: error: "), said
 
 
 def test_wrong_credentials_are_one_sentence(bucket, tmp_path, capsys):
     bucket.ask_for_credentials(True)
     try:
-        assert batch.main(["s3://data/photos", str(tmp_path)]) == 2
+        assert command.main(["s3://data/photos", str(tmp_path)]) == 2
     finally:
         bucket.ask_for_credentials(False)
     wrong = "The AWS Access Key Id you provided does not exist in our records (INVALID_ACCESS_KEY_ID)"
-    assert capsys.readouterr().err == f"deployment.batch: error: s3://data/photos cannot be listed: {wrong}\n"
+    assert capsys.readouterr().err == f"batch: error: s3://data/photos cannot be listed: {wrong}\n"
 
 
 def test_without_the_extra_it_is_named(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert batch.main([str(place / "photos"), str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"deployment.batch: error: {batch.NEEDED}\n"
+    assert command.main([str(place / "photos"), str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"batch: error: {command.NEEDED}\n"
 
 
 def test_a_full_disk_ends_the_job_with_what_was_done(place, tmp_path):

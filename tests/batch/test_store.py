@@ -1,11 +1,11 @@
-"""Places and the manifest of deployment.batch in local folders."""
+"""Places and the manifest of python -m batch in local folders."""
 
 import os
 
 import pyarrow.parquet as pq
 import pytest
 
-from deployment.batch_store import Manifest, Place, StoreError
+from batch.store import Manifest, Place, StoreError
 
 FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
 
@@ -92,5 +92,5 @@ def test_hidden_files_and_those_of_other_places_are_not_seen(place):
 
 def test_a_foreign_manifest_is_named(place):
     place.write({"manifest.parquet": b"no parquet"})
-    with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of deployment.batch \(.*: remove it"):
+    with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of python -m batch \(.*: remove it"):
         Manifest(place)

@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 from base.messages import one_of
 from models.index import flow_of, pretrained, stored_index
-from models.settings import Preset, SamplingSettings, preset_settings
+from models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings
 
-SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
 
 

@@ -1,4 +1,4 @@
-"""Folders and buckets for deployment.batch: reading and writing files, and the manifest of finished images."""
+"""Folders and buckets: reading and writing files, and the manifest of finished images."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Manifest:
                 names = ["on_fault" if name == "guard" else name for name in table.column_names]  # its former name
                 self._merge(table.rename_columns(names).cast(SCHEMA))
             except (pa.ArrowInvalid, ValueError) as error:
-                what = f"{place.url}/{key} is no manifest of deployment.batch"
+                what = f"{place.url}/{key} is no manifest of python -m batch"
                 raise StoreError(f"{what} ({error}): remove it") from None
 
     def done(self, wanted: Mapping[str, tuple[int, int]], facts: Mapping[str, Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""deployment.batch on a Ray of two workers and an S3 server, both on this machine."""
+"""python -m batch on a Ray of two workers and an S3 server, both on this machine."""
 
 import json
 import logging
@@ -14,12 +14,12 @@ import torch
 
 import evaluate
 import sample
+from batch import command
 from data import images
 from data.layouts import find_pairs
 from data.packed import Packed
 from data.pairs import generator_of
-from deployment import batch
-from models.options import Options
+from restoration.options import Options
 from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command
 from tools import pack
@@ -59,7 +59,7 @@ def cluster(bucket, place):
     ray.init(
         num_cpus=2,
         include_dashboard=False,
-        object_store_memory=batch.OBJECT_STORE,
+        object_store_memory=command.OBJECT_STORE,
         log_to_driver=False,
         logging_level=logging.CRITICAL,
         _node_ip_address="127.0.0.1",
@@ -76,7 +76,7 @@ def kill(process):
 def killed(bucket, place, cluster):
     """What stood in the manifest, and when each output was written, when the driver was killed in mid-batch."""
     command = Command(
-        "deployment.batch",
+        "batch",
         ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"],
     )
 
@@ -97,7 +97,7 @@ def killed(bucket, place, cluster):
 def restored(bucket, place, killed):
     """The exit code of the same command, during which one photograph kills every worker that asks for it."""
     bucket.fatal[FATAL] = kill
-    code = batch.main(["s3://data/photos", "s3://data/out", *how(place), "--concurrency", "2"])
+    code = command.main(["s3://data/photos", "s3://data/out", *how(place), "--concurrency", "2"])
     bucket.fatal.clear()
     return code
 
@@ -154,7 +154,7 @@ def test_scores_of_pairs_in_a_bucket_are_those_of_evaluate_py(bucket, place, clu
         images.write(tmp_path / "pairs/blur" / f"{i}.png", sharp / 2)
     bucket.upload(tmp_path / "pairs", "pairs")
     score = ["--score", "--metrics", "psnr", "--batch_size", "6", "--concurrency", "1", *how(place)]
-    assert batch.main(["s3://data/pairs", str(tmp_path / "scores"), *score]) == 0, capsys.readouterr().err
+    assert command.main(["s3://data/pairs", str(tmp_path / "scores"), *score]) == 0, capsys.readouterr().err
     (tmp_path / "grid.yaml").write_text("settings: [{steps: 1}]")
     ours = ["--checkpoint", str(place / "checkpoint"), "--precision", "fp32", "--device", "cpu", "--seed", "3"]
     ours += ["--grid", str(tmp_path / "grid.yaml"), "--batch_size", "6", "--metrics", "psnr"]
@@ -168,7 +168,7 @@ def test_paths_come_from_a_dataset_of_ray(place, cluster):
     import ray
 
     dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
-    found, rows = batch.images_of(dataset, Options("out"), batch.Flags())
+    found, rows = command.images_of(dataset, Options("out"), command.Flags())
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data.manifest import Manifest
+from restoration.manifest import Manifest
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Restore or score the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
 
-python -m deployment.batch photos restored
-python -m deployment.batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
-python -m deployment.batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
-python -m deployment.batch s3://pairs/GoPro s3://scores/GoPro --score
+python -m batch photos restored
+python -m batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
+python -m batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
+python -m batch s3://pairs/GoPro s3://scores/GoPro --score
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from urllib.parse import urlsplit
 from base.command_line import class_help, split, values
 from base.messages import UsageError, one_sentence
 from base.stop import run_command
-from data.outputs import MOST_AT_ONCE, named
 from data.search import SUFFIXES
 from evaluation.catalogue import require_known
-from models.options import Options, check_settings
 from models.settings import SamplingSettings
+from restoration.options import Options, check_settings
+from restoration.outputs import MOST_AT_ONCE, named
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.data import Dataset
 
-    from deployment.batch_store import Manifest, Place
-    from deployment.batch_worker import Job, Worker
+    from batch.store import Manifest, Place
+    from batch.worker import Job, Worker
 
-NEEDED = "deployment.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
+NEEDED = "python -m batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
 STOPPED = "stopped; run again to resume"
 SHOWN = 20  # failures that are printed one by one
 WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
@@ -132,7 +132,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
         options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
     require_listening(flags.cluster)
 
-    from deployment.batch_store import PARTS, Manifest, Place
+    from batch.store import PARTS, Manifest, Place
 
     target = Place(options.output)
     place, rows = images_of(source, options, flags)
@@ -141,7 +141,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
     manifest = Manifest(target)
 
-    from deployment.batch_worker import Job  # not at the top: it imports torch
+    from batch.worker import Job  # not at the top: it imports torch
 
     job = Job(options, numbers, place, target, sorted(flags.metric_names))
     try:
@@ -150,9 +150,9 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     finally:
         manifest.close()
     for failure in sorted(failures)[:SHOWN]:
-        print(f"deployment.batch: error: {failure}", file=sys.stderr)
+        print(f"batch: error: {failure}", file=sys.stderr)
     if len(failures) > SHOWN:
-        print(f"deployment.batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
+        print(f"batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
     print(said)
     return len(failures)
 
@@ -163,10 +163,10 @@ def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Pl
     Raises:
         ValueError: there are no images, or two restorations would have the same name.
     """
-    from deployment.batch_store import Place, place_of_paths
+    from batch.store import Place, place_of_paths
 
     if flags.score:
-        from deployment.batch_score import pairs_of
+        from batch.score import pairs_of
 
         place = Place(source)
         return place, pairs_of(place, flags.split)
@@ -227,16 +227,16 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
     import ray
     from tqdm import tqdm
 
-    from deployment.batch_score import ScoreWorker, publish
-    from deployment.batch_store import plain
-    from deployment.batch_worker import Worker, describe
+    from batch.score import ScoreWorker, publish
+    from batch.store import plain
+    from batch.worker import Worker, describe
 
     workers, resources = share(ray.cluster_resources(), job.options, flags)
     worker = ScoreWorker if flags.score else Worker
     # Run on a worker: this machine may have another device and precision.
     facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(worker, job))
     for remark in remarks:
-        print(f"deployment.batch: {remark}", file=sys.stderr)
+        print(f"batch: {remark}", file=sys.stderr)
     stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
     done = set() if job.options.overwrite else manifest.done(stamps, facts)
     todo = [row for row in rows if row["key"] not in done]
@@ -319,14 +319,14 @@ def result(reference: ObjectRef) -> Any:
 
 
 def _help() -> str:
-    usage = "usage: python -m deployment.batch SOURCE TARGET [--FLAG VALUE ...]"
+    usage = "usage: python -m batch SOURCE TARGET [--FLAG VALUE ...]"
     shared = "and the flags of sample.py but --output: python sample.py --help"
     return "\n".join([__doc__.strip(), "", usage, "", *class_help(Flags), "", shared])
 
 
 def _main(args: list[str]) -> int:
     wanted = {"-h", "--help"} & set(args)
-    places, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "-m deployment.batch")
+    places, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "-m batch")
     if wanted:
         print(_help())
         return 0
@@ -339,8 +339,4 @@ def _main(args: list[str]) -> int:
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
-    return run_command("deployment.batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return run_command("batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)

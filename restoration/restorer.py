@@ -1,4 +1,4 @@
-"""Restore image files, for sample.py (folders) and deployment.batch (buckets)."""
+"""Restore image files, for sample.py (folders) and batch (buckets)."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from tqdm import tqdm
 from base.progress import counted
 from data import images
 from data.images import ImageFile
-from data.maps import write_map
-from data.outputs import batches, usual
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.faults import faults
 from models.index import name_of, pretrained
 from models.memory import allowed_memory, require_memory
-from models.options import Options
 from models.pipeline import DeblurOutput
 from models.tiling import TooLittleMemory, refusal
+from restoration.maps import write_map
+from restoration.options import Options
+from restoration.outputs import batches, usual
 
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 

@@ -1,4 +1,4 @@
-"""deployment.batch --score: score one setting on pairs in a bucket, and write evaluate.py's files."""
+"""--score: score one setting on pairs in a bucket, and write evaluate.py's files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batch.store import Place
+from batch.worker import Job, Worker
 from data.layouts import DatasetError, Pair, list_pairs, paired
 from data.pairs import read_pair
 from data.search import SUFFIXES, ImageError
-from deployment.batch_store import Place
-from deployment.batch_worker import Job, Worker
 from evaluation.journal import Journal, Score
 from evaluation.metrics import make_metrics
 from evaluation.report import write_report

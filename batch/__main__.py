@@ -1,0 +1,7 @@
+"""python -m batch"""
+
+import sys
+
+from batch.command import main
+
+sys.exit(main())
