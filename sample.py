@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from base.command_line import class_help, descriptions, flag_help, split, values, word_for
 from base.messages import UsageError
 from base.stop import Stopped, run_command
-from models.index import flow_of, name_of, pretrained, stored_index
+from models.index import name_of, pretrained, stored_index
 from models.settings import SamplingSettings, preset_settings
 from restoration.manifest import Manifest
 from restoration.options import Options, check_settings
@@ -139,7 +139,7 @@ def _help(flags: dict[str, str]) -> str:
     """The text of --help; defaults of sampling settings are those of the checkpoint."""
     source = flags.get("checkpoint") or pretrained()
     index = stored_index(source) or {}
-    settings = preset_settings(index.get("presets", {}), flags.get("preset"), flow_of(index, source))
+    settings = preset_settings(index.get("presets", {}), flags.get("preset"))
     lines = [__doc__.strip(), "", "usage: python sample.py IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]", ""]
     lines += class_help(Options)
     name = name_of(flags.get("checkpoint"))

@@ -1,12 +1,11 @@
 """Scores of a refiner by the number of denoiser evaluations, as a table and a plot.
 
 python -m benchmarks.few_steps pretrained/lite --data synthetic=PAIRS frames=OTHER_PAIRS
-python -m benchmarks.few_steps runs/refine/checkpoint runs/flow/checkpoint --data PAIRS --start 2
+python -m benchmarks.few_steps runs/refine/checkpoint --data PAIRS --start 2
 
-A checkpoint trained by diffusion is sampled with ddim (eta 0 and 1) and dpmsolver++ in 1 to 50 steps, one trained as a
-consistency flow in 1 to 5; both may be given, in any order. The blurry images, the prediction, and the prediction
-sharpened and noised are scored for comparison. Writes few_steps.md, .json and .png. The scores of each image are stored
-in --work at once, so the same command resumes a stopped run.
+The checkpoint is sampled with ddim (eta 0 and 1) and dpmsolver++ in 1 to 50 steps. The blurry
+images, the prediction, and the prediction sharpened and noised are scored for comparison. Writes few_steps.md, .json
+and .png. The scores of each image are stored in --work at once, so the same command resumes a stopped run.
 """
 
 import sys
@@ -32,10 +31,9 @@ from evaluation.grid import key, label_settings
 from evaluation.journal import Score
 from evaluation.metrics import Metric, MetricError
 from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SECONDS_RECIPE, Plan, score_images
-from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings, Schedule
 
-DIFFUSION_STEPS, FLOW_STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50), (1, 2, 3, 4, 5)
+STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50)
 # Rows that are lines in the plot: colour and style.
 LINES = {
     PREDICTOR: ("0.5", "--"),
@@ -43,7 +41,6 @@ LINES = {
     "sharpened 0.6": ("tab:brown", "-."),
     "noised 2": ("tab:pink", "-."),
 }
-AGREE = {"psnr": 0.01, "lpips": 0.001, "lpips_squeeze": 0.001}  # rows that differ by less are shown once
 SEEDS = 3  # samples per image, with different noise
 SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4), "lpips_squeeze": ("LPIPS, SqueezeNet", 4)}
 DIVERSITY = "diversity"
@@ -93,17 +90,12 @@ class Diversity:
         return 255 * restored.clamp(0, 1).std(0).mean()[None]
 
 
-def settings_of(
-    flow: bool, start: float | None, schedule: Schedule, blend: float, max_steps: int
-) -> list[SamplingSettings]:
-    """The settings with which a checkpoint is sampled."""
-    common = {"blend": blend, "num_samples": SEEDS}
-    if flow:
-        return [SamplingSettings("flow", steps=n, **common) for n in FLOW_STEPS if n <= max_steps]
+def settings_of(start: float | None, schedule: Schedule, blend: float, max_steps: int) -> list[SamplingSettings]:
+    """The settings with which the checkpoint is sampled."""
     kinds = [("ddim", 0.0), ("ddim", 1.0), ("dpmsolver++", 0.0)]
-    own = {"schedule": schedule, "start": start} | common
-    steps = [n for n in DIFFUSION_STEPS if n <= max_steps]
-    return [SamplingSettings(sampler, steps=n, eta=eta, **own) for sampler, eta in kinds for n in steps]
+    common = {"schedule": schedule, "start": start, "blend": blend, "num_samples": SEEDS}
+    steps = [n for n in STEPS if n <= max_steps]
+    return [SamplingSettings(sampler, steps=n, eta=eta, **common) for sampler, eta in kinds for n in steps]
 
 
 def score(
@@ -164,26 +156,6 @@ def rows_of(plan: Plan, scores: dict[tuple[str, str], Score]) -> list[dict[str, 
     return rows
 
 
-def merged(tables: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of several checkpoints; rows that are not settings appear once if they agree."""
-    rows = list(tables[0])
-    for number, table in enumerate(tables[1:], start=2):
-        known = {row["row"]: row for row in rows}
-        for row in table:
-            same = row["row"] in known and all(_agree(row[m], known[row["row"]][m], AGREE[m]) for m in SCORES)
-            if not same:
-                rows.append(
-                    row | {"row": f"{row['row']} of checkpoint {number}" if row["row"] in known else row["row"]}
-                )
-    beside = [row for row in rows if "fields" not in row]
-    return beside + [row for row in rows if "fields" in row]
-
-
-def _agree(one: float | None, other: float | None, tolerance: float) -> bool:
-    """Whether two scores are equal up to a tolerance, or both missing."""
-    return one == other if one is None or other is None else abs(one - other) < tolerance
-
-
 def markdown(results: dict[str, dict[str, Any]]) -> str:
     """The tables, one per dataset."""
     return "\n".join(line for name, result in results.items() for line in _table(name, result))
@@ -220,7 +192,7 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
                 if value is not None:
                     axes.axhline(value, color=color, linestyle=style, linewidth=1, label=row)
             axes.set_xscale("log")
-            axes.set_xticks(DIFFUSION_STEPS, [str(n) for n in DIFFUSION_STEPS], minor=False)
+            axes.set_xticks(STEPS, [str(n) for n in STEPS], minor=False)
             axes.minorticks_off()
             axes.set_title(f"{name}: {title}", fontsize=9)
             axes.set_xlabel("denoiser evaluations", fontsize=8)
@@ -241,12 +213,12 @@ def _curves(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[
 
 
 def main(
-    checkpoints: list[str],
+    checkpoint: str,
     data: list[str],
     start: float | None = None,
     schedule: Schedule = "training",
     blend: float = 1.0,
-    max_steps: int = DIFFUSION_STEPS[-1],
+    max_steps: int = STEPS[-1],
     limit: int | None = None,
     split: str = "test",
     seed: int = 0,
@@ -255,13 +227,13 @@ def main(
     work: str = "runs/few_steps",
     output: str = "benchmarks/results",
 ) -> None:
-    """Score the checkpoints, and write the table, its numbers and the plot.
+    """Score the checkpoint, and write the table, its numbers and the plot.
 
     Args:
-        checkpoints: one trained by diffusion, one trained as a consistency flow, or both.
+        checkpoint: as sample.py's --checkpoint.
         data: datasets as for evaluate.py; NAME=FOLDER names one in the table.
-        start: noise level that the diffusion samplers start from, as sample.py's --start.
-        schedule: noise levels that the diffusion samplers visit.
+        start: noise level that the samplers start from, as sample.py's --start.
+        schedule: noise levels that the samplers visit.
         blend: of prediction and sample.
         max_steps: leave out the settings with more steps.
         limit: score at most this many pairs of each dataset, spread evenly over the list.
@@ -280,21 +252,13 @@ def main(
             raise ValueError(f"two datasets are called {name}: name them, as --data NAME={folder}")
         named[name] = folder
     options = {"limit": limit, "split": split, "seed": seed, "device": device, "precision": precision}
-    flows = [load_pipeline(checkpoint).flow is not None for checkpoint in checkpoints]
-    if len(checkpoints) > 2 or sum(flows) > 1 or len(flows) - sum(flows) > 1:
-        raise ValueError("give one checkpoint that was trained by diffusion, one that is a consistency flow, or both")
-    checkpoints = [checkpoint for _, checkpoint in sorted(zip(flows, checkpoints, strict=True))]
     results: dict[str, dict[str, Any]] = {}
     with sole_user(Path(work)):
         for name, folder in named.items():
-            tables, facts = [], []
-            for flow, checkpoint in zip(sorted(flows), checkpoints, strict=True):
-                settings = settings_of(flow, start, schedule, blend, max_steps)
-                own = Path(work) / ("flow" if flow else "diffusion") / name
-                plan, scores = score(checkpoint, settings, name, folder, own, options)
-                tables.append(rows_of(plan, scores))
-                facts.append({"checkpoint": plan.facts["checkpoint"], "data": plan.facts["data"] | {"root": name}})
-            results[name] = {"images": len(plan.images), "subjects": facts, "rows": merged(tables)}
+            settings = settings_of(start, schedule, blend, max_steps)
+            plan, scores = score(checkpoint, settings, name, folder, Path(work) / name, options)
+            subject = {"checkpoint": plan.facts["checkpoint"], "data": plan.facts["data"] | {"root": name}}
+            results[name] = {"images": len(plan.images), "subject": subject, "rows": rows_of(plan, scores)}
     folder, place = Path(output), plan.device
     folder.mkdir(parents=True, exist_ok=True)
     recipes = {name: metric.recipe or metric.reason for name, metric in _metrics(plan).items()}
@@ -319,9 +283,9 @@ def _metrics(plan: Plan) -> dict[str, Metric]:
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
     parser = ArgumentParser(description=__doc__, prog="benchmarks.few_steps", allow_abbrev=False)
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="of diffusion, of a flow, or both")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="as sample.py's --checkpoint")
     parser.add_argument("--data", nargs="+", required=True, help="datasets; NAME=FOLDER names one in the table")
-    parser.add_function_arguments(main, skip={"checkpoints", "data"})
+    parser.add_function_arguments(main, skip={"checkpoint", "data"})
     main(**parser.parse_args(args).as_dict())
 
 

@@ -19,7 +19,7 @@ from benchmarks.record import machine, write_json
 from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.settings import SamplingSettings, preset_settings
+from models.settings import SamplingSettings
 from training.gates import SIGMAS, refiner_gates
 
 
@@ -43,8 +43,7 @@ def main(
         split: of the dataset.
         images: number of images, starting with the first.
         crop: side in pixels of the centre crops.
-        settings: sampling settings for the power of samples; none: ddim in 8 steps with eta 1, or for a consistency
-            flow one step per segment.
+        settings: sampling settings for the power of samples; none: ddim in 8 steps with eta 1.
         sigmas: noise levels.
         precision: of the networks.
         seed: of the noise.
@@ -53,16 +52,13 @@ def main(
     pipeline = load_pipeline(checkpoint, precision=precision)
     if pipeline.denoiser is None:
         raise ValueError(f"{checkpoint} has no denoiser, so there is nothing to judge")
-    default = SamplingSettings(steps=8, eta=1.0) if pipeline.flow is None else preset_settings({}, flow=pipeline.flow)
-    settings = settings or default
-    settings.check(pipeline.flow)
+    settings = settings or SamplingSettings(steps=8, eta=1.0)
     pairs = find_pairs(data, split)[:images]
     crops = [(pair.name, *(centre_crop(side, crop) for side in read_pair(pair))) for pair in pairs]
     gates = refiner_gates(pipeline, crops, sigmas, settings, seed)
     columns = ("flat_error", "edge_error", "edge_slope")
-    if pipeline.flow is None:
-        print(f"{'sigma':>8}" + "".join(f"{column:>12}" for column in columns))
-    for sigma in sigmas if pipeline.flow is None else []:
+    print(f"{'sigma':>8}" + "".join(f"{column:>12}" for column in columns))
+    for sigma in sigmas:
         print(f"{sigma:8g}" + "".join(f"{gates[f'{column}/{sigma:g}']:12.3f}" for column in columns))
     power = f"flat {gates['flat_power']:.3f}, edge {gates['edge_power']:.3f}"
     print(f"power of the sampled residual over the true one: {power}")

@@ -14,7 +14,7 @@ from base.files import replacing
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
-from models.index import INDEX, CheckpointError, flow_of, is_deployed, read_json
+from models.index import INDEX, CheckpointError, is_deployed, read_json
 from models.onnx_network import OnnxNetwork, Provider
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
@@ -173,7 +173,6 @@ def describe(pipeline: DeblurPipeline) -> dict:
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
         "scale_kind": pipeline.config.scale_kind,
-        "flow": pipeline.config.flow,
     }
 
 
@@ -184,9 +183,12 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
+    if values.get("flow") is not None:  # older versions trained these, too
+        raise CheckpointError(f"{what} was trained as a consistency flow, which is no longer sampled: give another")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    own = residual_scale, values.get("presets"), kind, flow_of(values, what)
-    return DeblurPipeline(found["predictor"], found.get("denoiser"), scheduler, *own)
+    return DeblurPipeline(
+        found["predictor"], found.get("denoiser"), scheduler, residual_scale, values.get("presets"), kind
+    )
 
 
 def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:

@@ -5,8 +5,6 @@ import os
 import re
 from pathlib import Path
 
-from models.flow import Flow
-
 INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
@@ -54,20 +52,6 @@ def is_deployed(index: dict) -> bool:
     """Whether a checkpoint's networks are ONNX files for onnxruntime."""
     predictor = index.get("predictor")
     return isinstance(predictor, list) and predictor[-1:] == [ONNX]
-
-
-def flow_of(index: dict, what: str) -> Flow | None:
-    """The flow that a checkpoint was trained with; None for diffusion and for older checkpoints.
-
-    Raises:
-        CheckpointError: the stored flow is invalid; the message names the checkpoint as `what`.
-    """
-    if index.get("flow") is None:
-        return None
-    try:
-        return Flow(**index["flow"])
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{what} says of its flow {index['flow']!r}, which is none: {error}") from error
 
 
 def read_json(path: Path, hint: str) -> dict:

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from base.seeds import noise_seed
 from models.checkpoints import describe
 from models.devices import require_compiler
-from models.diffusion import ScaleKind, add_residual, laplace_loss, residual, residual_size
+from models.diffusion import (
+    ScaleKind,
+    add_noise,
+    add_residual,
+    estimate_r_0,
+    laplace_loss,
+    residual,
+    residual_size,
+)
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
@@ -181,15 +189,14 @@ class PredictAndRefine(Predict):
         denoiser: f; its prediction_type decides the target.
         schedule: noise schedule of training.
         objective: the denoiser's loss and the distribution of its noise levels; the paper uses L1 and levels uniform in
-            alpha_bar. Its kind says whether the denoiser is trained by diffusion or as a consistency flow, which
-            decides the samplers it can be used with.
+            alpha_bar.
         perceptual: as in `Predict`; a part of the predictor's loss.
         refiner_perceptual: the same for the refiner: a term of the denoiser's loss, computed on x_init + s r_0 with
             the estimated r_0. The squared error alone favours smooth images where the residual is uncertain.
         perceptual_ramp: the steps between which that term rises from zero to its weight.
-        perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0; for a flow, the
-            level that the denoiser is told. A sample of few steps depends on the estimates at high noise; at low
-            noise the squared error alone keeps samples close to the data.
+        perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0. A sample
+            of few steps depends on the estimates at high noise; at low noise the squared error alone keeps samples
+            close to the data.
         noises: noise levels and noise fields drawn for each crop. They share its prediction, so the denoiser's batch is
             that many times larger than the predictor's.
         predictor_weight: weight of the predictor's own loss; 0 for the paper's single loss, which trains g through f.
@@ -200,7 +207,7 @@ class PredictAndRefine(Predict):
             `models.diffusion.residual_size`.
         residual_scale: c. None: the standard deviation of (x - x_init) / m, measured during training as a running mean
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
-        validation: how validation and test sample; for a consistency flow the sampler is flow.
+        validation: how validation and test sample.
         init_from: checkpoint to start from: its predictor and, if it has one, its denoiser.
         optimisation: as in `Predict`: lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight,
             quantize.
@@ -231,12 +238,6 @@ class PredictAndRefine(Predict):
             raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: omit it where that has no weight")
-        if not validation.fits(objective.flow):
-            wanted = "ddpm, ddim, dpmsolver++ or unipc" if objective.flow is None else "flow, with 1 to 5 steps"
-            raise ValueError(
-                f"model.validation.sampler is {validation.sampler}: with objective.kind {objective.kind} it must be"
-                f" {wanted}"
-            )
         super().__init__(predictor, perceptual, None, **optimisation)
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
@@ -266,8 +267,8 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        own = {"scale_kind": self.scale_kind, "flow": self.objective.flow}
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), **own)
+        scale = float(self.scale())
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=self.scale_kind)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -303,16 +304,14 @@ class PredictAndRefine(Predict):
             )
             generators = [generator for generator in generators for _ in range(self.noises)]
         eps = randn_tensor(missed.shape, generators, self.device)
-
-        def put_out(r_t: Tensor, alpha_bar: Tensor) -> Tensor:
-            return self.denoiser(r_t, blurry, alpha_bar, x_init, s)
-
-        own = self.denoiser.prediction_type, missed, eps, u, self.alphas_cumprod
-        losses, r_0, alpha_bar = self.objective.evaluate(put_out, *own)
+        alpha_bar, kind = self.objective.draw(self.alphas_cumprod, u), self.denoiser.prediction_type
+        r_t = add_noise(missed, eps, alpha_bar)
+        output = self.denoiser(r_t, blurry, alpha_bar, x_init, s)
+        losses = self.objective.losses(output, missed, eps, alpha_bar, kind)
         denoiser_loss = losses.mean()
         noisy = alpha_bar <= self.perceptual_level
         if self.refiner_perceptual is not None and noisy.any():
-            restored = add_residual(x_init, r_0, s)
+            restored = add_residual(x_init, estimate_r_0(output, r_t, alpha_bar, kind), s)
             # A mean over all crops: those below perceptual_sigma count as zero.
             perceptual = self.refiner_perceptual(restored[noisy], sharp[noisy]) * noisy.float().mean()
             self.log("train/refiner_perceptual", perceptual)

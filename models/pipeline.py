@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -16,12 +16,11 @@ from models.arrays import OUTPUT_TYPES, read_images, write_images
 from models.bands import InBands, is_large
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, residual_size
-from models.flow import Flow
 from models.memory import Footprint
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.samples import Samples, blended, refined_share, to_network, to_world
-from models.sampling import Progress, make_scheduler, noise_generator, sample_flow, sample_residual
+from models.sampling import Progress, make_scheduler, noise_generator, sample_residual
 from models.settings import SamplingSettings, current_names, preset_settings
 from models.tiling import Tiling
 from models.unet import UNet
@@ -60,7 +59,6 @@ class DeblurPipeline(ConfigMixin):
             residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
-        flow: the path on which the denoiser was trained as a consistency flow; None if it was trained by diffusion.
 
     `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` writes the whole pipeline in the
     layout of diffusers, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it can only predict.
@@ -76,13 +74,10 @@ class DeblurPipeline(ConfigMixin):
         residual_scale: float = 1.0,
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
-        flow: Flow | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         presets = current_names(presets or {})
-        own = {"scale_kind": scale_kind, "flow": None if flow is None else asdict(flow)}
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets, **own)
-        self.flow = flow
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
@@ -125,7 +120,7 @@ class DeblurPipeline(ConfigMixin):
     @property
     def default_settings(self) -> SamplingSettings:
         """The preset balanced if this checkpoint has it, otherwise the defaults."""
-        return preset_settings(self.config.presets, flow=self.flow)
+        return preset_settings(self.config.presets)
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
@@ -203,7 +198,7 @@ class DeblurPipeline(ConfigMixin):
 
         Raises:
             ValueError: images of different sizes, of an unknown shape, type or range; an unknown output_type or
-                preset; both settings and preset; a sampler that does not suit this checkpoint.
+                preset; both settings and preset.
             TooLittleMemory: the smallest tiles need more than `memory`.
         """
         one = image[0] if isinstance(image, list | tuple) and image else image
@@ -295,7 +290,6 @@ class DeblurPipeline(ConfigMixin):
         one, K, x_init = settings[0], max(setting.num_samples for setting in settings), prediction[:, :3]
         if self.denoiser is None and one.blend > 0:
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        one.check(self.flow)
         expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
         if keep is not None:
@@ -315,11 +309,8 @@ class DeblurPipeline(ConfigMixin):
                     samples.add(to_world(x_init))
                 continue
             shared = [noise_generator(seed, name, k) for name in names], s, progress, tiling
-            if self.flow is None:
-                scheduler = make_scheduler(one, training_betas)
-                r_0 = sample_residual(denoiser, blurry, x_init, scheduler, one.eta, *shared)
-            else:
-                r_0 = sample_flow(denoiser, blurry, x_init, self.flow, one.steps, *shared)
+            scheduler = make_scheduler(one, training_betas)
+            r_0 = sample_residual(denoiser, blurry, x_init, scheduler, one.eta, *shared)
             if keep is not None:
                 keep("r_0", r_0)
             for samples in wanted:

@@ -4,14 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from base.seeds import noise_seed
 from models.diffusion import estimate_r_0, residual
-from models.flow import Flow
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
 
@@ -102,33 +100,6 @@ def sample_residual(
         for band, own in bands:
             before = r_t[..., band, :].clone()  # multistep schedulers keep it
             r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
-        del r_0  # free it before the next one is made
-    return r_t
-
-
-def sample_flow(
-    denoiser: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    blurry: Tensor,
-    x_init: Tensor,
-    flow: Flow,
-    steps: int,
-    generators: list[torch.Generator],
-    s: Tensor,
-    progress: Progress,
-    tiling: Tiled,
-) -> Tensor:
-    """Sample the scaled residual r_0 by `steps` equal Euler steps along a flow (ELIR, arXiv 2502.03500).
-
-    Arguments and result are those of `sample_residual`. A step moves r_tau towards the estimate of r_0 by the share
-    w = (tau' - tau) / (1 - tau) of the distance, so the last step reaches the estimate.
-    """
-    r_t = randn_tensor(blurry.shape, generators, blurry.device, blurry.dtype)
-    estimate = partial(_estimate, denoiser)
-    times = [step / steps for step in range(steps + 1)]
-    for tau, later in progress(list(pairwise(times))):
-        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(flow.level(tau), blurry), s])
-        w, size = (later - tau) / (1 - tau), flow.size(later)
-        r_t.mul_((1 - w) * flow.size(tau) / size).add_(r_0, alpha=w / size)
         del r_0  # free it before the next one is made
     return r_t
 

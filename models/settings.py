@@ -5,12 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from models.flow import Flow
-
 if TYPE_CHECKING:
     from torch import Tensor
 
-Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc", "flow"]
+Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
 Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
 OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets, still used by older checkpoints and scripts
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
@@ -22,18 +20,14 @@ def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
 
 
-def preset_settings(
-    presets: Mapping[str, dict], name: str | None = None, flow: Flow | None = None
-) -> "SamplingSettings":
+def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
     """The settings that a checkpoint stores under a name. ValueError if there are none.
 
-    Without a name: the preset balanced if the checkpoint has it, otherwise the defaults; for a flow these have one step
-    per segment.
+    Without a name: the preset balanced if the checkpoint has it, otherwise the defaults.
     """
     presets = current_names(presets)
     if name is None:
-        default = {} if flow is None else {"sampler": "flow", "steps": flow.segments}
-        return SamplingSettings(**presets.get("balanced", default))
+        return SamplingSettings(**presets.get("balanced", {}))
     stored = presets.get(OLD_NAMES.get(name, name))
     if stored is None:
         known = ", ".join(presets) or "none"
@@ -46,11 +40,10 @@ class SamplingSettings:
     """How to sample: one point of a grid, one preset, one set of command-line flags.
 
     Args:
-        sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc; flow for a checkpoint that was
-            trained as a consistency flow, and for no other.
+        sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc.
         schedule: noise levels to visit. training: evenly spaced levels of the checkpoint's training schedule. The
             others are built with exactly `steps` steps, as in the paper's search over noise schedules.
-        steps: denoiser evaluations per sample; for flow 1 to 5 steps of equal length.
+        steps: denoiser evaluations per sample.
         beta_start: beta of the first step, for linear, quadratic and sigmoid.
         beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
         log_snr_max: log-SNR of the first step, for log_snr.
@@ -102,10 +95,6 @@ class SamplingSettings:
             raise ValueError(f"keep_sharp must be 0 or more, got {self.keep_sharp!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
-        if self.sampler == "flow" and self.schedule != "training":
-            raise ValueError(f"schedule {self.schedule} belongs to the other samplers; leave it at training for flow")
-        if self.sampler == "flow" and self.start is not None:
-            raise ValueError("start belongs to the other samplers; omit it for flow, which has a start of its own")
         if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
             raise ValueError(f"start must be a number above 0, got {self.start!r}")
         # log_snr can only fail by the order of its ends; checking the others needs torch, which --help avoids.
@@ -131,8 +120,6 @@ class SamplingSettings:
         unused = {}
         if self.num_samples == 1:
             unused["average"] = "there is one sample: give --num_samples 2 or more"
-        if self.sampler == "flow":
-            unused["schedule"] = "the sampler flow has none"
         if self.schedule != "log_snr":
             unused |= dict.fromkeys(("log_snr_max", "log_snr_min"), "it belongs to --schedule log_snr")
         if self.schedule not in ("linear", "quadratic", "sigmoid"):
@@ -143,24 +130,6 @@ class SamplingSettings:
             drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", "keep_sharp", *unused)
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
-
-    def fits(self, flow: Flow | None) -> bool:
-        """Whether a checkpoint with this flow (None: trained by diffusion) can be sampled with these settings."""
-        return self.blend == 0 or (self.sampler == "flow") == (flow is not None)
-
-    def check(self, flow: Flow | None) -> None:
-        """Raise ValueError if these settings do not fit the flow."""
-        if self.fits(flow):
-            return
-        if flow is None:
-            raise ValueError(
-                "the sampler flow needs a checkpoint that was trained with objective.kind consistency_flow, and this"
-                " one was trained by diffusion: give ddpm, ddim, dpmsolver++ or unipc"
-            )
-        raise ValueError(
-            f"this checkpoint was trained as a consistency flow, which the sampler {self.sampler} cannot sample: give"
-            " flow, with 1 to 5 steps"
-        )
 
     def betas(self, training_betas: "Tensor") -> "Tensor":
         """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from base.messages import one_of
-from models.index import flow_of, pretrained, stored_index
+from models.index import pretrained, stored_index
 from models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings
 
 DEVICES = ["auto", "cpu", "cuda", "mps"]
@@ -96,7 +96,6 @@ def check_settings(options: Options, numbers: dict[str, Any]) -> None:
     source = options.checkpoint or pretrained()
     index = stored_index(source)
     if index is not None:
-        flow = flow_of(index, source)
-        replace(preset_settings(index.get("presets", {}), options.preset, flow), **numbers).check(flow)
+        replace(preset_settings(index.get("presets", {}), options.preset), **numbers)
     elif options.preset and source.endswith(".ckpt"):
         preset_settings({}, options.preset)

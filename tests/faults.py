@@ -56,12 +56,7 @@ FAULTS = [
     ),
     *_of(
         "models/objective.py",
-        "models/test_objective.py models/test_flow.py",
-        (
-            "a flow's last segment has no end",
-            "flow, K = self.flow, self.segments",
-            "flow, K, tau = self.flow, self.segments, (1 - self.delta) * tau",
-        ),
+        "models/test_objective.py",
         ("min-SNR is max-SNR", "return snr.clamp(max=gamma)", "return snr.clamp(min=gamma)"),
         (
             "l1 takes the weight of squares",

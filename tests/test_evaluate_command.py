@@ -89,7 +89,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
         ("wrong backbone", ValueError, "features.0.weight"),
         ("product: {sampler: euler}", ValueError, "euler"),
         ("product: {steps: 0}", ValueError, "steps"),
-        ("product: {sampler: [ddim, flow], steps: 2}", ValueError, "the sampler flow needs a checkpoint that was"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, kind, said):  # noqa: F811

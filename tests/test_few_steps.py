@@ -9,8 +9,6 @@ from benchmarks import few_steps
 from data import images
 from evaluation.metrics import psnr
 from models.checkpoints import load_pipeline
-from models.flow import Flow
-from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
@@ -18,20 +16,15 @@ pytestmark = pytest.mark.xdist_group("few steps")  # which compare one set of re
 
 
 @pytest.fixture(scope="module")
-def folder(place, tmp_path_factory):  # noqa: F811
-    """A flow beside the checkpoint, and few settings."""
-    folder = tmp_path_factory.mktemp("few_steps")
-    own = load_pipeline(str(place / "checkpoint"))
-    flow = DeblurPipeline(own.predictor, own.denoiser, own.scheduler, 0.1, flow=Flow(segments=2))
-    flow.save_pretrained(folder / "flow")
+def folder(tmp_path_factory):
+    """A folder for the results of few settings."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_steps, "DIFFUSION_STEPS", (1, 3))
-        patch.setattr(few_steps, "FLOW_STEPS", (1, 2))
-        yield folder
+        patch.setattr(few_steps, "STEPS", (1, 3))
+        yield tmp_path_factory.mktemp("few_steps")
 
 
-def run(folder, place, *checkpoints, out="out"):  # noqa: F811
-    command = [*map(str, checkpoints), "--data", f"tiny={place / 'data'}", "--work", str(folder / "work")]
+def run(folder, place, out="out"):  # noqa: F811
+    command = [str(place / "checkpoint"), "--data", f"tiny={place / 'data'}", "--work", str(folder / "work")]
     few_steps.cli([*command, "--output", str(folder / out), "--device", "cpu", "--precision", "fp32", "--start", "2"])
     return json.loads((folder / out / "few_steps.json").read_text())
 
@@ -39,23 +32,23 @@ def run(folder, place, *checkpoints, out="out"):  # noqa: F811
 @pytest.fixture(scope="module")
 def found(place, folder):  # noqa: F811
     """The contents of few_steps.json."""
-    return run(folder, place, folder / "flow", place / "checkpoint")
+    return run(folder, place)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_rows_are_those_of_the_pipelines(place, folder, found):  # noqa: F811
     rows = {row["row"]: row for row in found["data"]["tiny"]["rows"]}
     sampled = ["ddim 1", "ddim 3", "ddim 1 eta=1.0", "ddim 3 eta=1.0", "dpmsolver++ 1", "dpmsolver++ 3"]
-    sampled = [*sampled, "flow 1", "flow 2"]
-    assert list(rows)[:2] == ["blurry", "predictor"] and list(rows)[-8:] == sampled
+    assert list(rows)[:2] == ["blurry", "predictor"] and list(rows)[-6:] == sampled
     assert {"sharpened 0.3", "noised 2"} < set(rows) and found["data"]["tiny"]["images"] == 3
     assert found["start"] == 2 and found["commit"] and "AlexNet" in found["metrics"]["lpips"]
 
     pairs = [[images.read(place / "data" / side / f"{name}.png") for side in ("blur", "sharp")] for name in ("a", "b")]
     pairs.append([images.read(place / "data" / side / "tiny.png") for side in ("blur", "sharp")])
-    for row, checkpoint in (("ddim 3 eta=1.0", place / "checkpoint"), ("flow 2", folder / "flow")):
-        pipeline, settings = load_pipeline(str(checkpoint), precision="fp32"), SamplingSettings(**rows[row]["fields"])
-        assert settings.start == (None if settings.sampler == "flow" else 2)
+    pipeline = load_pipeline(str(place / "checkpoint"), precision="fp32")
+    for row in ("ddim 3 eta=1.0", "dpmsolver++ 3"):
+        settings = SamplingSettings(**rows[row]["fields"])
+        assert settings.start == 2
         scores, spreads = [], []
         for name, (blurry, sharp) in zip(("a", "b", "tiny"), pairs, strict=True):
             predicted = pipeline.predict(blurry[None])
@@ -69,52 +62,36 @@ def test_the_rows_are_those_of_the_pipelines(place, folder, found):  # noqa: F81
         assert rows[row]["seconds"] > rows["predictor"]["seconds"] > 0
     assert rows["predictor"]["psnr_spread"] is None and "diversity" not in rows["predictor"]
     # The smallest image is too small for LPIPS.
-    assert rows["flow 2"]["lpips"] is None and rows["flow 2"]["perceptual"] is None
+    assert rows["ddim 3"]["lpips"] is None and rows["ddim 3"]["perceptual"] is None
 
 
 def test_they_are_shown_and_kept(place, folder, found, capsys):  # noqa: F811
     rows = {row["row"]: row for row in found["data"]["tiny"]["rows"]}
     table = (folder / "out" / "few_steps.md").read_text()
-    assert table.count("\n| flow 2 | 2 | ") == 1 and "tiny, 3 images:" in table
+    assert table.count("\n| ddim 3 | 3 | ") == 1 and "tiny, 3 images:" in table
     assert (folder / "out" / "few_steps.png").read_bytes().startswith(b"\x89PNG")
 
     # What was done is not done again; what is lacking is, to the same numbers.
-    journal = folder / "work" / "diffusion" / "tiny" / "journal" / "scores_0.jsonl"
+    journal = folder / "work" / "tiny" / "journal" / "scores_0.jsonl"
     whole = journal.read_bytes()
-    assert run(folder, place, folder / "flow", place / "checkpoint")["data"] == found["data"]
+    assert run(folder, place)["data"] == found["data"]
     assert journal.read_bytes() == whole
     assert table.rstrip().rpartition("\n\n")[0] in capsys.readouterr().out
     journal.write_bytes(b"\n".join(whole.split(b"\n")[:-6]) + b'\n{"torn')
-    again = {
-        row["row"]: row for row in run(folder, place, place / "checkpoint", folder / "flow")["data"]["tiny"]["rows"]
-    }
+    again = {row["row"]: row for row in run(folder, place)["data"]["tiny"]["rows"]}
     numbers = [*few_steps.SCORES, *(f"{metric}_spread" for metric in few_steps.SCORES), "diversity"]
     for row, values in rows.items():
         known = {name: values[name] for name in numbers if values.get(name) is not None}
         assert {name: again[row][name] for name in known} == pytest.approx(known, rel=1e-4)
 
 
-def test_a_row_of_the_second_checkpoint_is_left_out_where_it_agrees_with_the_first():
-    def row(name, psnr, lpips=0.3, **own):
-        return {"row": name, "psnr": psnr, "lpips": lpips, "lpips_squeeze": None} | own
-
-    first = [row("blurry", 20.0), row("predictor", 24.0), row("ddim 1", 25.0, fields={})]
-    second = [row("blurry", 20.0), row("predictor", 24.009, 0.3009), row("flow 1", 25.0, fields={})]
-    assert [each["row"] for each in few_steps.merged([first, second])] == ["blurry", "predictor", "ddim 1", "flow 1"]
-    for other in (row("predictor", 24.011), row("predictor", 24.0, 0.3011), row("predictor", 24.0, None)):
-        rows = [each["row"] for each in few_steps.merged([first, [other]])]
-        assert rows == ["blurry", "predictor", "predictor of checkpoint 2", "ddim 1"]
-
-
 def test_settings_end_at_the_most_steps():
-    diffusion = few_steps.settings_of(False, 10.0, "training", 1.0, 1)
+    diffusion = few_steps.settings_of(10.0, "training", 1.0, 1)
     assert [(s.sampler, s.steps, s.start) for s in diffusion] == [(s, 1, 10.0) for s in ("ddim", "ddim", "dpmsolver++")]
-    assert [s.steps for s in few_steps.settings_of(True, None, "training", 1.0, 1)] == [1]
 
 
 def test_what_cannot_be_compared_is_one_sentence(place, folder):  # noqa: F811
-    with pytest.raises(ValueError, match="give one checkpoint that was trained by diffusion, one that is a"):
-        run(folder, place, place / "checkpoint", place / "checkpoint", out="wrong")
     with pytest.raises(ValueError, match="two datasets are called data: name them, as --data NAME="):
-        few_steps.cli([str(place / "checkpoint"), "--data", str(place / "data"), str(place / "data")])
+        command = [str(place / "checkpoint"), "--data", str(place / "data"), str(place / "data")]
+        few_steps.cli([*command, "--output", str(folder / "wrong")])
     assert not (folder / "wrong").exists()

@@ -17,7 +17,7 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "faults", "flow", "quantisation"},
+    | {"recompute", "heads", "faults", "quantisation"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},

@@ -17,7 +17,6 @@ from PIL import Image
 import sample
 from data import images
 from models.checkpoints import load_pipeline
-from models.flow import Flow
 from models.pipeline import DeblurPipeline
 from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
@@ -118,10 +117,8 @@ def test_one_bad_image_is_named_and_the_rest_is_done(checkpoint, photos, tmp_pat
         ),
         (
             ["photos", "--sampler", "dimm"],
-            "one of ddpm, ddim, dpmsolver++, unipc, flow, not dimm: did you mean",
+            "one of ddpm, ddim, dpmsolver++, unipc, not dimm: did you mean",
         ),
-        (["photos", "--sampler", "flow"], "the sampler flow needs a checkpoint that was trained with objective.kind"),
-        (["photos", "--sampler", "flow", "--start", "1"], "start belongs to the other samplers"),
         (["photos", "--depth", "12"], "--depth is one of 8, 16, not 12"),
         (["photos", "--step", "2"], "--step is unknown: did you mean --steps?"),
         (["photos", "--steps", "two"], "--steps is a whole number, not two"),
@@ -527,25 +524,6 @@ def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp
     assert set(restored(tmp_path / "out")) == {"a.png", "a_error.png", "a_error.tif"}
     error = tifffile.imread(tmp_path / "out" / "a_error.tif")
     assert error.shape == (20, 31, 3) and (error > 0).all() and (error[..., 0] == error[..., 2]).all()
-
-
-def test_a_consistency_flow_is_sampled_by_flow_alone_in_a_step_a_segment(photos, tmp_path, capsys):
-    tiny = tiny_pipeline()
-    folder = tmp_path / "flow"
-    DeblurPipeline(tiny.predictor, tiny.denoiser, tiny.scheduler, 0.1, flow=Flow(segments=3)).save_pretrained(folder)
-    command = [str(photos / "a.png"), "--checkpoint", str(folder), "--output"]
-    assert sample.main([*command, str(tmp_path / "default"), "--uncertainty", "--num_samples", "2"]) == 0
-    assert "flow, 3 steps, blend 1" in capsys.readouterr().out
-    assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "flow", "--steps", "3"]) == 0
-    one, other = (images.read(tmp_path / name) for name in ("default/a_0.png", "flags/a.png"))
-    assert torch.equal(one, other) and (tmp_path / "default" / "a_std.tif").is_file()
-    assert sample.main(["--checkpoint", str(folder), "--help"]) == 0
-    assert "--sampler ddpm|ddim|dpmsolver++|unipc|flow = flow" in capsys.readouterr().out
-    code = "import sys, sample; code = sample.main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
-    wrong = [sys.executable, "-c", code, *command, str(tmp_path / "x"), "--sampler", "ddim"]
-    done = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "False"] and len(done.stderr.splitlines()) == 1
-    assert "was trained as a consistency flow, which the sampler ddim cannot sample: give flow" in done.stderr
 
 
 def test_a_preset_is_its_settings(photos, tmp_path, capsys):

@@ -55,8 +55,7 @@ def refiner_gates(
     Args:
         pipeline: with a denoiser.
         images: (name, blurry, sharp), both (3, H, W) in [0, 1].
-        sigmas: noise levels, sigma^2 = (1 - alpha_bar) / alpha_bar. For a consistency flow the errors are omitted,
-            since its estimates are endpoints of its segments and not means.
+        sigmas: noise levels, sigma^2 = (1 - alpha_bar) / alpha_bar.
         settings: how to sample; None: the pipeline's default. With blend 0 nothing is sampled.
         seed: of the noise.
 
@@ -68,7 +67,7 @@ def refiner_gates(
     """
     known = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
     overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
-    levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in ([] if pipeline.flow else sigmas)}
+    levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in sigmas}
     sampled = {"flat": _Sums(), "edge": _Sums()}
     settings = settings or pipeline.default_settings
     for name, blurry, x_init, s, true, prediction in known:

@@ -99,7 +99,8 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     here = model.objective_values()
     there = here | checkpoint.get("objective", {})  # older checkpoints lack some values
     if "objective" in there:
-        there["objective"] = asdict(Objective()) | there["objective"]
+        defaults = asdict(Objective())
+        there["objective"] = {name: there["objective"].get(name, value) for name, value in defaults.items()}
     return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
 
 

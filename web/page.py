@@ -108,7 +108,7 @@ def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
     """The left column: a photograph and the settings of its restoration."""
     first = restorer.preset(None)
     presets = list(restorer.pipeline.config.presets)
-    samplers = [name for name in get_args(Sampler) if (name == "flow") == (restorer.pipeline.flow is not None)]
+    samplers = list(get_args(Sampler))
     with gr.Column(scale=1, min_width=300):
         ui.photo = gr.File(label="Photograph", elem_id="photo", height=130)
         ui.name = gr.Textbox(visible=False)

@@ -140,3 +140,15 @@ def test_without_the_repository_s_checkpoint_a_sentence_says_so(tmp_path, monkey
 def test_a_token_that_a_server_sends_back_is_not_repeated(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert hub._reason(OSError("no entry for Bearer hf_secret\nat all")) == "no entry for Bearer ***"
+
+
+def test_a_checkpoint_of_a_consistency_flow_is_refused_and_an_older_one_without_loads(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    index = tmp_path / "checkpoint" / "model_index.json"
+    content = json.loads(index.read_text())
+    assert "flow" not in content
+    index.write_text(json.dumps(content | {"flow": None}))
+    load_pipeline(str(tmp_path / "checkpoint"))
+    index.write_text(json.dumps(content | {"flow": {"sigma": 0.5, "segments": 5}}))
+    with pytest.raises(CheckpointError, match="was trained as a consistency flow"):
+        load_pipeline(str(tmp_path / "checkpoint"))

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset
 
 from models.checkpoints import load_pipeline
-from models.flow import Flow
 from models.lightning_module import Predict, PredictAndRefine
 from models.objective import Objective
 from models.settings import SamplingSettings
@@ -276,49 +275,6 @@ class TestTraining:
         rates = [step["rate"] for step in steps_of(module(warmup_steps=2, decay_steps=4), tmp_path, 12)]
         assert rates[:9] == pytest.approx([0.005] + [0.01] * 8)
         assert rates[9:] == pytest.approx([0.01 * 0.5 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3)])
-
-    def test_a_consistency_flow_is_trained_by_its_loss_and_kept_with_its_weights(self, tmp_path):
-        """The first step's loss from the step's own random numbers, the perceptual term on its estimate, the export."""
-        objective = Objective("consistency_flow", "l2", source_sigma=0.4, segments=2, stratified=True)
-        own = {"residual_scale": 0.2, "predictor_training": "frozen", "objective": objective, "noises": 2}
-        own["validation"] = SamplingSettings("flow", steps=2)
-        restored = []
-
-        def perceptual(image, sharp):
-            restored.append(image)
-            return (image - sharp).square().mean()
-
-        model = module(**own, refiner_perceptual=perceptual, perceptual_sigma=0.8)
-        (seen,) = steps_of(model, tmp_path, validate=True)
-        fresh = module(**own)
-        y, x = (seen["batch"][key] * 2 - 1 for key in ("blurry", "sharp"))
-        u, eps = torch.empty(4, dtype=torch.float64), torch.empty(4, 3, 16, 16)
-        for crop in range(2):
-            generator = numbers_of(crop)
-            drawn = torch.rand(2, generator=generator, dtype=torch.float64)
-            for k in range(2):
-                u[2 * crop + k] = (2 * k + crop + drawn[k]) / 4
-                eps[2 * crop + k] = torch.randn(1, 3, 16, 16, generator=generator)
-        y, x = (images.repeat_interleave(2, 0) for images in (y, x))
-        r_0 = (x - y) / 0.2  # the untrained predictor is the identity
-
-        def denoise(r_t, alpha_bar):
-            return fresh.denoiser(r_t, y, alpha_bar, y)
-
-        expected, estimate, told = objective.flow_losses(denoise, "v_prediction", r_0, eps, u)
-        assert torch.allclose(seen["losses"], expected, rtol=1e-4) and torch.allclose(seen["alpha_bar"], told)
-        noisy = told <= 1 / (1 + 0.8**2)
-        assert 0 < noisy.sum() < 4
-        assert torch.allclose(restored[0], (y + 0.2 * estimate)[noisy], atol=1e-4)
-        term = (restored[0] - x[noisy]).square().mean() * noisy.float().mean()
-        assert seen["loss"].item() == pytest.approx((expected.mean() + term).item(), rel=1e-4)
-        assert model.pipeline().flow == Flow(0.4, 2)
-
-    def test_the_validation_s_sampler_must_fit_the_objective(self):
-        with pytest.raises(ValueError, match=r"validation\.sampler is ddim: with objective\.kind consistency_flow"):
-            module(objective=Objective("consistency_flow"))
-        with pytest.raises(ValueError, match="must be ddpm, ddim, dpmsolver"):
-            module(validation=SamplingSettings("flow", steps=2))
 
     def test_noises_of_a_crop_share_its_prediction_and_have_strata_of_their_own(self, tmp_path):
         """Three noises for each of two crops, from each crop's own random numbers; levels in six equal shares."""

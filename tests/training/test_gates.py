@@ -5,7 +5,6 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
-from models.flow import Flow
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
@@ -55,14 +54,6 @@ def test_a_perfect_denoiser_has_no_error_and_all_the_power(pair):
         assert found[f"edge_error/{sigma:g}"] == pytest.approx(0, abs=1e-6)
         assert found[f"edge_slope/{sigma:g}"] == pytest.approx(1, abs=1e-4)
     assert found["edge_power"] == pytest.approx(1, abs=1e-2)
-
-
-def test_a_consistency_flow_has_the_power_of_its_samples_alone(pair):
-    blurry, sharp, missed = pair
-    scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=[0.5] * 10)
-    pipeline = DeblurPipeline(IdentityPredictor(), Oracle(missed[None] / 0.04), scheduler, 0.04, flow=Flow())
-    found = refiner_gates(pipeline, [("one", blurry, sharp)], SIGMAS)
-    assert set(found) == {"flat_power", "edge_power"} and found["edge_power"] == pytest.approx(1, abs=1e-2)
 
 
 def test_a_shrunken_estimate_shows_in_slope_error_and_power(pair):

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 import train
 from tests.processes import torchrun
-from tests.test_train import FLOW, weights
+from tests.test_train import weights
 from tests.training.test_resume import COMMAND, config, logged, run  # noqa: F401 (a fixture)
 from training.resume import read_checkpoint
 
@@ -65,13 +65,6 @@ def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_fa
     assert distance("one", "two") < 1e-5
     averages = [torch.load(f"averages_{rank}.pt") for rank in "01"]
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_flow_of_one_with_the_doubled_batch():
-    assert run("one", *EXACT, *FLOW, "--data.batch_size", "4") == 0
-    assert ranks("two", *EXACT, *FLOW) == [0, 0]
-    assert distance("one", "two") < 1e-5
 
 
 def test_accumulated_batches_are_one_large_batch_through_a_stop():
