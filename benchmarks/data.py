@@ -1,7 +1,7 @@
 """Training crops per second by input format: python -m benchmarks.data [--source FOLDER] [--seconds 4]
 
-All on the same 1280x720 PNG pairs in one run: (a) one decode per crop, (b) several crops per decode, (c) packed shards.
-Prints a table and writes benchmarks/results/data.json. Blur is measured separately, in benchmarks/blur.py.
+Both on the same 1280x720 PNG pairs in one run: (a) one decode per crop, (b) several crops per decode. Prints
+a table and writes benchmarks/results/data.json. Blur is measured separately, in benchmarks/blur.py.
 """
 
 import tempfile
@@ -19,9 +19,7 @@ from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
 from data.layouts import find_pairs
-from data.packed import Packed
 from data.pairs import TrainPairs, flatten, generator_of
-from tools import pack
 
 PATCH = 128
 
@@ -71,22 +69,17 @@ def main(
         output: JSON file for the numbers.
         seconds: length of each of three measurements.
         workers: processes that read.
-        crops_per_image: crops per decoded or unpacked pair in (b) and (c).
+        crops_per_image: crops per decoded pair in (b).
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
             make_pairs(Path(folder) / "pairs", 8)
         pairs = find_pairs(source or Path(folder) / "pairs", "test" if source else "train")
-        pack.main(source or str(Path(folder) / "pairs"), str(Path(folder) / "shards"), "test" if source else "train")
-        shards = Packed(str(Path(folder) / "shards"))
         several = {"crops_per_image": crops_per_image}
         ways = {
             "a: one crop a decode": lambda: loader(TrainPairs(pairs, PATCH), 2, workers),
             f"b: {crops_per_image} crops a decode": lambda: loader(TrainPairs(pairs, PATCH, **several), 2, workers),
-            f"c: packed shards, {crops_per_image} crops a pair": lambda: loader(
-                TrainPairs(shards, PATCH, **several), 2, workers
-            ),
         }
         # Alternating, so that other load on the machine affects all alike; the medians count.
         rounds = [{name: rate(way(), seconds) for name, way in ways.items()} for _ in range(3)]

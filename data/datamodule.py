@@ -17,7 +17,6 @@ from data.augment import Augment
 from data.blur import SyntheticBlur
 from data.checks import check_files
 from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
-from data.packed import Packed, is_packed
 from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten, generator_of
 
 GRACE = 10  # seconds that a worker keeps running after SIGTERM
@@ -65,9 +64,8 @@ class DeblurDataModule(pl.LightningDataModule):
 
     Args:
         train: training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV manifest,
-            shards made by tools.pack, a folder of sharp photographs if `blur` is given, a data.layouts.Source, or a
-            list of these to mix. If `blur` is given, only the sharp images of pairs are used. ROOT/train is used if it
-            exists.
+            a folder of sharp photographs if `blur` is given, a data.layouts.Source, or a list of these to mix. If
+            `blur` is given, only the sharp images of pairs are used. ROOT/train is used if it exists.
         val: validation data; none: no validation. Pairs are recognised by their folders and used unchanged, so
             training on synthetic blur can be validated on real blur; sharp photographs need `blur`. ROOT/val is used
             if it exists.
@@ -156,11 +154,7 @@ class DeblurDataModule(pl.LightningDataModule):
     def _train_set(self, source: Source, seed: int) -> Dataset:
         options = {"scale": source.scale, "repeat": source.repeat, "seed": seed, "skip": self.on_error == "skip"}
         options["crops_per_image"] = self.crops_per_image
-        if source.root is not None and is_packed(source.root):
-            pairs = Packed(source.root)
-            rank_zero_info(f"train: {len(pairs)} packed pairs of {source.root}")
-        else:
-            pairs = self._list(source, "train") if self._pairs(source, "train") else None
+        pairs = self._list(source, "train") if self._pairs(source, "train") else None
         if self.blur is None:
             return TrainPairs(pairs, self.patch_size, **options)
         if pairs is None:
@@ -168,7 +162,7 @@ class DeblurDataModule(pl.LightningDataModule):
             if self.on_error == "stop":
                 check_files(files)
         else:
-            files = pairs if isinstance(pairs, Packed) else [pair.sharp for pair in pairs]
+            files = [pair.sharp for pair in pairs]
         return TrainSharp(files, self.patch_size, self.blur.margin, **options)
 
     def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
@@ -255,11 +249,9 @@ def _outlive_sigterm(worker: int) -> None:
 
 
 def _sharp_files(dataset: Dataset) -> set[str]:
-    """The paths of a dataset's sharp images; empty for packed datasets."""
+    """The paths of a dataset's sharp images."""
     if isinstance(dataset, Mix):
         return set().union(*map(_sharp_files, dataset.parts))
-    if isinstance(dataset.items, Packed):
-        return set()
     return {os.path.abspath(getattr(item, "sharp", item)) for item in dataset.items}
 
 

@@ -37,8 +37,7 @@ class TrainPairs(Dataset):
     patch_size), name. A pair smaller than the patch is padded by reflection at its right and lower border.
 
     Args:
-        items: a sequence of pairs with a name and read() -> (blurry, sharp), in raw numbers. If it has an attribute
-            `shards`, that gives the number of items in each file.
+        items: a sequence of pairs with a name and read() -> (blurry, sharp), in raw numbers.
         patch_size: side of the crops.
         seed: of the order and the crops.
         crops_per_image: crops per decoded pair.
@@ -84,7 +83,7 @@ class TrainPairs(Dataset):
         """
         errors: list[str] = []
         count = len(self.items)
-        index = shuffled(number, len(self), self.seed, getattr(self.items, "shards", None)) % count
+        index = shuffled(number, len(self), self.seed) % count
         while True:
             try:
                 name, frames = self.read(self.items[index])
@@ -191,27 +190,10 @@ class FrameSharp(Dataset):
         return {"sharp": sharp, "name": name, "seed": seed_of(self.seed, name)}
 
 
-def shuffled(number: int, count: int, seed: int, shards: Sequence[int] | None = None) -> int:
-    """The file index of item `number` in a stream that passes over `count` files repeatedly, reshuffled each time.
-
-    `shards` has the numbers of files in each shard (their sum divides `count`). With it whole shards are shuffled, and
-    the files of eight shards at a time are mixed, so that a downloaded shard is used while it is still cached.
-    """
+def shuffled(number: int, count: int, seed: int) -> int:
+    """The file index of item `number` in a stream that passes over `count` files repeatedly, reshuffled each time."""
     epoch, position = divmod(number, count)
-    generator = generator_of(seed, "order", epoch)
-    if shards is None:
-        return int(torch.randperm(count, generator=generator)[position])
-    starts = torch.tensor([0, *shards]).cumsum(0)
-    total = int(starts[-1])
-    position %= total
-    order = torch.randperm(len(shards), generator=generator).tolist()
-    for first in range(0, len(order), 8):
-        group = torch.cat([torch.arange(starts[at], starts[at + 1]) for at in order[first : first + 8]])
-        mixed = group[torch.randperm(len(group), generator=generator)]
-        if position < len(mixed):
-            return int(mixed[position])
-        position -= len(mixed)
-    raise IndexError(number)
+    return int(torch.randperm(count, generator=generator_of(seed, "order", epoch))[position])
 
 
 def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:

@@ -16,13 +16,10 @@ import evaluate
 import sample
 from batch import command
 from data import images
-from data.layouts import find_pairs
-from data.packed import Packed
 from data.pairs import generator_of
 from restoration.options import Options
 from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command
-from tools import pack
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # which takes long to start
 
@@ -170,17 +167,3 @@ def test_paths_come_from_a_dataset_of_ray(place, cluster):
     dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
     found, rows = command.images_of(dataset, Options("out"), command.Flags())
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]
-
-
-def test_shards_for_training_come_from_a_bucket(bucket, place, tmp_path, monkeypatch):
-    for i in range(4):
-        for side in ("blur", "sharp"):
-            images.write(tmp_path / "pairs" / side / f"{i}.png", torch.rand(3, 20, 24, generator=generator_of(side, i)))
-    pack.main(str(tmp_path / "pairs"), str(tmp_path / "shards"), num_workers=1)
-    bucket.upload(tmp_path / "shards", "shards")
-    shards = Packed("s3://data/shards")
-    pairs = {pair.name: pair.read() for pair in find_pairs(tmp_path / "pairs")}
-    assert len(shards) == 4
-    for number in range(4):
-        for ours, theirs in zip(shards[number].read(), pairs[shards[number].name], strict=True):
-            assert torch.equal(ours, theirs)
