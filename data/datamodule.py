@@ -13,11 +13,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from base.seeds import seed_of
-from data.augment import Augment
 from data.blur import SyntheticBlur
 from data.checks import check_files
 from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
-from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten, generator_of
+from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
 
 GRACE = 10  # seconds that a worker keeps running after SIGTERM
 
@@ -72,7 +71,6 @@ class DeblurDataModule(pl.LightningDataModule):
         test: test data, in the same forms.
         blur: makes the blurry image from the sharp one, on the training device. In validation and test the blur
             depends only on the seed and the image's name, and frames lose the blur's margin on every side.
-        augment: further augmentation of training pairs, on the training device, blurry and sharp alike.
         variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in RealBlur
             J or R; "blur" is the first one of every layout.
         patch_size: side of the training crops in pixels.
@@ -93,7 +91,6 @@ class DeblurDataModule(pl.LightningDataModule):
         val: str | Source | None = None,
         test: str | Source | None = None,
         blur: SyntheticBlur | None = None,
-        augment: Augment | None = None,
         variant: str = "blur",
         patch_size: int = 128,
         batch_size: int = 16,
@@ -106,7 +103,7 @@ class DeblurDataModule(pl.LightningDataModule):
     ):
         super().__init__()
         self.roots = {"train": train, "val": val, "test": test}
-        self.variant, self.blur, self.augment = variant, blur, augment
+        self.variant, self.blur = variant, blur
         self.patch_size, self.val_crop = patch_size, val_crop
         self.batch_size, self.crops_per_image, self.mix_batches = batch_size, crops_per_image, mix_batches
         self.num_workers, self.on_error, self.seed = num_workers, on_error, seed
@@ -219,7 +216,7 @@ class DeblurDataModule(pl.LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        """Blur sharp photographs on the device, then augment; every image has its own seed.
+        """Blur sharp photographs on the device; every image has its own seed.
 
         Both tensors are returned as channels_last, the layout of the networks' weights.
         """
@@ -234,10 +231,6 @@ class DeblurDataModule(pl.LightningDataModule):
             generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
             blurry, sharp = self.blur(batch["sharp"], generators)
             batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
-        if self.augment is not None and self.trainer is not None and self.trainer.training:
-            step = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
-            generator = generator_of(self.seed, "augment", step, self.trainer.global_rank)
-            batch["blurry"], batch["sharp"] = self.augment(batch["blurry"], batch["sharp"], generator)
         sides = ("blurry", "sharp")
         return batch | {side: batch[side].contiguous(memory_format=torch.channels_last) for side in sides}
 

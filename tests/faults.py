@@ -443,20 +443,6 @@ FAULTS = [
         ),
     ),
     *_of(
-        "data/augment.py",
-        "data/test_augment.py",
-        (
-            "colourfulness is about the batch's mean",
-            "grey = side.mean(1, keepdim=True)",
-            "grey = side.mean(0, keepdim=True)",
-        ),
-        (
-            "white balance moves all channels alike",
-            "(1 + self.white_balance * channels)",
-            "(1 + self.white_balance * channels[:, :1])",
-        ),
-    ),
-    *_of(
         "data/blur.py",
         "data/test_blur.py",
         ("noise has the variance as its deviation", "(shot * light + read**2).sqrt()", "(shot * light + read**2)"),
@@ -512,7 +498,6 @@ FAULTS = [
             "first = (batch * world + rank) * self.per_batch",
             "first = batch * world * self.per_batch",
         ),
-        ("validation is augmented", "self.trainer is not None and self.trainer.training:", "self.trainer is not None:"),
     ),
     *_of(
         "data/images.py",

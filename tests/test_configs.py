@@ -99,7 +99,7 @@ def test_every_grid_reads(grid):
 def test_the_data_page_s_examples_build(tmp_path):
     page = (CONFIGS[0].parents[1] / "docs" / "data.md").read_text()
     examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
-    assert len(examples) == 3
+    assert len(examples) == 2
     np.savez(tmp_path / "kernels.npz", one=np.ones((3, 3)))
     for number, example in enumerate(examples):
         example = example.replace("kernels.npz", str(tmp_path / "kernels.npz"))
@@ -108,8 +108,6 @@ def test_the_data_page_s_examples_build(tmp_path):
         data = built.datamodule
         if number == 0:
             assert [source.weight for source in data.roots["train"]] == [3, 1, 1] and data.on_error == "skip"
-        elif number == 2:
-            assert data.augment.exposure == 0.5 and data.augment.cutblur == 0.1
         else:
             assert len(data.blur.camera) == 6 and isinstance(data.blur.camera[3], SixDegrees)
             assert data.blur.jpeg == (88, 100) and data.blur.file_values == 0.5

@@ -353,7 +353,6 @@ TRAIN = {
         "{class_path: data.blur.SyntheticBlur, init_args: {gamma: 1.8}}",
         lambda run: run.datamodule.blur.gamma == 1.8,
     ),
-    "data.augment": ("{exposure: 0.5}", lambda run: run.datamodule.augment.exposure == 0.5),
     "data.variant": ("blur_gamma", lambda run: run.datamodule.variant == "blur_gamma"),
     "data.patch_size": ("24", lambda run: run.datamodule.patch_size == 24),
     "data.batch_size": ("6", lambda run: run.datamodule.batch_size == 6),

@@ -101,11 +101,11 @@ class Seen(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         Seen.names, Seen.shape = {Path(name).stem for name in batch["name"]}, tuple(batch["sharp"].shape)
         data = trainer.datamodule
-        Seen.settings = data.augment.exposure, data.blur.response, data.seed, pl_module.noises
+        Seen.settings = data.blur.response, data.seed, pl_module.noises
 
 
 DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
-DATA += ["--data.augment", "{class_path: data.augment.Augment, init_args: {exposure: 0.5}}", "--data.seed", "1"]
+DATA += ["--data.seed", "1"]
 DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}", "--model.noises", "2"]
 WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3", "--gates.crop", "8"]
 WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
@@ -126,7 +126,7 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
     assert not equal("seed", "--seed_everything", "4")
     assert not equal("data", *DATA, "--trainer.callbacks+", "tests.training.test_takeover.Seen")
     assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"}
-    assert Seen.settings == (0.5, "linear", 1, 2)
+    assert Seen.settings == ("linear", 1, 2)
     assert "the checkpoint's steps had 2 crops, these have 4" in caplog.text
     for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.noises 1 -> 2"):
         assert change in caplog.text

@@ -122,7 +122,7 @@ def test_neither_help_nor_a_wrong_flag_loads_a_library(run_folder):
         (["--model.validation.step", "3"], "model.validation.step is unknown"),
         (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
         (["--model.predictor", "UNett"], "model.predictor: there is no class UNett;"),
-        (["--model.predictor", "data.augment.Augment"], "model.predictor: data.augment.Augment is no Module"),
+        (["--model.predictor", "data.layouts.Source"], "model.predictor: data.layouts.Source is no Module"),
         (["--model.predictor", "torch.nn.Linear"], "model.predictor: torch.nn.Linear needs in_features, out_features"),
         (["--model.betas", "[1]"], "model.betas: Expected a tuple with 2 elements. Got value: [1]"),
         (["--model.residual_scale", "x"], "model.residual_scale is a number, not x"),
