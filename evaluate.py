@@ -54,8 +54,6 @@ class Evaluation:
         split: which split of the dataset.
         variant: which blurry images of the dataset, such as blur_gamma; blur is the first variant of every layout.
         seed: the same seed gives the same noise for an image of the same name, in every setting.
-        screen: run all settings on a quarter of the images, and on the rest only those that may be on the Pareto front
-            (docs/evaluation.md).
         device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
         precision: of the networks; auto is bf16 where the device supports it in hardware.
         provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
@@ -63,10 +61,6 @@ class Evaluation:
         metrics: names from docs/metrics.md, separated by commas; psnr and ssim are always included.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
-        vgg_backbone: VGG16's feature layers in the same formats, for lpips_vgg; default: torchvision's cache or a
-            download.
-        inception_backbone: torch-fidelity's Inception weights, for fid and kid; default: torch's cache or download.
-        kernels: .npz file with the blur kernel of each image, for consistency.
         limit: score at most this many pairs, spread evenly over the list.
         panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
         save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between
@@ -84,16 +78,12 @@ class Evaluation:
     split: str = "test"
     variant: str = "blur"
     seed: int = 0
-    screen: bool = False
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"
     lpips_backbone: str | None = None
-    vgg_backbone: str | None = None
-    inception_backbone: str | None = None
-    kernels: str | None = None
     limit: int | None = None
     panel: str | None = None
     save_presets: bool = False
@@ -107,10 +97,8 @@ class Evaluation:
                 raise ValueError(f"--{name} must be 1 or more, got {value}")
         if self.checkpoints and self.grid is None:
             raise ValueError("--checkpoints needs a --grid: two checkpoints have presets of their own")
-        if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets or self.screen):
-            raise ValueError("--checkpoints takes no --checkpoint, --outputs, --save_presets or --screen")
-        if self.screen and self.grid is None:
-            raise ValueError("--screen needs a --grid")
+        if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets):
+            raise ValueError("--checkpoints takes no --checkpoint, --outputs or --save_presets")
         if self.panel_path.suffix != ".png":
             raise ValueError(f"--panel must name a .png file, got {self.panel}")
 
@@ -164,7 +152,7 @@ def check(evaluation: Evaluation) -> None:
     data = Path(evaluation.data)
     if not (data.is_dir() or data.is_file()):
         raise ValueError(f"--data {data} does not exist: give the root folder of a dataset, or a CSV manifest")
-    for name in ("outputs", "lpips_backbone", "vgg_backbone", "inception_backbone", "kernels"):
+    for name in ("outputs", "lpips_backbone"):
         path = getattr(evaluation, name)
         if path is not None and not Path(path).exists():
             raise ValueError(f"--{name} {path} does not exist")
@@ -180,9 +168,9 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
     """Evaluate one checkpoint, or only other programs' images."""
     plan = prepare(evaluation, processes)
     try:
-        screened_out = run(evaluation, plan)
+        run(plan)
         if processes.is_global_zero:
-            publish(evaluation, plan, screened_out)
+            publish(evaluation, plan)
     except Stopped as stopped:
         from evaluation.scoring import count_scores
 
@@ -205,15 +193,14 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
     pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
-    files = (evaluation.lpips_backbone, evaluation.vgg_backbone, evaluation.inception_backbone, evaluation.kernels)
-    metrics = make_metrics(evaluation.metric_names, *files)
+    metrics = make_metrics(evaluation.metric_names, evaluation.lpips_backbone)
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)
     settings = _settings(evaluation, pipeline, checkpoint)
     facts = provenance() | {  # what the numbers depend on, for results.json
         "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
-        **{name: getattr(evaluation, name) for name in ("grid", "seed", "screen")},
+        **{name: getattr(evaluation, name) for name in ("grid", "seed")},
         "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)} if checkpoint else None,
         "device": place,
         "precision": precision,
@@ -236,33 +223,21 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     )
 
 
-def run(evaluation: Evaluation, plan: "Plan") -> dict[str, str]:
-    """Score every setting on every image; with screening, most images only with settings that may be on the front.
-
-    Returns:
-        Label -> reason, for each setting that was screened out.
-    """
+def run(plan: "Plan") -> None:
+    """Score every setting on every image."""
     from evaluation.scoring import score_images
-    from evaluation.screening import first_and_rest, screen
 
-    first, rest = first_and_rest(plan.images) if evaluation.screen else (plan.images, [])
-    score_images(plan, first, plan.settings, f"{len(plan.settings)} settings")
+    score_images(plan, plan.images, plan.settings, f"{len(plan.settings)} settings")
     plan.processes.barrier()
-    if not rest:
-        return {}
-    screened_out = screen(plan, first)
-    score_images(plan, rest, plan.kept(screened_out), f"{len(plan.settings) - len(screened_out)} settings that stay")
-    plan.processes.barrier()
-    return screened_out
 
 
-def publish(evaluation: Evaluation, plan: "Plan", screened_out: dict[str, str]) -> None:
+def publish(evaluation: Evaluation, plan: "Plan") -> None:
     """Write the files; log the results and store the presets if requested."""
     from evaluation.examples import keep_examples, write_panel
     from evaluation.report import write_report
     from evaluation.results import format_table, results_of, write_results
 
-    folder, results = Path(evaluation.output), results_of(plan, screened_out)
+    folder, results = Path(evaluation.output), results_of(plan)
     files = write_results(folder, plan, results, keep_examples(folder, plan, results))
     files += write_report(folder)
     if write_panel(plan, results, evaluation.panel_path):

@@ -62,7 +62,7 @@ class Flags:
         score: SOURCE holds pairs, in any layout of docs/data.md; write the scores of the settings to TARGET, as
             evaluate.py does, instead of images.
         split: which split of the pairs.
-        metrics: for --score: names from docs/metrics.md, separated by commas, except fid and kid.
+        metrics: for --score: names from docs/metrics.md, separated by commas.
     """
 
     concurrency: int | None = None
@@ -77,8 +77,6 @@ class Flags:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"--{name} must be {least} or more, got {value}")
         require_known(self.metric_names)
-        if unable := sorted({"fid", "kid"} & self.metric_names):
-            raise ValueError(f"{unable[0]} is of all images together: score them with evaluate.py")
 
     @property
     def metric_names(self) -> set[str]:

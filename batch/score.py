@@ -107,7 +107,6 @@ def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, An
         "data": {"root": job.source.url, "split": split},
         "grid": None,
         "seed": job.options.seed,
-        "screen": False,
         "device": rows[0]["device"],
         "precision": facts["precision"],
     }
@@ -118,9 +117,9 @@ def publish(table: pa.Table, names: Sequence[str], job: Job, facts: dict[str, An
         own = {"pipeline": job, "metrics": make_metrics(job.metrics), "facts": known}  # any pipeline, for its rows
         plan = _plan(job, SamplingSettings(**facts["settings"]), images, Path(place), **own)
         for score in (score for row in rows for score in json.loads(row["scores"])):
-            plan.journal.add(Score(**score), {})
+            plan.journal.add(Score(**score))
         scored, steps = image_table(plan), len(names) * steps_of(plan.settings)
-        results = Results(scored, summarise(plan, scored), {}, steps, steps)
+        results = Results(scored, summarise(plan, scored), {}, steps)
         write_results(folder, plan, results)
         write_report(folder)
         files = [file for file in folder.rglob("*") if file.is_file()]

@@ -42,7 +42,7 @@ LINES = {
     "noised 2": ("tab:pink", "-."),
 }
 SEEDS = 3  # samples per image, with different noise
-SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4), "lpips_squeeze": ("LPIPS, SqueezeNet", 4)}
+SCORES = {"psnr": ("PSNR, dB", 2), "lpips": ("LPIPS, AlexNet", 4)}
 DIVERSITY = "diversity"
 RECIPE = (
     f"means over the images, and over {SEEDS} samples of each, ± the standard deviation of the samples' means;"
@@ -57,7 +57,6 @@ class OfSample:
 
     metric: Metric
     sample: int
-    is_set = False
 
     @property
     def reason(self) -> str | None:
@@ -65,11 +64,11 @@ class OfSample:
         return self.metric.reason
 
     @property
-    def reference(self) -> bool:
-        """Whether the metric uses the ground truth."""
-        return self.metric.reference
+    def inputs(self) -> Sequence[str]:
+        """The arguments that the metric uses."""
+        return self.metric.inputs
 
-    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+    def __call__(self, restored: Tensor, sharp: Tensor, names: Sequence[str]) -> Tensor:
         """Score one of the samples (K, 3, H, W)."""
         if self.sample >= len(restored):
             raise MetricError("there is one image and no sample")
@@ -80,8 +79,7 @@ class OfSample:
 class Diversity:
     """Standard deviation over an image's samples, in 8-bit levels, averaged over pixels and channels."""
 
-    is_set = reference = False
-    reason = None
+    inputs, reason = ("restored",), None
 
     def __call__(self, restored: Tensor, *_: Any, **__: Any) -> Tensor:
         """The diversity of samples (K, 3, H, W) in [0, 1] -> (1,)."""

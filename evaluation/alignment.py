@@ -32,6 +32,8 @@ _RECIPES = {
 class Aligned:
     """PSNR or SSIM after alignment by OpenCV; `reason`, `recipe` and calls as for `evaluation.metrics.Metric`."""
 
+    inputs = "restored", "sharp"
+
     def __init__(self, score: Literal["psnr", "ssim"]):
         self.score, self.reason, self.recipe = score, None, None
         try:

@@ -7,18 +7,11 @@ from base.messages import nearest
 METRICS = {
     "psnr": "PSNR (dB)",
     "ssim": "SSIM",
-    "ssim_matlab": "SSIM (MATLAB)",
     "lpips": "LPIPS (AlexNet)",
-    "lpips_squeeze": "LPIPS (SqueezeNet)",
-    "lpips_vgg": "LPIPS (VGG16)",
-    "sharpness": "sharpness (ground truth 1)",
-    "consistency": "consistency (dB)",
     "psnr_aligned": "aligned PSNR (dB)",
     "ssim_aligned": "aligned SSIM",
-    "fid": "FID",
-    "kid": "KID",
 }
-LOWER_IS_BETTER = ("lpips", "lpips_squeeze", "lpips_vgg", "fid", "kid")
+LOWER_IS_BETTER = ("lpips",)
 
 
 def require_known(names: Iterable[str]) -> None:

@@ -1,14 +1,11 @@
 """The scores of an evaluation on disk, so that it can be stopped at any moment and resumed."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from base.files import replacing
 
@@ -61,7 +58,7 @@ class Journal:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], rank: int = 0):
         self.folder, self.file = folder, folder / f"scores_{rank}.jsonl"
-        (folder / "features").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         known, facts = folder / "facts.json", json.loads(json.dumps(facts))
         if known.is_file():
             self._compare(json.loads(known.read_text(encoding="utf-8")), facts)
@@ -82,23 +79,13 @@ class Journal:
                     found[score.row, score.image] = score
         return found
 
-    def add(self, score: Score, features: Mapping[str, np.ndarray]) -> None:
-        """Append a score. First store its image's features for set metrics: kind -> (patches, channels)."""
-        for kind, array in features.items():
-            with replacing(self._feature_file(kind, score.row, score.image)) as part:
-                np.save(part, array)
+    def add(self, score: Score) -> None:
+        """Append a score."""
         line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode()
         with self.file.open("ab", buffering=0) as file:
             written = file.write(line)
         if written != len(line):
             raise OSError(f"{self.file} could not be written: the disk is full")
-
-    def features(self, kind: str, row: str, image: str) -> np.ndarray:
-        """The features that `add` stored."""
-        return np.load(self._feature_file(kind, row, image), allow_pickle=False)
-
-    def _feature_file(self, kind: str, row: str, image: str) -> Path:
-        return self.folder / "features" / (hashlib.sha256(f"{kind}\n{row}\n{image}".encode()).hexdigest() + ".npy")
 
     def _compare(self, known: dict, facts: dict) -> None:
         for name in [*facts, *(name for name in known if name not in facts)]:

@@ -70,6 +70,8 @@ class Lpips:
             differs.
     """
 
+    inputs = "restored", "sharp"
+
     def __init__(self, backbone: str | Path | None = None, net: Net = "alex", flag: str | None = None):
         self.reason, self.recipe = None, None
         self._backbone = _NETS[net]

@@ -25,7 +25,7 @@ def curve(document: Mapping[str, Any]) -> Figure:
 
     Every row is a point with its 95 % intervals, labelled with its steps and its preset. Each sampler is one series,
     and the Pareto front is a line. The controls are thin lines that start at the prediction and may leave the frame.
-    Settings that were screened out are pale. If LPIPS is missing, the vertical axis is SSIM and the title says why.
+    If LPIPS is missing, the vertical axis is SSIM and the title says why.
     """
     names = document["axes"]["distortion"], document["axes"]["perception"]
     places = {row["setting"]: place for row in document["rows"] if (place := _place(row, names)) is not None}
@@ -73,14 +73,13 @@ def _draw_rows(
         marker, colour, size = looks[series]
         for row in own:
             across, up = (_interval(row["metrics"][name]) for name in names)
-            look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.15 if row["screened_out"] else 0.5}
+            look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.5}
             axes.errorbar(*places[row["setting"]], up, across, fmt="none", **look, zorder=1)
         axes.scatter(
             *zip(*(places[row["setting"]] for row in own), strict=True),
             s=size,
             marker=marker,
             color=colour,
-            alpha=[0.35 if row["screened_out"] else 1 for row in own],
             edgecolors="white",
             linewidths=0.6,
             zorder=4,

@@ -114,7 +114,7 @@ def _number(value: float | str, digits: int, sign: str = "") -> str:
 
 
 def _digits(metric: Mapping[str, Any]) -> int:
-    return 2 if "dB" in metric["title"] or metric["title"] == "FID" else 4
+    return 2 if "dB" in metric["title"] else 4
 
 
 def _plain(value: Any) -> str:

@@ -15,9 +15,8 @@ import pandas as pd
 from base.files import replacing
 from base.revision import commit, versions
 from evaluation import controls, statistics
-from evaluation.metrics import Metric, SetMetric
+from evaluation.metrics import Metric
 from evaluation.scoring import SECONDS_RECIPE, Plan, steps_of
-from evaluation.screening import first_and_rest
 from evaluation.summary import (
     NOTHING,
     Row,
@@ -39,26 +38,21 @@ class Results:
         table: every score, from `evaluation.summary.image_table`.
         rows: from `evaluation.summary.summarise`.
         presets: name -> row, from `evaluation.summary.choose_presets`.
-        steps, steps_in_full: denoising steps that were run, and those of all settings on all images.
+        steps: denoising steps of all settings on all images.
     """
 
     table: pd.DataFrame
     rows: list[Row]
     presets: dict[str, Row]
     steps: int
-    steps_in_full: int
 
 
-def results_of(plan: Plan, screened_out: Mapping[str, str]) -> Results:
+def results_of(plan: Plan) -> Results:
     """Compute means with intervals, the front and the presets from a complete journal."""
-    first, rest = first_and_rest(plan.images) if screened_out else (plan.images, [])
-    table = image_table(plan, {label: [image.name for image in rest] for label in screened_out})
-    rows = summarise(plan, table, screened_out)
-    kept = plan.kept(screened_out)
-    each = sum(map(steps_of, plan.groups))
-    of_kept = sum(steps_of([setting for setting in group if setting in kept]) for group in plan.groups)
-    steps = len(first) * each + len(rest) * of_kept
-    return Results(table, rows, choose_presets(rows), steps, len(plan.images) * each)
+    table = image_table(plan)
+    rows = summarise(plan, table)
+    steps = len(plan.images) * sum(map(steps_of, plan.groups))
+    return Results(table, rows, choose_presets(rows), steps)
 
 
 def provenance() -> dict[str, Any]:
@@ -87,7 +81,7 @@ def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence
     with replacing(paths[1]) as part:
         results.table.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
     document = dict(plan.facts) | {
-        "cost": {"denoising_steps": results.steps, "denoising_steps_in_full": results.steps_in_full},
+        "cost": {"denoising_steps": results.steps},
         "metrics": {
             name: {part: getattr(metric, part) for part in ("title", "higher_is_better", "recipe", "reason")}
             for name, metric in plan.metrics.items()
@@ -99,7 +93,6 @@ def write_results(folder: Path, plan: Plan, results: Results, examples: Sequence
                 "setting": row.label,
                 "fields": row.settings,
                 "images": row.images,
-                "screened_out": row.screened_out,
                 "front": row.label in front,
                 "preset": named[row.label] or None,
                 "seconds": row.seconds,
@@ -134,8 +127,6 @@ def format_table(rows: Sequence[Row]) -> str:
     if any(row.verdict for row in rows):
         table["perceptual"] = [(row.verdict and row.verdict.perceptual) or "-" for row in rows]
         legend = f"perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR\n{legend}"
-    if any(row.screened_out for row in rows):
-        table[""] = [f"({row.images} images)" if row.screened_out else "" for row in rows]
     return f"{table.to_string()}\n{legend}"
 
 
@@ -143,7 +134,7 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
     """One line of results.csv; numbers have nine digits."""
     fields = dataclasses.asdict(plan.settings[0]) if plan.settings else {}
     line = {"setting": row.label} | {field: row.settings.get(field) for field in fields}
-    line |= {"images": row.images, "screened_out": row.screened_out, "front": front, "preset": preset}
+    line |= {"images": row.images, "front": front, "preset": preset}
     for name in plan.metrics:
         estimate, difference = (found.get(name, NOTHING) for found in (row.estimates, row.differences))
         line |= _interval(name, estimate) | {f"{name}_n": estimate.n} | _interval(f"{name}_difference", difference)
@@ -155,7 +146,7 @@ def _line(row: Row, plan: Plan, front: bool, preset: str | None) -> dict[str, An
     return {name: _cell(value) for name, value in line.items()}
 
 
-def _entry(row: Row, name: str, metric: Metric | SetMetric) -> dict[str, Any]:
+def _entry(row: Row, name: str, metric: Metric) -> dict[str, Any]:
     """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
     numbers = dataclasses.asdict(estimate) | _interval("difference", difference)

@@ -5,7 +5,7 @@ This module does not depend on how images are restored. The pipeline needs `pred
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,7 +19,7 @@ from base.progress import counted
 from evaluation.controls import LABELS, RECIPES, control_images
 from evaluation.grid import key, label_settings
 from evaluation.journal import Journal, Score
-from evaluation.metrics import Metric, MetricError, SetMetric
+from evaluation.metrics import Metric, MetricError
 
 BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every grid has
 CONTROLS = [label for labels in LABELS.values() for label in labels]  # further rows if there is a predictor
@@ -66,7 +66,7 @@ class Plan:
     groups: Sequence[Sequence[Any]]
     settings: Sequence[Any]
     pipeline: Any
-    metrics: Mapping[str, Metric | SetMetric]
+    metrics: Mapping[str, Metric]
     journal: Journal
     seed: int
     baselines: Mapping[str, Callable[[str], Tensor]]
@@ -76,7 +76,7 @@ class Plan:
     facts: Mapping[str, Any]
 
     @property
-    def computed(self) -> dict[str, Metric | SetMetric]:
+    def computed(self) -> dict[str, Metric]:
         """The metrics that can be computed."""
         return {name: metric for name, metric in self.metrics.items() if metric.reason is None}
 
@@ -85,10 +85,6 @@ class Plan:
         """The settings by their labels, in the order of the results."""
         return dict(zip(label_settings(self.settings), self.settings, strict=True))
 
-    def kept(self, screened_out: Iterable[str]) -> list[Any]:
-        """The settings whose labels are not among `screened_out`."""
-        return [setting for label, setting in self.by_label.items() if label not in screened_out]
-
     @property
     def fixed_rows(self) -> list[str]:
         """The rows that are not settings, in the order of the results."""
@@ -96,14 +92,14 @@ class Plan:
         return [BLURRY, *of_pipeline, *self.baselines]
 
 
-def recipes(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, str]:
+def recipes(metrics: Mapping[str, Metric]) -> dict[str, str]:
     """The recipes of the metrics and of the controls."""
     return {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES
 
 
 def depends_on(
     facts: Mapping[str, Any],
-    metrics: Mapping[str, Metric | SetMetric],
+    metrics: Mapping[str, Metric],
     batch_size: int | None,
     images: Mapping[str, str],
     outputs: Mapping[str, str],
@@ -138,7 +134,7 @@ def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any
             names = [image.name for image in batch]
             sides = zip(*(image.read() for image in batch), strict=True)
             blurry, sharp = (torch.stack(side).to(plan.device) for side in sides)
-            add = partial(_add_scores, plan, names, blurry, sharp, lacking)
+            add = partial(_add_scores, plan, names, sharp, lacking)
             add(BLURRY, blurry)
             add(SHARP, sharp)
             for label, read in plan.baselines.items():
@@ -176,15 +172,6 @@ def steps_of(group: Sequence[Any]) -> int:
     return max((setting.steps * setting.num_samples if setting.blend > 0 else 0 for setting in group), default=0)
 
 
-def feature_kinds(metrics: Mapping[str, Metric | SetMetric]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The distinct feature extractors of the set metrics, each under the name of the first metric that uses it."""
-    kinds = {}
-    for name, metric in metrics.items():
-        if metric.is_set and metric.features not in kinds.values():
-            kinds[name] = metric.features
-    return kinds
-
-
 def _work(
     plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any]
 ) -> list[tuple[list[ImagePair], set[tuple[str, str]], list[list[Any]]]]:
@@ -220,7 +207,6 @@ def _controls(plan: Plan, x_init: Tensor, blurry: Tensor, names: Sequence[str]) 
 def _add_scores(
     plan: Plan,
     names: Sequence[str],
-    blurry: Tensor,
     sharp: Tensor,
     lacking: set[tuple[str, str]],
     row: str,
@@ -229,9 +215,9 @@ def _add_scores(
 ) -> None:
     """Score (N * K, 3, H, W), with the samples of one image in a row, and add missing scores to the journal."""
     samples = restored.split(len(restored) // len(names))
-    for name, own, *pair in zip(names, samples, sharp, blurry, strict=True):
+    for name, own, truth in zip(names, samples, sharp, strict=True):
         if (row, name) in lacking:
-            plan.journal.add(*_score(plan.computed, row, name, own, *pair, seconds))
+            plan.journal.add(_score(plan.computed, row, name, own, truth, seconds))
 
 
 def _timed(device: torch.device, function: Callable, *arguments: Any) -> tuple[Any, float]:
@@ -246,30 +232,16 @@ def _timed(device: torch.device, function: Callable, *arguments: Any) -> tuple[A
 
 
 def _score(
-    metrics: Mapping[str, Metric | SetMetric],
-    row: str,
-    name: str,
-    restored: Tensor,
-    sharp: Tensor,
-    blurry: Tensor,
-    seconds: float,
-) -> tuple[Score, dict]:
-    """The scores of one image, averaged over its samples (K, 3, H, W), and its features for the set metrics."""
+    metrics: Mapping[str, Metric], row: str, name: str, restored: Tensor, sharp: Tensor, seconds: float
+) -> Score:
+    """The scores of one image, averaged over its samples (K, 3, H, W)."""
     values, missing = {}, {}
     for column, metric in metrics.items():
-        if metric.is_set:
-            continue
-        extra = {} if metric.reference else {"blurry": blurry.expand_as(restored), "names": [name] * len(restored)}
         try:
-            if row == SHARP and metric.reference:
+            if row == SHARP and "sharp" in metric.inputs:
                 raise MetricError("it is the ground truth itself")
-            values[column] = metric(restored, sharp.expand_as(restored), **extra).double().mean().item()
+            samples = metric(restored, sharp.expand_as(restored), [name] * len(restored))
+            values[column] = samples.double().mean().item()
         except MetricError as error:
             values[column], missing[column] = None, str(error)
-    features = {}
-    for kind, function in feature_kinds(metrics).items():
-        try:
-            features[kind] = function(restored[:1])[0].cpu().numpy()
-        except MetricError as error:
-            missing[kind] = str(error)
-    return Score(row, name, seconds, values, missing), features
+    return Score(row, name, seconds, values, missing)

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from evaluation.controls import LABELS, Verdict, judge
 from evaluation.grid import key
-from evaluation.metrics import MetricError
-from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SHARP, Plan, feature_kinds
+from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SHARP, Plan
 from evaluation.statistics import Estimate, estimates
 
-NO_INTERVAL = "no interval: a bootstrap would draw images twice, which raises a distance between sets"
 NOTHING = Estimate(None, None, None, 0)
 
 
@@ -24,8 +21,8 @@ class Row:
     """The means of one setting over the images; `settings` is empty for rows that are not settings.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
-    theirs. A metric without values is in neither, and `missing` says why. `screened_out` says why the setting was not
-    run on all images. `verdict` compares a setting with the controls.
+    theirs. A metric without values is in neither, and `missing` says why. `verdict` compares a setting with the
+    controls.
     """
 
     label: str
@@ -35,7 +32,6 @@ class Row:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     differences: dict[str, Estimate] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    screened_out: str | None = None
     verdict: Verdict | None = None
 
     def mean(self, metric: str) -> float | None:
@@ -43,18 +39,16 @@ class Row:
         return self.estimates.get(metric, NOTHING).mean
 
 
-def image_table(plan: Plan, screened_out: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
+def image_table(plan: Plan) -> pd.DataFrame:
     """Every score: setting, image, seconds, a column per metric (nan if missing), and `missing`, metric -> reason.
 
-    The plan's journal is complete. `screened_out` is label -> names of images whose scores are ignored for it.
+    The plan's journal is complete.
     """
-    scores, metrics = plan.journal.scores(), [name for name, metric in plan.metrics.items() if not metric.is_set]
-    unseen = screened_out or {}
+    scores, metrics = plan.journal.scores(), list(plan.metrics)
     lines = []
     for label, row in row_keys(plan).items():
         for image in plan.images:
-            score = scores.get((row, image.name))
-            if score is not None and image.name not in unseen.get(label, ()):
+            if score := scores.get((row, image.name)):
                 values = {metric: score.metrics.get(metric) for metric in metrics}
                 own = {"setting": label, "image": score.image, "seconds": score.seconds}
                 lines.append(own | values | {"missing": score.missing})
@@ -67,12 +61,12 @@ def row_keys(plan: Plan) -> dict[str, str]:
     return keys | {label: key(setting) for label, setting in plan.by_label.items()}
 
 
-def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] | None = None) -> list[Row]:
+def summarise(plan: Plan, table: pd.DataFrame) -> list[Row]:
     """One row per setting, after those of blurry, predictor, sharp, controls and baselines.
 
     A metric's mean is over the images that the metric can score at all, which are those whose blurry image it scored.
     A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable. The table
-    is from `image_table`, and `screened_out` is label -> why the setting was not run on all images.
+    is from `image_table`.
     """
     settings = plan.by_label
     by_label = dict(list(table.groupby("setting", sort=False)))
@@ -82,16 +76,12 @@ def summarise(plan: Plan, table: pd.DataFrame, screened_out: Mapping[str, str] |
             dataclasses.asdict(settings[label]) if label in settings else {},
             len(own),
             own["seconds"].mean().item(),
-            screened_out=(screened_out or {}).get(label),
             verdict=_verdict(table, own, plan.seed) if label in settings else None,
         )
         for label, own in by_label.items()
     }
-    for name, metric in plan.computed.items():
-        if metric.is_set:
-            _summarise_set(plan, name, by_label, rows)
-        else:
-            _summarise_metric(name, table, by_label, rows, plan.seed)
+    for name in plan.computed:
+        _summarise_metric(name, table, by_label, rows, plan.seed)
     return list(rows.values())
 
 
@@ -105,46 +95,16 @@ def _summarise_metric(
             image, why = lacking[0]
             rows[label].missing[metric] = f"{len(lacking)} of {len(own)} images, first {image}: {why}"
     wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"])]
-    wide = wide[wide[BLURRY].notna()]
-    run = {label: frozenset(own["image"]) for label, own in by_label.items()}
-    for images in set(run.values()):
-        labels = [label for label in rows if run[label] == images]
-        part = wide.loc[wide.index.isin(images)]
-        scored = part[labels].dropna(axis="columns")
-        if not scored.size:
-            continue
-        for label, estimate in zip(scored, estimates(scored.to_numpy(), seed), strict=True):
-            rows[label].estimates[metric] = estimate
-        compared = scored.drop(columns=[PREDICTOR, SHARP], errors="ignore")
-        if PREDICTOR in part and part[PREDICTOR].notna().all() and compared.size:
-            gaps = compared.sub(part[PREDICTOR], axis="index")
-            for label, estimate in zip(gaps, estimates(gaps.to_numpy(), seed), strict=True):
-                rows[label].differences[metric] = estimate
-
-
-def _summarise_set(plan: Plan, name: str, by_label: Mapping[str, pd.DataFrame], rows: dict[str, Row]) -> None:
-    """Fill in a metric that compares whole sets of images."""
-    metric, keys = plan.metrics[name], row_keys(plan)
-    kind = next(kind for kind, function in feature_kinds(plan.computed).items() if function == metric.features)
-    for label, own in by_label.items():
-        lacking = _lacking(own, kind)
-        if lacking:
-            image, why = lacking[0]
-            rows[label].missing[name] = f"{len(lacking)} images, first {image}: {why}"
-        elif label != SHARP:
-            ours, sharp = (
-                torch.from_numpy(np.stack([plan.journal.features(kind, which, image) for image in own["image"]]))
-                for which in (keys[label], SHARP)
-            )
-            try:
-                rows[label].estimates[name] = Estimate(metric.distance(ours, sharp), None, None, len(own))
-                rows[label].missing[name] = NO_INTERVAL
-            except MetricError as error:
-                rows[label].missing[name] = str(error)
-    base = rows[PREDICTOR].mean(name) if PREDICTOR in rows else None
-    for label, row in rows.items():
-        if label not in (PREDICTOR, SHARP) and base is not None and row.mean(name) is not None:
-            row.differences[name] = Estimate(row.mean(name) - base, None, None, row.images)
+    scored = wide[wide[BLURRY].notna()].dropna(axis="columns")
+    if not scored.size:
+        return
+    for label, estimate in zip(scored, estimates(scored.to_numpy(), seed), strict=True):
+        rows[label].estimates[metric] = estimate
+    compared = scored.drop(columns=[PREDICTOR, SHARP], errors="ignore")
+    if PREDICTOR in scored and compared.size:
+        gaps = compared.sub(scored[PREDICTOR], axis="index")
+        for label, estimate in zip(gaps, estimates(gaps.to_numpy(), seed), strict=True):
+            rows[label].differences[metric] = estimate
 
 
 def _lacking(own: pd.DataFrame, metric: str) -> list[tuple[str, str]]:
@@ -179,7 +139,7 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other row beats on both axes, in order of increasing PSNR.
 
     The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is better).
-    Controls and screened-out settings are never on the front.
+    Controls are never on the front.
     """
     metric = perception_metric(rows)
     sign = 1 if metric == "ssim" else -1
@@ -187,7 +147,7 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
         (row.mean("psnr"), sign * row.mean(metric), row)
         for row in rows
         if row.mean("psnr") is not None and row.mean(metric) is not None
-        if row.screened_out is None and row.label not in CONTROLS
+        if row.label not in CONTROLS
     ]
     front = [
         (x, y, row) for x, y, row in points if not any(a >= x and b >= y and (a, b) != (x, y) for a, b, _ in points)
@@ -197,7 +157,7 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
 
 def best_sample(rows: Sequence[Row]) -> Row | None:
     """The setting with the best LPIPS, or the best PSNR if LPIPS is missing; None if no setting was scored."""
-    rows = [row for row in rows if row.settings and row.screened_out is None]
+    rows = [row for row in rows if row.settings]
     for metric, best in (("lpips", min), ("psnr", max)):
         scored = [row for row in rows if row.mean(metric) is not None]
         if scored:

@@ -35,7 +35,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
         "panel without suffix": {"panel": tmp_path / "panel"},
         "no device": {"device": "nonsense"},
         "unknown metric": {"metrics": "psnr,lpps"},
-        "no kernels": {"kernels": tmp_path / "absent.npz"},
         "another seed": {"limit": 1, "seed": 1},
         "damaged checkpoint": {"checkpoint": tmp_path / "damaged"},
         "wrong backbone": {"lpips_backbone": tmp_path / "wrong.safetensors"},
@@ -84,7 +83,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
         ("panel without suffix", ValueError, "--panel must name a .png file"),
         ("no device", ValueError, "nonsense"),
         ("unknown metric", ValueError, "unknown metric lpps: did you mean lpips?"),
-        ("no kernels", ValueError, "--kernels"),
         ("damaged checkpoint", CheckpointError, "damaged"),
         ("wrong backbone", ValueError, "features.0.weight"),
         ("product: {sampler: euler}", ValueError, "euler"),
@@ -125,7 +123,6 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
         ({"outputs": "nowhere"}, "--outputs nowhere does not exist"),
         ({"device": "gpu"}, "--device is one of auto, cpu, cuda, mps, not gpu"),
         ({"limit": 0}, "--limit must be 1 or more"),
-        ({"screen": True, "grid": None}, "--screen needs a --grid"),
     ],
 )
 def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said):  # noqa: F811

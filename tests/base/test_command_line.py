@@ -33,7 +33,10 @@ def test_a_command_line_is_split(args, found):
         ([*REST, "--checkpoints", "A"], "--checkpoints needs two values: --checkpoints A B"),
         ([*REST, "--device", "gpu"], "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?"),
         (REST[:2], "--output is missing: python evaluate.py --data PAIRS --output scores (see --help)"),
-        ([*REST, "--screen"], "--screen needs a --grid"),  # so a bare flag is true
+        (
+            [*REST, "--checkpoints", "A", "B", "--grid", "g", "--save_presets"],  # a bare flag is true
+            "--checkpoints takes no --checkpoint, --outputs or --save_presets",
+        ),
     ],
 )
 def test_a_wrong_command_line_of_evaluate_py(args, sentence):
@@ -54,7 +57,7 @@ def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
 
 
 def test_values_are_those_of_the_fields():
-    found = values((evaluate.Evaluation,), {"data": "a", "output": "b", "checkpoints": '["A", "B"]', "screen": "no"})
-    assert (found["checkpoints"], found["screen"], found["seed"]) == (("A", "B"), False, 0)
-    with pytest.raises(UsageError, match="--screen is true or false, not 2"):
-        values((evaluate.Evaluation,), {"data": "a", "output": "b", "screen": "2"})
+    found = values((evaluate.Evaluation,), {"data": "a", "output": "b", "checkpoints": '["A", "B"]', "overwrite": "no"})
+    assert (found["checkpoints"], found["overwrite"], found["seed"]) == (("A", "B"), False, 0)
+    with pytest.raises(UsageError, match="--overwrite is true or false, not 2"):
+        values((evaluate.Evaluation,), {"data": "a", "output": "b", "overwrite": "2"})

@@ -48,7 +48,6 @@ def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
         (["photos"], "a source and a target are needed, got photos"),
         (["photos", "out", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9 (Connection refused)"),
         (["photos", "out", "--address", "ray://127.0.0.1:9"], "no Ray cluster answers at ray://127.0.0.1:9"),
-        (["photos", "out", "--score", "--metrics", "fid"], "fid is of all images together"),
         (["photos", "out", "--concurrency", "0"], "--concurrency must be 1 or more"),
         (["photos", "out", "--depth", "12"], "--depth is one of 8, 16"),
         (["photos", "out", "--num_gpu", "1"], "--num_gpu is unknown: did you mean --num_gpus?"),

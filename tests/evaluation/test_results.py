@@ -19,7 +19,7 @@ from tests.evaluation.toy import METRICS, Toy
 
 @pytest.fixture
 def written(tmp_path):
-    """The folder of the files of four rows, over two images, one of the rows screened out."""
+    """The folder of the files of four rows, over two images."""
     settings = [SamplingSettings("ddim", steps=5), SamplingSettings("ddpm", steps=5)]
     keys = ["blurry", "predictor", *map(key, settings)]
     numbers = [(25.0, 0.5), (float("inf"), 1.0), (26.0, 0.7), (24.0, 0.4)]
@@ -29,10 +29,10 @@ def written(tmp_path):
     plan = dataclasses.replace(toy.plan(tmp_path / "journal", settings, metrics), facts={"seed": 3})
     for name, (p, s) in zip(keys, numbers, strict=True):
         for image, shift in (("a/1", 0.0), ("b", 1.0)):
-            plan.journal.add(Score(name, image, 0.25, {"psnr": p + shift, "ssim": s}, {}), {})
+            plan.journal.add(Score(name, image, 0.25, {"psnr": p + shift, "ssim": s}, {}))
     table = image_table(plan)
-    rows = summarise(plan, table, {"ddpm 5": "on 2 of 4 images: beaten by ddim 5"})
-    paths = write_results(tmp_path, plan, Results(table, rows, {"perceptual": rows[2]}, 20, 40))
+    rows = summarise(plan, table)
+    paths = write_results(tmp_path, plan, Results(table, rows, {"perceptual": rows[2]}, 20))
     assert sorted(tmp_path.iterdir()) == sorted([*paths, tmp_path / "journal"])
     return tmp_path
 
@@ -47,7 +47,6 @@ def test_the_tables_hold_the_rows_and_the_images(written):
     assert (table[2]["psnr_low"], table[2]["psnr_high"], table[2]["psnr_n"]) == ("26", "27", "2")
     assert table[1]["psnr"] == "inf" and table[1]["psnr_low"] == ""
     assert {line["lpips"] for line in table} == {""}
-    assert [line["screened_out"] for line in table] == ["", "", "", "on 2 of 4 images: beaten by ddim 5"]
     each = pq.read_table(written / "per_image.parquet").to_pylist()
     scores = {"psnr": 26.0, "ssim": 0.7, "lpips": None}
     assert each[4] == {"setting": "ddim 5", "image": "a/1", "seconds": 0.25, **scores, "missing": None}
@@ -63,7 +62,7 @@ def test_the_document_holds_the_rows_in_standard_json(written):
     assert document["rows"][2]["verdict"] == {"perceptual": None, "differences": {}, "missing": "LPIPS is missing"}
     assert document["rows"][1]["verdict"] is None and "Gaussian noise" in document["controls"]["recipes"]["noised"]
     assert document["rows"][2]["metrics"]["ssim"]["difference"] == pytest.approx(-0.3)
-    assert document["cost"] == {"denoising_steps": 20, "denoising_steps_in_full": 40}
+    assert document["cost"] == {"denoising_steps": 20}
 
 
 def test_the_table_is_sorted_and_marks_the_front():

@@ -9,9 +9,7 @@ import torch
 from evaluation.controls import SHARPENED
 from evaluation.grid import key, label_settings
 from evaluation.journal import Journal, JournalError, Score
-from evaluation.metrics import MetricError, SetMetric
 from evaluation.scoring import CONTROLS, batch_size_for, count_scores, score_images, steps_of
-from evaluation.summary import NO_INTERVAL
 from models.settings import SamplingSettings, sharing_samples
 from tests.evaluation.toy import METRICS, Processes, Toy, decibels, results, score_of
 
@@ -41,7 +39,7 @@ def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_imag
     assert rows[0].differences["psnr"].n == 2 and not rows[1].differences
     steps = 2 * (2 + 5 + 2 * 3)
     assert f"{steps}/{steps}" in capsys.readouterr().err
-    assert (found.steps, found.steps_in_full) == (steps, steps)
+    assert found.steps == steps
 
 
 def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(tmp_path):
@@ -87,35 +85,6 @@ def test_a_batch_fills_the_device():
 def test_steps_of_settings_that_share_samples():
     group = [SamplingSettings(steps=2, num_samples=3, average=True), SamplingSettings(steps=2, blend=0.5)]
     assert (steps_of(group), steps_of(group[1:]), steps_of([SamplingSettings(blend=0.0)]), steps_of([])) == (6, 2, 0, 0)
-
-
-def test_a_distance_of_sets_is_made_of_all_images_and_says_why_it_has_no_interval(tmp_path):
-    def features(images):
-        if images.shape[-1] < 12:
-            raise MetricError("too small")
-        return images.mean((2, 3))[:, None]
-
-    def levels_apart(restored, sharp):
-        return 255 * (restored.mean(0) - sharp.mean(0)).abs().max().item()
-
-    metrics = METRICS | {"fid": SetMetric("fid", "FID", features, levels_apart, "recipe")}
-    settings = [SamplingSettings(steps=2)]
-
-    def rows(sizes):
-        folder = tmp_path / str(sizes[1][0])
-        Toy(sizes).rows(folder, settings, metrics)
-        toy = Toy(sizes)
-        found = toy.rows(folder, settings, metrics)
-        assert not toy.log, "out of the journal"
-        return found
-
-    blurry, predictor, sharp, *_, setting = rows([(24, 20), (16, 12)])
-    assert [row.mean("fid") for row in (blurry, predictor, setting)] == pytest.approx([40, 20, 2], abs=1e-3)
-    assert sharp.mean("fid") is None
-    assert setting.estimates["fid"].low is None and setting.missing["fid"] == NO_INTERVAL
-    assert setting.differences["fid"].mean == pytest.approx(-18, abs=1e-3)
-    *_, setting = rows([(24, 20), (8, 8)])
-    assert setting.mean("fid") is None and setting.missing["fid"] == "1 images, first image1: too small"
 
 
 def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
@@ -212,7 +181,7 @@ def test_scores_are_counted(tmp_path):
 )
 def test_scores_of_something_else_are_refused(tmp_path, changed, said):
     facts = {"checkpoint": "a1", "image": {"a": "1", "b": "2"}, "recipe": {"psnr": "old"}, "seed": 0}
-    Journal(tmp_path, facts).add(Score("blurry", "a", 0.0, {"psnr": 1.0}, {}), {})
+    Journal(tmp_path, facts).add(Score("blurry", "a", 0.0, {"psnr": 1.0}, {}))
     Journal(tmp_path, facts)
     with pytest.raises(JournalError, match=said) as caught:
         Journal(tmp_path, facts | changed)

@@ -38,7 +38,7 @@ def test_a_setting_is_perceptual_where_it_beats_both_controls(tmp_path):
             elif row in CONTROLS:
                 scores |= {"psnr": decibels(20) - 2 * (CONTROLS.index(row) % 5), "lpips": 0.07}
             missing = {} if planted else {"lpips": "not finite"}
-            plan.journal.add(Score(row, image.name, 0.0, scores, missing), {})
+            plan.journal.add(Score(row, image.name, 0.0, scores, missing))
     rows = results(plan).rows
     assert not toy.log
     better, worse, broken = (row.verdict for row in rows[-3:])

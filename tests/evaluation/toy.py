@@ -87,17 +87,17 @@ class Toy:
             facts={},
         )
 
-    def results(self, folder, settings, metrics=METRICS, screen=False) -> Results:
-        return results(self.plan(folder, settings, metrics), screen)
+    def results(self, folder, settings, metrics=METRICS) -> Results:
+        return results(self.plan(folder, settings, metrics))
 
-    def rows(self, folder, settings, metrics=METRICS, screen=False) -> list[Row]:
-        return self.results(folder, settings, metrics, screen).rows
+    def rows(self, folder, settings, metrics=METRICS) -> list[Row]:
+        return self.results(folder, settings, metrics).rows
 
 
-def results(plan: Plan, screen: bool = False) -> Results:
+def results(plan: Plan) -> Results:
     """What evaluate.py makes of a plan."""
-    evaluation = evaluate.Evaluation(data="", output="", grid="grid.yaml", screen=screen)
-    return results_of(plan, evaluate.run(evaluation, plan))
+    evaluate.run(plan)
+    return results_of(plan)
 
 
 def score_of(plan: Plan, row, image: str):
