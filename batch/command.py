@@ -1,9 +1,8 @@
-"""Restore or score the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
+"""Restore the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
 
 python -m batch photos restored
 python -m batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
 python -m batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
-python -m batch s3://pairs/GoPro s3://scores/GoPro --score
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from base.command_line import class_help, split, values
 from base.messages import UsageError, one_sentence
 from base.stop import run_command
 from data.search import SUFFIXES
-from evaluation.catalogue import require_known
 from models.settings import SamplingSettings
 from restoration.options import Options, check_settings
 from restoration.outputs import MOST_AT_ONCE, named
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
     from batch.store import Manifest, Place
-    from batch.worker import Job, Worker
+    from batch.worker import Job
 
 NEEDED = "python -m batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
 STOPPED = "stopped; run again to resume"
@@ -59,29 +57,16 @@ class Flags:
         concurrency: number of workers; default: as many as fit the GPUs, or on CPUs the cores and the memory.
         num_gpus: GPUs per worker, may be a fraction; default: 1 if there are GPUs.
         address: of a Ray cluster (ray://HEAD:10001, HEAD:6379, auto); default: RAY_ADDRESS, or this machine alone.
-        score: SOURCE holds pairs, in any layout of docs/data.md; write the scores of the settings to TARGET, as
-            evaluate.py does, instead of images.
-        split: which split of the pairs.
-        metrics: for --score: names from docs/metrics.md, separated by commas.
     """
 
     concurrency: int | None = None
     num_gpus: float | None = None
     address: str | None = None
-    score: bool = False
-    split: str = "test"
-    metrics: str = "psnr,ssim,lpips"
 
     def __post_init__(self):
         for name, least in (("concurrency", 1), ("num_gpus", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"--{name} must be {least} or more, got {value}")
-        require_known(self.metric_names)
-
-    @property
-    def metric_names(self) -> set[str]:
-        """The requested metrics, and psnr and ssim."""
-        return {"psnr", "ssim", *self.metrics.replace(" ", "").split(",")} - {""}
 
     @property
     def cluster(self) -> str | None:
@@ -108,7 +93,7 @@ KINDS |= get_type_hints(Flags)
 
 
 def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
-    """Restore, or score, the images that are not done.
+    """Restore the images that are not done.
 
     Args:
         source: a folder or bucket prefix; a .parquet file with the images' addresses in its column `path`, or a Ray
@@ -133,7 +118,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     from batch.store import PARTS, Manifest, Place
 
     target = Place(options.output)
-    place, rows = images_of(source, options, flags)
+    place, rows = images_of(source, options)
     if place.contains(target):
         raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
     target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
@@ -141,7 +126,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
 
     from batch.worker import Job  # not at the top: it imports torch
 
-    job = Job(options, numbers, place, target, sorted(flags.metric_names))
+    job = Job(options, numbers, place, target)
     try:
         with connected(flags.cluster):
             failures, said = _go(rows, job, manifest, flags)
@@ -155,7 +140,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     return len(failures)
 
 
-def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Place, list[dict[str, Any]]]:
+def images_of(source: str | Dataset, options: Options) -> tuple[Place, list[dict[str, Any]]]:
     """The place of the images, and for each its `key`, `bytes`, `modified` and `target`.
 
     Raises:
@@ -163,11 +148,6 @@ def images_of(source: str | Dataset, options: Options, flags: Flags) -> tuple[Pl
     """
     from batch.store import Place, place_of_paths
 
-    if flags.score:
-        from batch.score import pairs_of
-
-        place = Place(source)
-        return place, pairs_of(place, flags.split)
     if isinstance(source, str) and not source.endswith(".parquet"):
         place = Place(source)
         found = place.list()
@@ -225,14 +205,12 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
     import ray
     from tqdm import tqdm
 
-    from batch.score import ScoreWorker, publish
     from batch.store import plain
-    from batch.worker import Worker, describe
+    from batch.worker import describe
 
     workers, resources = share(ray.cluster_resources(), job.options, flags)
-    worker = ScoreWorker if flags.score else Worker
     # Run on a worker: this machine may have another device and precision.
-    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(worker, job))
+    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(job))
     for remark in remarks:
         print(f"batch: {remark}", file=sys.stderr)
     stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
@@ -241,7 +219,7 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
     print(f"{title}workers: {workers}")
     failures, warned = [], 0
     with tqdm(total=len(todo), unit="image") as bar:
-        for made in results(todo, worker, job, workers, resources) if todo else ():
+        for made in results(todo, job, workers, resources) if todo else ():
             images = [row | plain(facts) for row in made if not row.get("stop")]
             manifest.add(images)
             failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
@@ -249,9 +227,6 @@ def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Fla
             bar.update(len(images))
             if len(images) < len(made):
                 raise OSError(made[-1]["stop"])
-    if flags.score and not failures:
-        manifest.flush()
-        publish(manifest.table, list(stamps), job, facts, flags.split)
     said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
     said += f", {len(done)} done before" if done else ""
     return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")
@@ -272,15 +247,17 @@ def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int,
 
 
 def results(
-    todo: Sequence[dict[str, Any]], worker: type[Worker], job: Job, workers: int, resources: dict[str, float]
+    todo: Sequence[dict[str, Any]], job: Job, workers: int, resources: dict[str, float]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
     import pyarrow as pa
     import ray
 
+    from batch.worker import Worker
+
     count = job.options.batch_size or max(1, min(MOST_AT_ONCE, len(todo) // (4 * workers)))
     dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
-        worker,
+        Worker,
         fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),
         batch_size=None,
         batch_format="pyarrow",
@@ -295,7 +272,7 @@ def results(
         yield rows
     alone = None
     for row in left.values():
-        alone = alone or ray.remote(max_restarts=0, **resources)(worker).remote(job)
+        alone = alone or ray.remote(max_restarts=0, **resources)(Worker).remote(job)
         try:
             yield result(alone.__call__.remote(pa.Table.from_pylist([row]))).to_pylist()
         except Exception as error:

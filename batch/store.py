@@ -28,8 +28,7 @@ PARTS = ".parts"  # in the target: files that do not have their final name yet
 THREADS = 16  # concurrent requests to a bucket
 SECONDS = 20  # between two writes of the manifest's rows
 KINDS = {  # types of the manifest's columns; dicts are stored as JSON
-    pa.string(): "image error tiles scores checkpoint preset device checkpoint_sha256 settings precision on_fault"
-    " format recipes",
+    pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision on_fault format",
     pa.list_(pa.string()): "written remarks faults",
     pa.int64(): "bytes modified seed depth tile predictor_tile",
     pa.float64(): "seconds std_white error_white",
@@ -162,9 +161,8 @@ class Manifest:
         for key in [MANIFEST] * (MANIFEST in self._there) + list(place.list(ROWS, missing=True)):
             try:
                 table = pq.read_table(pa.BufferReader(place.read(key)))
-                names = ["on_fault" if name == "guard" else name for name in table.column_names]  # its former name
-                self._merge(table.rename_columns(names).cast(SCHEMA))
-            except (pa.ArrowInvalid, ValueError) as error:
+                self._merge(table.select(SCHEMA.names).cast(SCHEMA))  # older ones also have scores
+            except (pa.ArrowInvalid, ValueError, KeyError) as error:
                 what = f"{place.url}/{key} is no manifest of python -m batch"
                 raise StoreError(f"{what} ({error}): remove it") from None
 

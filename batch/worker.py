@@ -31,14 +31,12 @@ class Job:
     Args:
         options, numbers: as for `Restorer`.
         source, target: places of the images and of their restorations.
-        metrics: names of the metrics if images are scored instead of restored.
     """
 
     options: Options
     numbers: dict[str, Any]
     source: Place
     target: Place
-    metrics: Sequence[str]
 
 
 class Worker:
@@ -53,11 +51,6 @@ class Worker:
 
     def __init__(self, job: Job, begun: ActorHandle | None = None):
         self.job, self.begun, self.restorer = job, begun, Restorer(job.options, job.numbers)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a row depends on besides the image."""
-        return self.restorer.facts
 
     def __call__(self, chunk: pa.Table) -> pa.Table:
         """The manifest's row for each image of a chunk (`batch.images_of`); none if the chunk has killed a worker.
@@ -124,7 +117,7 @@ class Worker:
         return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
 
 
-def describe(worker: type[Worker], job: Job) -> tuple[dict[str, Any], str, list[str]]:
-    """What a worker's rows depend on, the same in words, and notes on settings without effect."""
-    one = worker(job)
-    return one.facts, one.restorer.title, one.restorer.remarks
+def describe(job: Job) -> tuple[dict[str, Any], str, list[str]]:
+    """What the manifest's rows depend on, the same in words, and notes on settings without effect."""
+    restorer = Restorer(job.options, job.numbers)
+    return restorer.facts, restorer.title, restorer.remarks

@@ -25,7 +25,7 @@ from jsonargparse import auto_cli
 import sample
 from batch import command
 from batch.store import Manifest, Place, plain
-from batch.worker import Job, Worker
+from batch.worker import Job
 from benchmarks.record import machine, write_json
 from data import images
 from models.index import pretrained
@@ -77,10 +77,10 @@ def by_sample(source: Path, target: Path, checkpoint: str) -> float:
 def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
     """Seconds per photograph of python -m batch with all workers, timed from its first rows."""
     options = Options(str(target), checkpoint, device="cpu")
-    place, rows = command.images_of(str(source), options, command.Flags())
-    job = Job(options, {}, place, Place(str(target)), ())
+    place, rows = command.images_of(str(source), options)
+    job = Job(options, {}, place, Place(str(target)))
     manifest, times, counts = Manifest(job.target), [], []
-    for made in command.results(rows, Worker, job, workers, {"num_cpus": 1}):
+    for made in command.results(rows, job, workers, {"num_cpus": 1}):
         manifest.add([row | plain(manifest_facts(job)) for row in made])
         times.append(time.perf_counter())
         counts.append(len(made))

@@ -30,7 +30,6 @@ from models.diffusion import (
 from models.objective import Objective
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
-from models.quantisation import round_convolutions
 from models.samples import to_network
 from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
@@ -59,7 +58,6 @@ class Predict(L.LightningModule):
             (MIMO-UNet, Cho et al., ICCV 2021: 0.1).
         compiled: compile the networks for training (torch.compile). The first steps then take minutes; validation
             runs uncompiled.
-        quantize: int8: train for INT8 graphs, see `models.quantisation`; meant for the last few hundred steps.
     """
 
     def __init__(
@@ -75,16 +73,13 @@ class Predict(L.LightningModule):
         decay_steps: int | None = None,
         loss: Distance = "l1",
         fft_weight: float = 0.0,
-        quantize: Literal["int8"] | None = None,
     ):
         super().__init__()
-        self.loss, self.fft_weight, self.decay_steps, self.quantize = loss, fft_weight, decay_steps, quantize
+        self.loss, self.fft_weight, self.decay_steps = loss, fft_weight, decay_steps
         self.predictor = predictor.to(memory_format=torch.channels_last)
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
-        if quantize is not None:
-            round_convolutions(predictor)
         if compiled:  # both are replaced in place, so that the names of the weights stay the same
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:
@@ -102,7 +97,6 @@ class Predict(L.LightningModule):
             "perceptual": perceptual,
             "loss": self.loss,
             "fft_weight": self.fft_weight,
-            "quantize": self.quantize,
         }
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,8 +203,8 @@ class PredictAndRefine(Predict):
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample.
         init_from: checkpoint to start from: its predictor and, if it has one, its denoiser.
-        optimisation: as in `Predict`: lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss, fft_weight,
-            quantize.
+        optimisation: as in `Predict`: lr, weight_decay, betas, warmup_steps, compiled, decay_steps, loss,
+            fft_weight.
     """
 
     def __init__(
@@ -244,8 +238,6 @@ class PredictAndRefine(Predict):
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp
         self.perceptual_level = level_of(perceptual_sigma)
         self.denoiser = denoiser.to(memory_format=torch.channels_last)
-        if self.quantize is not None:
-            round_convolutions(denoiser)
         if self.compiled:
             denoiser.compile()
         self.predictor_weight, self.predictor_training = predictor_weight, predictor_training

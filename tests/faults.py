@@ -297,29 +297,6 @@ FAULTS = [
         ("graphs say where they were made", '        noted.ClearField("metadata_props")', "        pass"),
     ),
     *_of(
-        "models/quantisation.py",
-        "models/test_quantisation.py",
-        (
-            "weights are rounded with one scale for all channels",
-            ".amax((1, 2, 3), keepdim=True)",
-            ".amax()",
-        ),
-        ("the range of inputs leaves zero out", "values.amin().clamp(max=0)", "values.amin()"),
-        ("inputs are not rounded", "self._conv_forward(round_input(x), ", "self._conv_forward(x, "),
-        (
-            "rounding stops the gradient",
-            "    return x + (rounded.to(x.dtype) - x).detach()",
-            "    return rounded.to(x.dtype)",
-        ),
-        ("the ends are those with few channels only", "ENDS = 16", "ENDS = 8"),
-    ),
-    *_of(
-        "models/lightning_module.py",
-        "models/test_quantisation.py",
-        ("INT8 training leaves the predictor out", "            round_convolutions(predictor)", "            pass"),
-        ("INT8 training leaves the denoiser out", "            round_convolutions(denoiser)", "            pass"),
-    ),
-    *_of(
         "models/checkpoints.py",
         "models/test_checkpoints.py models/test_export.py",
         ("the hash leaves the weights out", 'f.suffix in (".json", ".safetensors", ".onnx")', 'f.suffix in (".json",)'),

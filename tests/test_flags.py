@@ -385,7 +385,6 @@ TRAIN = {
     "model.decay_steps": ("2", lambda run: run.model.decay_steps == 2),
     "model.loss": ("psnr", lambda run: run.model.loss == "psnr"),
     "model.fft_weight": ("0.1", lambda run: run.model.fft_weight == 0.1),
-    "model.quantize": ("int8", lambda run: run.model.quantize == "int8"),
     "scores.panels": ("1", lambda run: callback(run, "Track").panels == 1),
     "scores.samples": ("2", lambda run: callback(run, "Track").samples == 2),
     "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),

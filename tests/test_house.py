@@ -12,12 +12,12 @@ ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | 
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["deployment"] = {"base", "deployment", "data", "models"}
 ALLOWED["restoration"] = {"base", "restoration", "data", "models", "evaluation"}
-ALLOWED["batch"] = {"base", "batch", "restoration", "data", "models", "evaluation"}
+ALLOWED["batch"] = {"base", "batch", "restoration", "data", "models"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "faults", "quantisation"},
+    | {"recompute", "heads", "faults"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
     {"pipeline", "hub"},

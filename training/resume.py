@@ -97,7 +97,8 @@ def differences(there: dict, here: dict) -> list[str]:
 def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
     here = model.objective_values()
-    there = here | checkpoint.get("objective", {})  # older checkpoints lack some values
+    stored = checkpoint.get("objective", {})  # older checkpoints lack some values, and have others
+    there = {name: stored.get(name, value) for name, value in here.items()}
     if "objective" in there:
         defaults = asdict(Objective())
         there["objective"] = {name: there["objective"].get(name, value) for name, value in defaults.items()}

@@ -6,13 +6,11 @@ import os
 import signal
 import time
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-import evaluate
 import sample
 from batch import command
 from data import images
@@ -144,26 +142,9 @@ def test_what_the_manifest_knew_is_not_done_twice(bucket, killed, restored, rows
     assert all(now[row["image"]] == written[row["image"]] for row in before if not row["error"])
 
 
-def test_scores_of_pairs_in_a_bucket_are_those_of_evaluate_py(bucket, place, cluster, tmp_path, capsys):
-    for i in range(6):
-        sharp = torch.rand(3, 24, 28, generator=generator_of("pair", i))
-        images.write(tmp_path / "pairs/sharp" / f"{i}.png", sharp)
-        images.write(tmp_path / "pairs/blur" / f"{i}.png", sharp / 2)
-    bucket.upload(tmp_path / "pairs", "pairs")
-    score = ["--score", "--metrics", "psnr", "--batch_size", "6", "--concurrency", "1", *how(place)]
-    assert command.main(["s3://data/pairs", str(tmp_path / "scores"), *score]) == 0, capsys.readouterr().err
-    (tmp_path / "grid.yaml").write_text("settings: [{steps: 1}]")
-    ours = ["--checkpoint", str(place / "checkpoint"), "--precision", "fp32", "--device", "cpu", "--seed", "3"]
-    ours += ["--grid", str(tmp_path / "grid.yaml"), "--batch_size", "6", "--metrics", "psnr"]
-    evaluate.cli(["--data", str(tmp_path / "pairs"), "--output", str(tmp_path / "theirs"), *ours])
-    tables = [pd.read_parquet(tmp_path / name / "per_image.parquet") for name in ("scores", "theirs")]
-    pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
-    assert "</html>" in (tmp_path / "scores" / "report.html").read_text()
-
-
 def test_paths_come_from_a_dataset_of_ray(place, cluster):
     import ray
 
     dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
-    found, rows = command.images_of(dataset, Options("out"), command.Flags())
+    found, rows = command.images_of(dataset, Options("out"))
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]

@@ -32,7 +32,7 @@ def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     names = ["photos/b/1.png", "photos/a/deep/0.png"]
     pq.write_table(pa.table({"path": names}), tmp_path / "paths.parquet")
-    found, rows = command.images_of(str(tmp_path / "paths.parquet"), Options("out"), command.Flags())
+    found, rows = command.images_of(str(tmp_path / "paths.parquet"), Options("out"))
     assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/0.png", "b/1.png"]
     assert rows[1]["bytes"] == (place / names[0]).stat().st_size and found.read("b/1.png")
 
@@ -83,7 +83,7 @@ def test_without_the_extra_it_is_named(place, tmp_path, monkeypatch, capsys):
 def test_a_full_disk_ends_the_job_with_what_was_done(place, tmp_path):
     source, target = Place(str(place / "photos")), Place(str(tmp_path / "out"))
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
-    worker = Worker(Job(options, {"steps": 1}, source, target, ()))
+    worker = Worker(Job(options, {"steps": 1}, source, target))
     chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key} for key in ("b/1.png", "b/2.png")]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))

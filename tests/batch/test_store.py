@@ -2,6 +2,7 @@
 
 import os
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -41,13 +42,14 @@ def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
     assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
 
 
-def test_a_manifest_with_the_former_name_of_a_flag_is_read(place):
-    kept(place, row("a", "a") | {"on_fault": "warn"})
+def test_a_manifest_with_the_scores_of_older_batches_is_read(place):
+    kept(place, row("a", "a"))
     table = pq.read_table(f"{place.base}/manifest.parquet")
-    names = ["guard" if name == "on_fault" else name for name in table.column_names]
-    pq.write_table(table.rename_columns(names), f"{place.base}/manifest.parquet")
-    assert Manifest(place).done({"a": (5, 7)}, FACTS | {"on_fault": "warn"}) == {"a"}
-    assert Manifest(place).done({"a": (5, 7)}, FACTS | {"on_fault": "fallback"}) == set()
+    pq.write_table(table.append_column("scores", pa.array(["{}"])), f"{place.base}/manifest.parquet")
+    assert Manifest(place).done({"a": (5, 7)}, FACTS) == {"a"}
+    pq.write_table(table.drop_columns("settings"), f"{place.base}/manifest.parquet")
+    with pytest.raises(StoreError, match="is no manifest"):
+        Manifest(place)
 
 
 def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
