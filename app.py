@@ -5,17 +5,14 @@ python app.py --checkpoint runs/demo/checkpoint --port 8000
 python app.py --host 0.0.0.0 --auth name:password
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal, get_type_hints
+from typing import TYPE_CHECKING, Literal
 
-from base.command_line import class_help, descriptions, split, values
-from base.messages import UsageError
+from base.command_line import make_parser
 from base.stop import run_command
 from models.index import stored_index
 from restoration.options import Options
@@ -61,10 +58,7 @@ class Served:
             raise ValueError("--auth is NAME:PASSWORD")
 
 
-KINDS = get_type_hints(Served)
-
-
-def start(served: Served, folder: Path) -> Page:
+def start(served: Served, folder: Path) -> "Page":
     """Serve the page in threads of this process.
 
     Args:
@@ -104,20 +98,11 @@ def serve(served: Served) -> None:
             page.close()
 
 
-def _help() -> str:
-    shared = {name: text for name, text in descriptions(Options.__doc__).items() if name in SHARED}
-    lines = [__doc__.strip(), "", "usage: python app.py [--FLAG VALUE ...]", ""]
-    return "\n".join(lines + class_help(Served, descriptions(Served.__doc__) | shared))
-
-
 def _main(args: list[str]) -> None:
-    if {"-h", "--help"} & set(args):
-        print(_help())
-        return
-    others, flags = split(args, KINDS, "app.py")
-    if others:
-        raise UsageError(f"{others[0]} is no flag: photographs are uploaded in the page (--help lists the flags)")
-    serve(Served(**values((Served,), flags)))
+    parser = make_parser("app.py", __doc__)
+    parser.add_class_arguments(Served, skip=set(SHARED))
+    parser.add_class_arguments(Options, skip={field.name for field in fields(Options)} - set(SHARED))
+    serve(Served(**parser.given(args)))
 
 
 def main(args: list[str] | None = None) -> int:

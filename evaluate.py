@@ -13,11 +13,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_type_hints
+from typing import TYPE_CHECKING, Literal
 
-from base.command_line import class_help, split, values
+from base.command_line import make_parser
 from base.files import require_writable, sole_user
-from base.messages import UsageError
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
 from models.index import INDEX, pretrained, stored_index
@@ -326,18 +325,9 @@ def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
 
 def cli(args: list[str] | None = None) -> None:
     """Run the command line. Raises ValueError or OSError if something is wrong with it."""
-    args = sys.argv[1:] if args is None else args
-    if {"-h", "--help"} & set(args):
-        usage = "usage: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"
-        print("\n".join([__doc__.strip(), "", usage, "", *class_help(Evaluation)]))
-        return
-    others, flags = split(args, get_type_hints(Evaluation), "evaluate.py")
-    if others:
-        raise UsageError(f"{others[0]} belongs to no flag (--help lists the flags)")
-    for name in ("data", "output"):
-        if name not in flags:
-            raise UsageError(f"--{name} is missing: python evaluate.py --data PAIRS --output scores (see --help)")
-    main(Evaluation(**values((Evaluation,), flags)))
+    parser = make_parser("evaluate.py", __doc__, "--data PATH --output PATH [--FLAG VALUE ...]")
+    parser.add_class_arguments(Evaluation)
+    main(Evaluation(**parser.given(sys.argv[1:] if args is None else args)))
 
 
 if __name__ == "__main__":

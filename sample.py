@@ -13,9 +13,9 @@ import sys
 from collections import Counter
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from base.command_line import class_help, descriptions, flag_help, split, values, word_for
+from base.command_line import Parser, make_parser
 from base.messages import UsageError
 from base.stop import Stopped, run_command
 from models.index import name_of, pretrained, stored_index
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from restoration.restorer import Restoration
 
 STOPPED = "stopped, {} done; run again to resume"
-
-
-NUMBERS = get_type_hints(SamplingSettings)
-KINDS = get_type_hints(Options) | NUMBERS
 
 
 def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int:
@@ -135,35 +131,31 @@ class _Run:
             self._say(path, sides)
 
 
-def _help(flags: dict[str, str]) -> str:
-    """The text of --help; defaults of sampling settings are those of the checkpoint."""
-    source = flags.get("checkpoint") or pretrained()
-    index = stored_index(source) or {}
-    settings = preset_settings(index.get("presets", {}), flags.get("preset"))
-    lines = [__doc__.strip(), "", "usage: python sample.py IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]", ""]
-    lines += class_help(Options)
-    name = name_of(flags.get("checkpoint"))
-    lines += ["", f"how to sample; shown are the numbers of {name}, preset {flags.get('preset', 'balanced')}:"]
-    texts = descriptions(SamplingSettings.__doc__)
-    for number, value in asdict(settings).items():
-        lines += flag_help(
-            number, word_for(NUMBERS[number]), value if value is None else str(value).lower(), texts[number]
-        )
-    return "\n".join(lines)
+def _parser(args: list[str]) -> Parser:
+    """The parser of the command line; the defaults in its help are those of the checkpoint and preset in `args`."""
+    parser = make_parser("sample.py", __doc__, "IMAGE_OR_FOLDER ... --output PATH [--FLAG VALUE ...]")
+    parser.add_argument("inputs", nargs="*", help="images, folders of images, patterns such as 'a/**/*.png'")
+    parser.add_class_arguments(Options)
+    parser.add_class_arguments(SamplingSettings)
+    if {"-h", "--help"} & set(args):
+        named = dict(word[2:].partition("=")[::2] for word in parser.in_order(args))
+        checkpoint, preset = named.get("checkpoint"), named.get("preset")
+        source = checkpoint or pretrained()
+        index = stored_index(source) or {}
+        settings = preset_settings(index.get("presets", {}), preset)
+        parser.set_defaults(asdict(settings))
+        parser.epilog = f"How to sample: shown are the numbers of {name_of(checkpoint)}, preset {preset or 'balanced'}."
+    return parser
 
 
 def _main(args: list[str]) -> int:
-    wanted = {"-h", "--help"} & set(args)
-    inputs, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "sample.py")
-    if wanted:
-        print(_help(flags))
-        return 0
-    if not inputs or "output" not in flags:
-        missing = "no image is named" if not inputs else "--output is missing"
-        raise UsageError(f"{missing}: python sample.py photo.jpg --output restored (--help lists the flags)")
-    given = values((Options, SamplingSettings), flags)
-    options = Options(**{field.name: given[field.name] for field in fields(Options)})
-    return 1 if restore(inputs, options, {name: given[name] for name in flags if name in NUMBERS}) else 0
+    given = _parser(args).given(args)
+    inputs = given.pop("inputs", None)
+    if not inputs:
+        raise UsageError("no image is named: python sample.py photo.jpg --output restored (--help lists the flags)")
+    names = {field.name for field in fields(Options)}
+    options = Options(**{name: value for name, value in given.items() if name in names})
+    return 1 if restore(inputs, options, {name: value for name, value in given.items() if name not in names}) else 0
 
 
 def main(args: list[str] | None = None) -> int:

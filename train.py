@@ -3,32 +3,32 @@
     python train.py fit --config configs/demo.yaml
     python train.py fit --config configs/gopro.yaml --data.train /data/GoPro
     python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
-    python train.py replay runs/demo/faults/step_N.safetensors --config configs/demo.yaml
-    python train.py --help
 
 Every value of a config file is also a flag. A run writes to trainer.default_root_dir: checkpoints/ (last, the previous
 one, best by PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and
 evaluate.py), config.yaml and logs/version_N/metrics.csv. The same command resumes a stopped run.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.messages import UsageError, one_sentence
+from base.messages import UsageError
 from base.stop import run_command
-from training.usage import COMMANDS, check, help_text
 
 if TYPE_CHECKING:
     from training.command import Command
 
+COMMANDS = {
+    "fit": "train, or resume the run in trainer.default_root_dir",
+    "validate": "score a checkpoint on data.val",
+    "test": "score a checkpoint on data.test, whole images",
+}
 
-def cli(args: list[str], run: bool = True) -> Command:
+
+def cli(args: list[str], run: bool = True) -> "Command":
     """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
-    # Not at the top: these take seconds to import, and wrong flags are found without them.
+    # Not at the top: these take seconds to import.
     from data.datamodule import DeblurDataModule
     from training.command import Command
 
@@ -40,26 +40,16 @@ def cli(args: list[str], run: bool = True) -> Command:
 
 
 def _main(args: list[str]) -> None:
-    name, flags = (args[0], args[1:]) if args else ("", [])
-    if {"-h", "--help"} & {name, *flags}:
-        print(help_text(name if name in COMMANDS else None))
-        return
-    if name not in COMMANDS:
+    name = args[0] if args else ""
+    if name in ("-h", "--help"):
+        print(f"usage: python train.py COMMAND --config FILE [--FLAG VALUE ...]\n\n{__doc__}\ncommands:")
+        print("\n".join(f"  {command:<10}{text}" for command, text in COMMANDS.items()))
+        print("\npython train.py fit --help lists all flags")
+    elif name in COMMANDS:
+        cli(args)
+    else:
         given = f"{name} is no command" if name else "no command is given"
         raise UsageError(f"{given}: it is one of {', '.join(COMMANDS)} (python train.py --help)")
-    if name == "replay":
-        if not flags or flags[0].startswith("-"):
-            raise UsageError(
-                "replay wants a file first: python train.py replay FILE --config ... (the run's own flags)"
-            )
-        check(name, flags[1:])
-        from training.guards import replay
-
-        run = cli(flags[1:], run=False)
-        print("\n".join(replay(Path(flags[0]), run.model, run.trainer.precision)))
-        return
-    check(name, flags)
-    cli(args)
 
 
 def main(args: list[str] | None = None) -> int:
@@ -75,7 +65,7 @@ def _said(error: BaseException) -> str:
         cause := error.__cause__ if error.__suppress_context__ else error.__context__, ValueError | OSError
     ):
         error = cause
-    return one_sentence(str(error))
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

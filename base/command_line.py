@@ -1,146 +1,123 @@
-"""Command lines of all scripts: check flags and choices before any parser runs, and format --help.
-
-Values are parsed by jsonargparse, whose own error messages are long.
-"""
+"""Command lines of all scripts, parsed by jsonargparse: flags from signatures, help from docstrings, short errors."""
 
 import json
-from argparse import ArgumentError
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from inspect import cleandoc, signature
-from textwrap import fill
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import re
+import sys
+from argparse import Action, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
+from shutil import get_terminal_size
+from typing import Any, get_args
 
-from base.messages import UsageError, nearest, one_of, one_sentence
+from docstring_parser import parse
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+
+from base.messages import UsageError, explain, nearest
 
 STRICT = {"allow_abbrev": False, "exit_on_error": False}  # parser options: no abbreviated flags, raise errors
-WORDS = {bool: "true|false", int: "N", float: "NUMBER", str: "TEXT", tuple[str, str]: "TEXT TEXT"}
 TRUTHS = ("true", "false", "yes", "no", "on", "off")  # a boolean flag takes these as its value, not as an image's name
 
 
-def split(args: Sequence[str], kinds: dict[str, Any], script: str) -> tuple[list[str], dict[str, str]]:
-    """Split a command line into its positional words and its flags' values.
+class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Types and defaults of all flags; the description keeps its lines. A class's subclasses, which may be all of
+    PyTorch's modules, are left out."""
 
-    A boolean flag without a value is true; a flag that takes two strings has them as JSON.
-
-    Args:
-        args: the command line.
-        kinds: the flags' names, without dashes, and their annotations.
-        script: the script that --help is recommended for, such as sample.py.
-
-    Raises:
-        UsageError: an unknown flag, a flag without its value, or a value that is not an allowed choice.
-    """
-    rest, others, flags = list(args), [], {}
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or word == "-":
-            others.append(word)
-            continue
-        flag, joined, value = word.partition("=")
-        name = flag.removeprefix("--")
-        if name not in kinds or flag == name:
-            known = [f"--{known}" for known in kinds]
-            raise UsageError(f"{flag} is unknown{nearest(flag, known, f': python {script} --help lists the flags')}")
-        if not joined and kinds[name] is bool:
-            value = rest.pop(0) if rest and rest[0].lower() in TRUTHS else "true"
-        elif tuple[str, str] in (kinds[name], *get_args(kinds[name])):
-            pair, rest = rest[:2], rest[2:]
-            if joined or len(pair) < 2 or any(one.startswith("--") for one in pair):
-                raise UsageError(f"{flag} needs two values: {flag} A B")
-            value = json.dumps(pair)
-        elif not joined:
-            if not rest or rest[0].startswith("--"):
-                raise UsageError(f"{flag} needs a value")
-            value = rest.pop(0)
-        allowed = choices(kinds[name])
-        if allowed and value not in allowed:
-            raise UsageError(one_of(flag, value, allowed))
-        flags[name] = value
-    return others, flags
+    def _expand_help(self, action: Action) -> str:
+        return re.sub(r", known subclasses: [^)]*", "", super()._expand_help(action))
 
 
-def values(owners: Sequence[type], flags: Mapping[str, str]) -> dict[str, Any]:
-    """The values of dataclass fields, with defaults for flags that are not given.
+def make_parser(script: str, about: str, usage: str = "[--FLAG VALUE ...]") -> "Parser":
+    """A parser without arguments.
 
     Args:
-        owners: dataclasses whose fields are the flags.
-        flags: from `split`.
-
-    Raises:
-        UsageError: a value has the wrong type.
+        script: the command as it follows `python`, such as sample.py.
+        about: the description in --help.
+        usage: the arguments in the first line of --help.
     """
-    from jsonargparse import ArgumentParser  # not at the top: help and most errors do not need it
-
-    parser = ArgumentParser(**STRICT)
-    for owner in owners:
-        parser.add_class_arguments(owner)
-    try:
-        given = parser.parse_args([f"--{name}={value}" for name, value in flags.items()])
-    except ArgumentError as error:
-        raise UsageError(f"--{one_sentence(str(error))}") from None
-    return {field.name: given[field.name] for owner in owners for field in fields(owner)}
+    formatter = partial(Formatter, width=min(120, get_terminal_size().columns))
+    name = f"python {script}"
+    return Parser(prog=name, usage=f"{name} {usage}", description=about.strip(), formatter_class=formatter, **STRICT)
 
 
-def call(function: Callable, args: Sequence[str] | None, script: str, about: str, nargs: str | None = None) -> None:
-    """Call a function with arguments from a command line: the first is positional, all others are flags.
+class Parser(ArgumentParser):
+    """A parser that takes flags and other words in any order, and a boolean flag with or without its value."""
+
+    def given(self, args: Sequence[str]) -> dict[str, Any]:
+        """The values that a command line gives, without defaults.
+
+        Raises:
+            UsageError: an unknown flag, a missing value, or a wrong one.
+        """
+        try:
+            return self.parse_args(self.in_order(args), defaults=False).as_dict()
+        except ArgumentError as error:
+            missing = str(error).partition("arguments are required: ")[2].partition(",")[0]
+            flag = f"--{missing}" if f"--{missing}" in self._option_string_actions else missing
+            raise UsageError(f"{flag} is missing: {self.usage}" if missing else explain(error, "--")) from None
+
+    def in_order(self, args: Sequence[str]) -> list[str]:
+        """The flags, as --name=value, and then all other words, which argparse takes only together.
+
+        Raises:
+            UsageError: an unknown flag, or a flag without its value.
+        """
+        flags, words, rest = [], [], list(args)
+        while rest:
+            word = rest.pop(0)
+            name, joined, _ = word.partition("=")
+            if word == "--":
+                words, rest = words + rest, []
+                continue
+            if not word.startswith("-") or word == "-":
+                words.append(word)
+                continue
+            action = self._option_string_actions.get(name)
+            if action is None:
+                known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+                raise UsageError(f"{name} is unknown{nearest(name, known, f': {self.prog} --help lists the flags')}")
+            if joined or action.nargs == 0:
+                flags.append(word)
+            elif getattr(action, "_typehint", None) is bool:
+                flags.append(f"{name}={rest.pop(0) if rest and rest[0].lower() in TRUTHS else 'true'}")
+            else:
+                pair = tuple[str, str] in get_args(getattr(action, "_typehint", None))
+                values, rest = rest[: 1 + pair], rest[1 + pair :]
+                if len(values) < 1 + pair or any(value.startswith("--") for value in values):
+                    raise UsageError(f"{name} needs {f'two values: {name} A B' if pair else 'a value'}")
+                flags.append(f"{name}={json.dumps(values) if pair else values[0]}")
+        if words and all(action.option_strings for action in self._actions):
+            raise UsageError(f"{words[0]} belongs to no flag (--help lists the flags)")
+        return [*flags, "--", *words] if words else flags
+
+
+def call(
+    function: Callable,
+    args: Sequence[str] | None,
+    script: str,
+    about: str | None = None,
+    positional: int = 1,
+    nargs: str | None = None,
+) -> Any:
+    """Call a function with arguments from a command line, and return what it returns.
 
     Args:
         function: its docstring describes its arguments.
         args: the command line; None: that of this process.
-        script: the command's name in --help.
-        about: the command's description in --help.
-        nargs: the number of values of the first argument, as in argparse.
+        script: the command as it follows `python`.
+        about: the description in --help; default: the docstring of the function's module.
+        positional: how many arguments have no flag; these come first.
+        nargs: number of values of the first argument, as in argparse.
+
+    Raises:
+        UsageError: the command line is wrong.
     """
-    from jsonargparse import ArgumentParser
-
-    first = next(iter(signature(function).parameters))
-    parser = ArgumentParser(description=about, prog=script, allow_abbrev=False)
-    parser.add_argument(first, nargs=nargs, help=descriptions(function.__doc__)[first].rstrip("."))
-    parser.add_function_arguments(function, skip={first})
-    function(**parser.parse_args(args).as_dict())
-
-
-def class_help(owner: type, texts: Mapping[str, str] | None = None) -> list[str]:
-    """The --help lines of a dataclass whose fields are flags; `texts` replaces the descriptions in its docstring."""
-    kinds, texts, lines = get_type_hints(owner), texts or descriptions(owner.__doc__), []
-    for field in fields(owner):
-        default = field.default if isinstance(field.default, str | int | float) and field.default is not False else ""
-        lines += flag_help(field.name, word_for(kinds[field.name]), default, texts[field.name])
-    return lines
-
-
-def choices(kind: Any) -> list[str]:
-    """The values that an annotation lists, as a user types them; empty if it lists none."""
-    if get_origin(kind) is Literal:
-        return [str(value) for value in get_args(kind)]
-    return [value for part in get_args(kind) for value in choices(part)]
-
-
-def word_for(kind: Any) -> str:
-    """The placeholder of a flag's value in --help."""
-    known = [WORDS[part] for part in (kind, *get_args(kind)) if part in WORDS]
-    return "|".join(choices(kind)) or known[0]
-
-
-def flag_help(name: str, value: str, default: Any, text: str) -> list[str]:
-    """The --help lines of a flag."""
-    lines = [f"  --{name} {value}{f' = {default}' if default not in ('', None) else ''}"]
-    return lines + ([fill(text, 116, initial_indent=" " * 6, subsequent_indent=" " * 6)] if text else [])
-
-
-def descriptions(docstring: str) -> dict[str, str]:
-    """The descriptions under "Args:", by name."""
-    texts, name, indent = {}, "", None
-    for line in cleandoc(docstring).partition("Args:\n")[2].splitlines():
-        depth = len(line) - len(line.lstrip())
-        indent = depth if indent is None else indent
-        if line.strip() and depth < indent:
-            break
-        if line.strip() and depth == indent:
-            name, _, line = line.partition(":")
-            for one in name.split(","):
-                texts[one.strip()] = ""
-        for one in name.split(","):
-            texts[one.strip()] = f"{texts[one.strip()]} {line.strip()}".strip()
-    return texts
+    first = list(signature(function).parameters)[:positional]
+    usage = " ".join(name.upper() + (" ..." if nargs else "") for name in first)
+    about = about or sys.modules[function.__module__].__doc__
+    parser = make_parser(script, about, f"{usage} [--FLAG VALUE ...]".lstrip())
+    texts = {one.arg_name: one.description for one in parse(function.__doc__).params}
+    for at, name in enumerate(first):
+        parser.add_argument(name, nargs=None if at else nargs, type=str, help=" ".join(texts[name].split()))
+    parser.add_function_arguments(function, skip=set(first))
+    return function(**parser.given(sys.argv[1:] if args is None else args))

@@ -46,6 +46,8 @@ def run_command(
     try:
         with interruptible(stopped):
             return command() or 0
+    except SystemExit as end:  # after --help
+        return end.code or 0
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"{name}: error: {said(error)}", file=sys.stderr)
         return 2

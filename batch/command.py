@@ -5,8 +5,6 @@ python -m batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
 python -m batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -17,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from base.command_line import class_help, split, values
-from base.messages import UsageError, one_sentence
+from base.command_line import make_parser
+from base.messages import UsageError
 from base.stop import run_command
 from data.search import SUFFIXES
 from models.settings import SamplingSettings
@@ -87,12 +85,7 @@ class Begun:
         return not known
 
 
-NUMBERS = get_type_hints(SamplingSettings)
-KINDS = {name: kind for name, kind in get_type_hints(Options).items() if name != "output"} | NUMBERS
-KINDS |= get_type_hints(Flags)
-
-
-def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
+def run(source: "str | Dataset", options: Options, numbers: dict[str, Any], flags: Flags) -> int:
     """Restore the images that are not done.
 
     Args:
@@ -140,7 +133,7 @@ def run(source: str | Dataset, options: Options, numbers: dict[str, Any], flags:
     return len(failures)
 
 
-def images_of(source: str | Dataset, options: Options) -> tuple[Place, list[dict[str, Any]]]:
+def images_of(source: "str | Dataset", options: Options) -> "tuple[Place, list[dict[str, Any]]]":
     """The place of the images, and for each its `key`, `bytes`, `modified` and `target`.
 
     Raises:
@@ -193,14 +186,14 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         ray.init(**own, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"Ray cannot be started: {one_sentence(str(error))}") from None
+        raise ValueError(f"Ray cannot be started: {' '.join(str(error).split())}") from None
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _go(rows: Sequence[dict[str, Any]], job: Job, manifest: Manifest, flags: Flags) -> tuple[list[str], str]:
+def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags: Flags) -> tuple[list[str], str]:
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
     from tqdm import tqdm
@@ -247,7 +240,7 @@ def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int,
 
 
 def results(
-    todo: Sequence[dict[str, Any]], job: Job, workers: int, resources: dict[str, float]
+    todo: Sequence[dict[str, Any]], job: "Job", workers: int, resources: dict[str, float]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
     import pyarrow as pa
@@ -281,7 +274,7 @@ def results(
             yield [{"image": row["key"], "bytes": row["bytes"], "modified": row["modified"], "error": why}]
 
 
-def result(reference: ObjectRef) -> Any:
+def result(reference: "ObjectRef") -> Any:
     """A worker's result. Raises the worker's exception, or ChildProcessError if it ended without an answer."""
     import ray
 
@@ -293,23 +286,21 @@ def result(reference: ObjectRef) -> Any:
         raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
 
 
-def _help() -> str:
-    usage = "usage: python -m batch SOURCE TARGET [--FLAG VALUE ...]"
-    shared = "and the flags of sample.py but --output: python sample.py --help"
-    return "\n".join([__doc__.strip(), "", usage, "", *class_help(Flags), "", shared])
-
-
 def _main(args: list[str]) -> int:
-    wanted = {"-h", "--help"} & set(args)
-    places, flags = split([arg for arg in args if arg not in ("-h", "--help")], KINDS, "-m batch")
-    if wanted:
-        print(_help())
-        return 0
+    parser = make_parser("-m batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
+    parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
+    for kind in (Flags, Options, SamplingSettings):
+        parser.add_class_arguments(kind, skip={"output"} if kind is Options else None)
+    given = parser.given(args)
+    places = given.pop("places", ())
     if len(places) != 2:
         raise UsageError(f"a source and a target are needed, got {' '.join(places) or 'none'}: --help has examples")
-    given = values((Options, SamplingSettings, Flags), {"output": places[1]} | flags)
-    options, own = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in (Options, Flags))
-    return 1 if run(places[0], options, {name: given[name] for name in flags if name in NUMBERS}, own) else 0
+    given["output"] = places[1]
+    options, numbers, own = (
+        {field.name: given[field.name] for field in fields(kind) if field.name in given}
+        for kind in (Options, SamplingSettings, Flags)
+    )
+    return 1 if run(places[0], Options(**options), numbers, Flags(**own)) else 0
 
 
 def main(args: list[str] | None = None) -> int:

@@ -91,7 +91,7 @@ def _tensor(image: np.ndarray) -> Tensor:
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    call(restore, args, "benchmarks.baselines", __doc__)
+    call(restore, args, "-m benchmarks.baselines")
 
 
 if __name__ == "__main__":

@@ -94,5 +94,5 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command = partial(call, main, None, "benchmarks.curves", __doc__, "+")
+    command = partial(call, main, None, "-m benchmarks.curves", nargs="+")
     sys.exit(run_command("benchmarks.curves", command, "stopped"))

@@ -270,7 +270,7 @@ def psnr(ours: Tensor, theirs: Tensor) -> float:
 
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
-    call(export, args, "deployment.export", __doc__)
+    call(export, args, "-m deployment.export")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import Weights, describe, from_ckpt, from_folder, networks
@@ -101,9 +102,7 @@ def _mean(values: list[Tensor]) -> Tensor:
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    from jsonargparse import auto_cli
-
-    auto_cli(export, args=args, as_positional=True, prog="models.export")
+    call(export, args, "-m models.export", positional=2)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import secrets
 import sys
 import urllib.request
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,17 @@ def run_folder(no_network, tmp_path, monkeypatch):
     draw_photographs(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG)
     return tmp_path
+
+
+def flags_of_train_py():
+    """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
+    import train
+    from models.lightning_module import Predict, PredictAndRefine
+
+    parser = train.cli(["--config", "run.yaml"], run=False).parser
+    taken = [one for kind in (Predict, PredictAndRefine) for one in signature(kind).parameters.values()]
+    model = {f"model.{one.name}" for one in taken if one.kind != one.VAR_KEYWORD}
+    names = {action.dest for action in parser._actions if not action.dest.endswith(".help")}
+    # A group such as --data takes a config file of its own.
+    names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard", "scale", "gates"}
+    return {name for name in names if not name.startswith("trainer.")} | model

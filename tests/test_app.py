@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 import zlib
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -338,7 +338,7 @@ def test_the_api_of_the_docs(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["photo.jpg"], "photo.jpg is no flag: photographs are uploaded in the page"),
+        (["photo.jpg"], "photo.jpg belongs to no flag (--help lists the flags)"),
         (["--prot", "80"], "--prot is unknown: did you mean --port?"),
         (["--port", "many"], "--port is a whole number, not many"),
         (["--auth", "name"], "--auth is NAME:PASSWORD"),
@@ -363,7 +363,9 @@ def test_a_port_that_is_taken_is_one_sentence(page, capsys):
 def test_help_names_every_flag(capsys):
     assert app.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"  --{name} " in said for name in app.KINDS) and "largest photograph in megapixels" in said
+    assert (
+        all(f"  --{field.name} " in said for field in fields(app.Served)) and "largest photograph in megapixels" in said
+    )
 
 
 def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):

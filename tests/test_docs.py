@@ -14,7 +14,7 @@ import train
 from data import images
 from tests.conftest import ROOT
 from tests.models.test_pipeline import tiny_pipeline
-from training import usage
+from training.command import require_files
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "pretrained" / "lite" / "README.md"]
 # What is not done here, by how a command begins, and why.
@@ -128,8 +128,7 @@ def test_a_command_of_the_pages(place, parser, monkeypatch, tmp_path, capsys, pa
             evaluate.cli([*args, "--device", "cuda:99"])
     else:
         assert script == "train.py", f"nothing here runs {script}, and it is no exception"
-        usage.check(args[0], args[1:])
-        parser.parse_args(args[1:])
+        require_files(args[0], parser.parse_args(args[1:]))
 
 
 def test_the_python_of_the_pages(place, monkeypatch, capsys):

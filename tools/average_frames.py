@@ -9,14 +9,15 @@ shows ghosts instead of blur.
 import sys
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from jsonargparse import auto_cli
 from torch import Tensor
 from tqdm import tqdm
 
+from base.command_line import call
 from base.stop import run_command
 from data import images, search
 from data.blur import from_light, to_light
@@ -104,4 +105,5 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.average_frames", lambda: auto_cli(main, as_positional=True), "stopped"))
+    command = partial(call, main, None, "-m tools.average_frames", positional=2)
+    sys.exit(run_command("tools.average_frames", command, "stopped"))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import skimage
-from jsonargparse import auto_cli
 
+from base.command_line import call
 from base.stop import run_command
 from data import images
 from data.blur import CameraShake, SyntheticBlur
@@ -72,4 +72,4 @@ def main(output: str, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.demo", lambda: auto_cli(main, as_positional=False), "stopped"))
+    sys.exit(run_command("tools.demo", lambda: call(main, None, "-m tools.demo", positional=0), "stopped"))

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jsonargparse import auto_cli
 from torch import Tensor
 from tqdm import tqdm
 
+from base.command_line import call
 from base.files import replacing
 from base.stop import run_command
 from data import images
@@ -244,4 +244,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tools.doctor", lambda: auto_cli(main, as_positional=True), "stopped"))
+    sys.exit(run_command("tools.doctor", lambda: call(main, None, "-m tools.doctor"), "stopped"))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from base.command_line import call
 from base.files import require_free
-from base.messages import one_sentence
+from base.messages import explain
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
@@ -48,7 +48,7 @@ def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
     try:
         return parser.instantiate(parser.parse_object({"blur": deepcopy(section)})).blur, section
     except (ArgumentError, ValueError) as error:
-        raise ValueError(f"{config} has a data.blur that cannot be built: {one_sentence(str(error))}") from None
+        raise ValueError(f"{config} has a data.blur that cannot be built: {explain(error)}") from None
 
 
 def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, Path]]:
@@ -185,7 +185,7 @@ def make(
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    call(make, args, "tools.make_pairs", __doc__, nargs="+")
+    call(make, args, "-m tools.make_pairs", nargs="+")
 
 
 if __name__ == "__main__":

@@ -69,4 +69,4 @@ def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -
 
 if __name__ == "__main__":
     command = "tools.teach_pairs"
-    sys.exit(run_command(command, lambda: call(main, None, command, __doc__), "stopped; run again to resume"))
+    sys.exit(run_command(command, lambda: call(main, None, f"-m {command}"), "stopped; run again to resume"))

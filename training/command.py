@@ -1,12 +1,15 @@
 """The command line of train.py: build a run from a config and flags."""
 
 import signal
-from argparse import ArgumentError
+from argparse import SUPPRESS, ArgumentError
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -16,13 +19,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from base.command_line import STRICT
+from base.command_line import STRICT, Formatter
 from base.files import remove_parts, sole_user
-from base.messages import UsageError
+from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
 from models.checkpoints import load_pipeline
 from models.devices import has_bf16
-from models.lightning_module import Predict
+from models.lightning_module import Predict, PredictAndRefine
 from models.weights import CheckpointError
 from training.averages import Averages
 from training.gates import Gates
@@ -34,14 +37,23 @@ from training.scores import Scores
 from training.screen import Bar, quiet
 from training.speed import Speed
 from training.tracking import Track
-from training.usage import DEFAULTS
+
+# Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
+DEFAULTS = {
+    "default_root_dir": "runs/latest",
+    "max_epochs": -1,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": 1000,
+    "use_distributed_sampler": False,  # the data module splits the data between processes
+    "enable_model_summary": False,  # train.py prints its own summary
+}
 
 
 class Parser(LightningArgumentParser):
     """A parser that raises its errors and accepts no abbreviated flags; its subparsers for class arguments, too."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **STRICT | kwargs)
+        super().__init__(*args, **STRICT | {"formatter_class": Formatter} | kwargs)
 
 
 class Command(LightningCLI):
@@ -76,6 +88,7 @@ class Command(LightningCLI):
             auto_configure_optimizers=False,
             trainer_defaults=dict(DEFAULTS),
             parser_class=Parser,
+            parser_kwargs={"usage": f"python train.py {name} --config FILE [--FLAG VALUE ...]"},
             args=args,
             run=False,
         )
@@ -94,14 +107,20 @@ class Command(LightningCLI):
         parser.link_arguments("trainer.default_root_dir", "trainer.logger.init_args.save_dir")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        if {"-h", "--help"} & set(args):  # the model is given by its class, whose arguments the parser does not list
+            model = Parser(usage=SUPPRESS, add_help=False)
+            model.add_class_arguments(PredictAndRefine, "model")
+            parser.epilog = model.format_help().removeprefix("usage: ")
+        configs = _configs(args)
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(_explain(error, parser, configs)) from None
 
     def before_instantiate_classes(self) -> None:
         """Lock the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
         self.ckpt_path = self.config.ckpt_path
+        require_files(self.name, self.config)
         if self.name != "fit" or self.config.trainer.fast_dev_run:
             return
         root = Path(self.config.trainer.default_root_dir)
@@ -210,6 +229,53 @@ class Command(LightningCLI):
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"
         )
+
+
+def require_files(name: str | None, config: Namespace) -> None:
+    """Raise UsageError for data, or for a checkpoint to resume from, that a command needs and that does not exist."""
+    for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(name, ()):
+        for path in _listed(config.data[split]):
+            if isinstance(path, str) and not Path(path).exists():
+                raise UsageError(f"data.{split}: {path} does not exist")
+    path = config.ckpt_path
+    if path is not None and path.endswith(".ckpt") and not Path(path).is_file():
+        raise UsageError(f"ckpt_path: {path} does not exist")
+
+
+def _configs(args: list[str]) -> list[str]:
+    """The config files of a command line. Raises UsageError for one that is none; the parser would not name it."""
+    words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    files = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+    for file in files:
+        try:
+            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"--config {file} cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UsageError(f"--config {file} is not YAML: {error}") from None
+        if not isinstance(content, dict):
+            raise UsageError(f"--config {file} holds no config: it begins with {str(content)[:40]!r}")
+    return files
+
+
+def _explain(error: ArgumentError, parser: Parser, configs: list[str]) -> str:
+    """The parser's error in one sentence, with the config file that causes it."""
+    text = str(error)
+    for file in configs:
+        try:
+            parser.parse_args(["--config", file])
+        except ArgumentError as other:
+            if str(other) == text:
+                return f"{file}: {_explain(other, parser, [])}"
+    if text.startswith("unrecognized arguments: ") and not text.startswith("unrecognized arguments: -"):
+        return f"{text.split()[2]} belongs to no flag: a config follows --config"
+    if "arguments are required: predictor" in text and not configs:
+        return "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
+    if text.startswith(("unrecognized arguments: ", "Group '")):
+        unknown = text.split()[2].partition("=")[0] if text.startswith("u") else "--{1}.{3}".format(*text.split("'"))
+        known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+        return f"{unknown} is unknown{nearest(unknown, known, '; python train.py fit --help lists the flags')}"
+    return explain(error)
 
 
 def _check_intervals(steps: int, interval: int, accumulated: int) -> None:

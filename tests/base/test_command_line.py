@@ -4,23 +4,51 @@ import pytest
 
 import evaluate
 import sample
-from base.command_line import split, values
+from base.command_line import call, make_parser
 from base.messages import UsageError
 
-KINDS = {"compare": bool, "steps": int, "both": tuple[str, str] | None}
 REST = ["--data", ".", "--output", "out"]
+
+
+def shown(
+    images: list[str], compare: bool = False, steps: int = 3, both: tuple[str, str] | None = None, start: float = 0.0
+):
+    """Show images.
+
+    Args:
+        images: to show.
+        compare: side by side.
+        steps: how many
+            of them.
+        both: two names.
+        start: where.
+    """
+    return images, compare, steps, both, start
 
 
 @pytest.mark.parametrize(
     ("args", "found"),
     [
-        (["a.png", "--compare", "b.png"], (["a.png", "b.png"], {"compare": "true"})),
-        (["--compare", "no", "a.png"], (["a.png"], {"compare": "no"})),
-        (["--both", "A", "B", "--steps=2"], ([], {"both": '["A", "B"]', "steps": "2"})),
+        (["a.png", "--compare", "b.png"], (["a.png", "b.png"], True, 3, None, 0)),
+        (["--compare", "no", "a.png"], (["a.png"], False, 3, None, 0)),
+        (["a.png", "--compare"], (["a.png"], True, 3, None, 0)),
+        (["--both", "A", "B", "a.png", "--steps=2", "--start", "-3"], (["a.png"], False, 2, ("A", "B"), -3)),
+        (["--steps", "2", "--", "-a.png", "--compare"], (["-a.png", "--compare"], False, 2, None, 0)),
     ],
 )
-def test_a_command_line_is_split(args, found):
-    assert split(args, KINDS, "x.py") == found
+def test_a_command_line_is_taken_apart(args, found):
+    assert call(shown, args, "show.py", "Shows.", nargs="+") == found
+
+
+def test_help_has_descriptions_types_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        call(shown, ["--help"], "show.py", "Shows:\n\n    python show.py a.png", nargs="+")
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "usage: python show.py IMAGES ... [--FLAG VALUE ...]\n\nShows:\n\n    python show.py a.png\n"
+    )
+    text = " ".join(text.split())
+    assert "images to show." in text and "--steps STEPS how many of them. (type: int, default: 3)" in text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +60,7 @@ def test_a_command_line_is_split(args, found):
         ([*REST, "--overwrite", "off", "more"], "more belongs to no flag (--help lists the flags)"),
         ([*REST, "--checkpoints", "A"], "--checkpoints needs two values: --checkpoints A B"),
         ([*REST, "--device", "gpu"], "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?"),
-        (REST[:2], "--output is missing: python evaluate.py --data PAIRS --output scores (see --help)"),
+        (REST[:2], "--output is missing: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"),
         (
             [*REST, "--checkpoints", "A", "B", "--grid", "g", "--save_presets"],  # a bare flag is true
             "--checkpoints takes no --checkpoint, --outputs or --save_presets",
@@ -46,9 +74,11 @@ def test_a_wrong_command_line_of_evaluate_py(args, sentence):
 
 
 def test_evaluate_py_explains_its_flags(capsys):
-    evaluate.cli(["--data", "--help"])
-    said = capsys.readouterr().out
-    assert "\n  --checkpoints TEXT TEXT\n" in said and "\n  --split TEXT = test\n" in said and "typing" not in said
+    with pytest.raises(SystemExit) as end:
+        evaluate.cli(["--data", "x", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    assert "default: test)" in said.partition("--split SPLIT which split of the dataset")[2][:30]
 
 
 def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
@@ -56,8 +86,10 @@ def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
     assert "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?" in capsys.readouterr().err
 
 
-def test_values_are_those_of_the_fields():
-    found = values((evaluate.Evaluation,), {"data": "a", "output": "b", "checkpoints": '["A", "B"]', "overwrite": "no"})
-    assert (found["checkpoints"], found["overwrite"], found["seed"]) == (("A", "B"), False, 0)
+def test_values_are_those_that_are_given():
+    parser = make_parser("evaluate.py", "")
+    parser.add_class_arguments(evaluate.Evaluation)
+    found = parser.given([*REST, "--checkpoints", "A", "B", "--split", "no"])
+    assert found == {"data": ".", "output": "out", "checkpoints": ("A", "B"), "split": "no"}
     with pytest.raises(UsageError, match="--overwrite is true or false, not 2"):
-        values((evaluate.Evaluation,), {"data": "a", "output": "b", "overwrite": "2"})
+        parser.given([*REST, "--overwrite=2"])

@@ -12,9 +12,8 @@ from lightning.pytorch import Callback
 
 import train
 from tests.base.test_files import holder
-from tests.conftest import draw_photographs, folder_to_train_in
+from tests.conftest import draw_photographs, flags_of_train_py, folder_to_train_in
 from tests.test_train import CONFIG
-from training import usage
 from training.resume import changed_settings, newest, read_checkpoint
 
 pytestmark = [
@@ -189,11 +188,11 @@ def test_what_the_weights_were_trained_for_cannot_change(started, capsys):
     assert Path("run/checkpoints/last.ckpt").read_bytes() == before
 
 
-def test_the_table_names_every_setting_and_says_what_these_tests_saw():
+def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder):
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     lines = re.findall(r"^\| (`.*) \| (.*) \|$", text.partition("| setting | on resume |")[2].partition("###")[0], re.M)
     said = {name: fate for names, fate in lines for name in re.findall(r"`([\w.]+)`", names)}
-    ours = {f"{group}.{name}" for group in usage.CLASSES if group != "trainer" for name in usage.arguments(group)}
+    ours = {name for name in flags_of_train_py() if "." in name}
     assert ours <= said.keys()
     assert {name for name, fate in said.items() if fate.startswith("a change is refused")} == REFUSED.keys()
     assert {fate.partition(":")[0].partition(",")[0].partition(";")[0] for fate in said.values()} == {
