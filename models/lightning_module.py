@@ -80,6 +80,7 @@ class Predict(L.LightningModule):
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
         self.compiled = compiled
+        self.skipped_step: int | None = None  # the last one, counted from 0, whose gradient was not used
         if compiled:  # both are replaced in place, so that the names of the weights stay the same
             predictor.estimates = torch.compile(predictor.estimates)
         if init_from is not None:

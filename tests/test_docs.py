@@ -31,7 +31,6 @@ EXCEPTIONS = {
     "python deployment/predict.py": "needs an export; tests/deployment makes one",
     "python -m tools.": "tests/tools runs each on small data",
     "python app.py": "serves until it is stopped; tests/test_app.py uses it in a browser",
-    "python train.py replay": "needs the batch of a run that failed; tests/training/test_guards.py makes one",
 }
 
 

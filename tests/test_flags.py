@@ -389,7 +389,6 @@ TRAIN = {
     "scores.panels": ("1", lambda run: callback(run, "Track").panels == 1),
     "scores.samples": ("2", lambda run: callback(run, "Track").samples == 2),
     "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),
-    "guard.spike": ("9", lambda run: callback(run, "Guard").spike == 9),
     "scale.lr_batch": ("8", lambda run: callback(run, "Scale").lr_batch == 8),
     "scale.activation_checkpointing": ("true", lambda run: callback(run, "Scale").activation_checkpointing),
     "gates.images": ("2", lambda run: callback(run, "Gates").images == 2),

@@ -1,8 +1,12 @@
 """Exponential moving averages of the weights."""
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from models.lightning_module import Predict
 
 
 class Averages(WeightAveraging):
@@ -16,19 +20,23 @@ class Averages(WeightAveraging):
 
     def __init__(self, decay: float = 0.999):
         super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self.left_out: int | None = None  # the step (counted from 0) after which the averages are not updated
-
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return step_idx is not None and step_idx != self.left_out
+        self.swapped = False  # whether the averages are in place of the weights
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":  # torch reads this counter in every step; on a device the host would wait for it
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"left_out": self.left_out}
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Predict, *args: Any) -> None:
+        if pl_module.skipped_step == trainer.global_step - 1:
+            self._latest_update_step = trainer.global_step
+        else:
+            super().on_train_batch_end(trainer, pl_module, *args)
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        super().load_state_dict(state_dict)
-        self.left_out = state_dict.get("left_out")  # older checkpoints lack it
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.swapped:  # a signal ended the run during validation, and a checkpoint is about to be written
+            self._swap_models(pl_module)
+
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        super()._swap_models(pl_module)
+        self.swapped = not self.swapped

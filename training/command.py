@@ -170,6 +170,8 @@ class Command(LightningCLI):
         best = {"best-psnr": ("val/psnr", "max")}
         if scores.lpips.reason is None:
             best["best-lpips"] = ("val/lpips", "min")
+        # After the others, because it stores their best scores.
+        self.last = Last(root, settings.val_check_interval)
         return [
             Export(),
             Steps(),
@@ -178,7 +180,7 @@ class Command(LightningCLI):
             Track(scores.lpips, scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
             *([] if own or settings.enable_progress_bar is False else [Bar()]),
-            Last(root, settings.val_check_interval),  # after the others, because it stores their best scores
+            self.last,
         ]
 
     def run(self) -> None:
@@ -216,8 +218,7 @@ class Command(LightningCLI):
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
         except SIGTERMException:
-            last = next(callback for callback in self.trainer.callbacks if isinstance(callback, Last))
-            raise Stopped(last.signal or signal.SIGTERM) from None  # the signal may have reached another process
+            raise Stopped(self.last.signal or signal.SIGTERM) from None  # the signal may have reached another process
 
     def _say_that_it_is_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -220,10 +220,6 @@ class Last(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException) or trainer.global_step == 0:
             return
-        if self.validating:  # during validation the averages are in place of the weights
-            for callback in trainer.callbacks:
-                if isinstance(callback, WeightAveraging):
-                    callback.on_validation_epoch_end(trainer, pl_module)
         self._save(trainer)
         rank_zero_info(f"stopped at step {trainer.global_step}, which is saved; run the same command again to resume")
 

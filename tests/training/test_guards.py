@@ -63,28 +63,7 @@ def test_the_guard_changes_no_finite_run():
     assert all(torch.equal(off[name], on[name]) for name in off)
 
 
-def test_many_in_a_row_stop_the_run_and_the_batch_can_be_replayed(capsys):
+def test_many_in_a_row_stop_the_run(capsys):
     assert train.main([*FIT, "run", "--guard.patience", "2", *plant("[3,4,5]")]) == 2
-    said = capsys.readouterr().err
-    assert "2 steps in a row" in said and "replay run/faults/step_5.safetensors" in said
+    assert re.search(r"2 steps in a row had .* not finite, the last with \w.*: look at", capsys.readouterr().err)
     assert not list(Path("run/checkpoint").glob("*"))
-    fault = "run/faults/step_5.safetensors"
-    assert train.main(["replay", fault, "--config", "run.yaml"]) == 0
-    said = capsys.readouterr().out
-    assert "batch 4: " in said and "sharp: values from nan to nan" in said and "loss: nan" in said
-    assert train.main(["replay", fault, "--config", "run.yaml", "--model.denoiser.init_args.channels", "8"]) == 2
-    assert "denoiser.channels is 8 here and 4 there" in capsys.readouterr().err
-    assert train.main(["replay", "nowhere.safetensors", "--config", "run.yaml"]) == 2
-
-
-def test_a_spike_is_logged_with_its_files(caplog):
-    flags = ["--trainer.max_steps", "24", "--trainer.val_check_interval", "24", "--trainer.limit_val_batches", "0"]
-    assert train.main([*FIT, "run", *flags, *plant("[22]", "400.0")]) == 0
-    (said,) = [record.message for record in caplog.records if "usually" in record.message]
-    found = re.fullmatch(r"step 23: loss (\S+), usually (\S+); batch: \w.*", said)
-    with open("run/logs/version_0/metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
-    assert float(found[2]) == pytest.approx(sorted(losses[:22])[11], rel=1e-4)
-    (ratio,) = [float(row["guard/spike"]) for row in rows if row["guard/spike"]]
-    assert ratio == pytest.approx(float(found[1]) / float(found[2]), rel=1e-4)
