@@ -18,7 +18,7 @@ from models.index import INDEX, CheckpointError, is_deployed, read_json
 from models.onnx_network import OnnxNetwork, Provider
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
-from models.settings import SamplingSettings, current_names
+from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
@@ -29,6 +29,7 @@ from models.weights import check_keys, read_folder, read_torch
 PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 PARTS = ("predictor", "denoiser")
+FORMER = {"modulation": "add", "stem": 1}  # arguments that networks once had, with the only values that are built
 
 Precision = Literal["auto", "fp32", "bf16"]
 Weights = Literal["ema", "raw"]
@@ -161,7 +162,7 @@ def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
     """Write settings under their names into an exported checkpoint; its other presets stay."""
     index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
     new = {name: asdict(settings) for name, settings in presets.items()}
-    index["presets"] = current_names(index.get("presets", {})) | current_names(new)
+    index["presets"] = index.get("presets", {}) | new
     with replacing(folder / INDEX) as part:
         part.write_text(index_text(index))
 
@@ -197,7 +198,7 @@ def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.M
     try:
         if name == SpandrelPredictor.__name__:
             return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
-        return NETWORKS[name].from_config(config)
+        return NETWORKS[name].from_config(current_config(config))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
 
@@ -205,6 +206,11 @@ def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.M
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
     """The pipeline's predictor and, if it has one, its denoiser, by name."""
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
+
+
+def current_config(config: Mapping) -> dict:
+    """A stored network's config without `FORMER` arguments."""
+    return {key: value for key, value in config.items() if (key, value) not in FORMER.items()}
 
 
 def _plain(config: Mapping) -> dict:

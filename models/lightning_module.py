@@ -35,7 +35,7 @@ from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
 from models.warm_start import copy_weights
 
-Distance = Literal["l1", "charbonnier", "l2", "psnr"]
+Distance = Literal["l1", "l2", "psnr"]
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
 
@@ -352,7 +352,6 @@ def distance(error: Tensor, loss: Distance) -> Tensor:
     """The mean size of errors (N, 3, H, W) in [-1, 1] over the crops.
 
     - l1: the absolute error.
-    - charbonnier: sqrt(error^2 + 1e-6), smooth at 0.
     - l2: the square, whose best estimate is the mean. Crops with large errors dominate.
     - psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its relative improvement. For crops below 30 dB it
       is proportional to the PSNR (NAFNet's loss, Chen et al., ECCV 2022, with a floor). With a floor at 50 dB, nearly
@@ -360,8 +359,6 @@ def distance(error: Tensor, loss: Distance) -> Tensor:
     """
     if loss == "l1":
         return error.abs().mean()
-    if loss == "charbonnier":
-        return (error.square() + 1e-6).sqrt().mean()
     if loss == "l2":
         return error.square().mean()
     return (error.square().mean((1, 2, 3)) / 4e-3).log1p().mean()

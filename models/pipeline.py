@@ -21,7 +21,7 @@ from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.samples import Samples, blended, refined_share, to_network, to_world
 from models.sampling import Progress, make_scheduler, noise_generator, sample_residual
-from models.settings import SamplingSettings, current_names, preset_settings
+from models.settings import SamplingSettings, preset_settings
 from models.tiling import Tiling
 from models.unet import UNet
 
@@ -76,8 +76,7 @@ class DeblurPipeline(ConfigMixin):
         scale_kind: ScaleKind = "global",
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
-        presets = current_names(presets or {})
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets, scale_kind=scale_kind)
+        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {}, scale_kind=scale_kind)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call

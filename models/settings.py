@@ -3,21 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
-Preset = Literal["fidelity", "balanced", "perceptual", "faithful", "vivid"]
-OLD_NAMES = {"faithful": "fidelity", "vivid": "perceptual"}  # of presets, still used by older checkpoints and scripts
+Preset = Literal["fidelity", "balanced", "perceptual"]
 Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
 SMALLEST_TILE = 64  # side in pixels
-
-
-def current_names(presets: Mapping[str, Any]) -> dict[str, Any]:
-    """Presets under their current names."""
-    return {OLD_NAMES.get(name, name): value for name, value in presets.items()}
 
 
 def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
@@ -25,10 +19,9 @@ def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "Sa
 
     Without a name: the preset balanced if the checkpoint has it, otherwise the defaults.
     """
-    presets = current_names(presets)
     if name is None:
         return SamplingSettings(**presets.get("balanced", {}))
-    stored = presets.get(OLD_NAMES.get(name, name))
+    stored = presets.get(name)
     if stored is None:
         known = ", ".join(presets) or "none"
         raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")

@@ -6,7 +6,7 @@ It is SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from models.heads import Predictor, SizeHead
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 
 UNetNorm = Literal["none", "pixel"]
-Modulation = Literal["add", "scale_shift"]
 
 
 class PixelNorm(nn.LayerNorm):
@@ -36,9 +35,8 @@ class ResidualBlock(nn.Module):
     Args:
         in_channels, out_channels: channels before and after.
         resample: None, "down" (2x2 mean) or "up" (nearest, x2).
-        embedding_channels: width of the noise embedding, applied after the first convolution; 0 for none.
-        modulation: how it is applied: "add" adds a bias to each channel (the paper), "scale_shift" also scales it (ADM,
-            Dhariwal and Nichol 2021, section 3).
+        embedding_channels: width of the noise embedding, which adds a bias to each channel after the first convolution;
+            0 for none.
         dropout: probability.
         norm: "none" (the paper), or "pixel" to normalise the input of the branch.
     """
@@ -51,14 +49,12 @@ class ResidualBlock(nn.Module):
         embedding_channels: int = 0,
         dropout: float = 0.0,
         norm: UNetNorm = "none",
-        modulation: Modulation = "add",
     ):
         super().__init__()
         self.norm = PixelNorm(in_channels) if norm == "pixel" else nn.Identity()
         self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[resample]
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        self.scales = modulation == "scale_shift"
-        self.embed = nn.Linear(embedding_channels, out_channels * (1 + self.scales)) if embedding_channels else None
+        self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.skip = nn.Conv2d(in_channels, out_channels, 1, bias=False)
@@ -76,11 +72,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         h = self.conv1(self.resample(F.silu(self.norm(x))))
         if self.embed is not None:
-            shift = self.embed(F.silu(embedding))[:, :, None, None]
-            if self.scales:
-                factor, shift = shift.chunk(2, dim=1)
-                h = h * (1 + factor)
-            h = h + shift
+            h = h + self.embed(F.silu(embedding))[:, :, None, None]
         h = self.conv2(self.dropout(F.silu(h)))
         return self.skip(self.resample(x)) + h
 
@@ -105,8 +97,6 @@ class UNet(nn.Module):
         embedding_channels: int = 0,
         unshuffle: int = 1,
         norm: UNetNorm = "none",
-        modulation: Modulation = "add",
-        stem: int = 1,
         size_head: bool = False,
     ):
         super().__init__()
@@ -114,13 +104,13 @@ class UNet(nn.Module):
             raise ValueError(f"norm must be 'none' or 'pixel', got {norm!r}")
 
         def block(i: int, o: int, resample: Literal["down", "up"] | None = None) -> ResidualBlock:
-            return ResidualBlock(i, o, resample, embedding_channels, dropout, norm, modulation)
+            return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
 
         self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
-        self.stem = nn.Conv2d(in_channels, channels, stem, padding=stem // 2)
+        self.stem = nn.Conv2d(in_channels, channels, 1)
         ch, skips = channels, [channels]
         self.down = nn.ModuleList()
         for level, multiplier in enumerate(multipliers):
@@ -141,7 +131,7 @@ class UNet(nn.Module):
                 self.up.append(block(ch, ch, "up"))
         # No swish before the head, unlike in SR3: if it became zero everywhere, no gradient could revive the network.
         self.head = nn.Conv2d(ch, out_channels, 3, padding=1)
-        nn.init.normal_(self.stem.weight, std=(in_channels * stem**2) ** -0.5)
+        nn.init.normal_(self.stem.weight, std=in_channels**-0.5)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.log_size = SizeHead(ch, unshuffle) if size_head else None
@@ -149,7 +139,7 @@ class UNet(nn.Module):
     @property
     def receptive_field(self) -> int:
         """How far outputs see beyond their own cell of `stride` x `stride` pixels, rounded up to whole strides."""
-        radius = self.stem.padding[0]  # in pixels of the current resolution; that of a skip is never larger
+        radius = 0  # in pixels of the current resolution; that of a skip is never larger
         for block in (*self.down, *self.middle, *self.up):
             if isinstance(block.resample, nn.AvgPool2d):
                 radius = -(-radius // 2)
@@ -243,9 +233,6 @@ class Denoiser(ModelMixin, ConfigMixin):
         condition: what is concatenated to r_t: "blurry" (the paper), or "blurry+x_init" (also the prediction).
         prediction_type: what the network predicts: "v_prediction", "epsilon" (the paper) or "sample".
         embedding_channels: width of the noise-level embedding.
-        modulation: how the embedding is applied in a block: "add" (the paper) or "scale_shift".
-        stem: kernel size of the first convolution: 1, or 3, which sees neighbouring positions before the channels
-            from unshuffle are mixed.
     """
 
     _supports_gradient_checkpointing = True
@@ -262,20 +249,15 @@ class Denoiser(ModelMixin, ConfigMixin):
         embedding_channels: int = 32,
         unshuffle: int = 1,
         norm: UNetNorm = "none",
-        modulation: Modulation = "add",
-        stem: int = 1,
     ):
         super().__init__()
-        if modulation not in get_args(Modulation):
-            raise ValueError(f"modulation must be one of {', '.join(get_args(Modulation))}, got {modulation!r}")
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
         if condition not in ("blurry", "blurry+x_init"):
             raise ValueError(f"condition must be 'blurry' or 'blurry+x_init', got {condition!r}")
         self.condition, self.prediction_type = condition, prediction_type
         in_channels = 6 if condition == "blurry" else 9
-        own = embedding_channels, unshuffle, norm, modulation, stem
-        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, *own)
+        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels, unshuffle, norm)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 

@@ -27,13 +27,9 @@ class Manifest:
 
     def _read(self) -> dict[str, dict]:
         try:
-            files = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+            return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
         except ValueError as error:
             raise ValueError(f"{self.path} is not JSON ({error}): remove it") from error
-        for entry in files.values():
-            if "guard" in entry:  # the former name of on_fault
-                entry["on_fault"] = entry.pop("guard")
-        return files
 
     def has(self, image: Path) -> bool:
         """Whether this image, unchanged, was restored with the same facts and the written files still exist."""

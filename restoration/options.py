@@ -26,7 +26,7 @@ class Options:
         checkpoint: exported folder, hub id (user/name or user/name@revision), or .ckpt file of train.py; default:
             pretrained/lite, which comes with the repository.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
-            checkpoint has it. faithful and vivid are the old names of fidelity and perceptual.
+            checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.
         device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
         precision: of the networks; auto is bf16 where the device supports it in hardware.

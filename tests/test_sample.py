@@ -112,7 +112,7 @@ def test_one_bad_image_is_named_and_the_rest_is_done(checkpoint, photos, tmp_pat
         (["photos", "--output", "a.png"], "--output a.png is a file's name, and there are 3 images: give a folder"),
         (["photos/a.png", "--output", "a.gif"], "--output a.gif cannot be written: its suffix must be one of"),
         (["photos/a.png", "--output", "b.png", "--format", "tif"], "--output b.png and --format tif differ"),
-        (["photos", "--preset", "percptual"], "perceptual, faithful, vivid, not percptual: did you mean perceptual?"),
+        (["photos", "--preset", "percptual"], "perceptual, not percptual: did you mean perceptual?"),
         (
             ["photos", "--format", "jpegg"],
             "--format is one of png, jpg, jpeg, webp, tif, tiff, bmp, not jpegg: did you",
@@ -537,10 +537,10 @@ def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp
 
 def test_a_preset_is_its_settings(photos, tmp_path, capsys):
     pipeline = tiny_pipeline()
-    pipeline.register_to_config(presets={"vivid": {"sampler": "ddpm", "steps": 3}})
+    pipeline.register_to_config(presets={"perceptual": {"sampler": "ddpm", "steps": 3}})
     pipeline.save_pretrained(tmp_path / "checkpoint")
     command = [str(photos / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output"]
-    assert sample.main([*command, str(tmp_path / "preset"), "--preset", "vivid"]) == 0
+    assert sample.main([*command, str(tmp_path / "preset"), "--preset", "perceptual"]) == 0
     assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
     assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
     assert sample.main([*command, str(tmp_path / "x"), "--preset", "fidelity"]) == 2
@@ -549,10 +549,10 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
     pipeline.save_pretrained(tmp_path / "checkpoint")
     assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there
     assert restored(tmp_path / "default") == restored(tmp_path / "preset")
-    pipeline.register_to_config(presets={"vivid": {"sampler": "ddpm", "steps": 3}})
+    pipeline.register_to_config(presets={"perceptual": {"sampler": "ddpm", "steps": 3}})
     pipeline.save_pretrained(tmp_path / "checkpoint")
     # A number given by flag goes before the preset's, even where it is the default's.
-    for name, flags in (("both", ["--preset", "vivid", "--steps", "20", "--blend", "0.5"]),):
+    for name, flags in (("both", ["--preset", "perceptual", "--steps", "20", "--blend", "0.5"]),):
         sample.main([*command, str(tmp_path / name), *flags])
         (entry,) = json.loads((tmp_path / name / "manifest.json").read_text()).values()
         assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import replacing
 from base.stop import Stopped
-from models.checkpoints import describe
+from models.checkpoints import PARTS, current_config, describe
 from models.lightning_module import Predict
 from models.objective import Objective
 from models.weights import CheckpointError, read_torch
@@ -102,7 +102,11 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     if "objective" in there:
         defaults = asdict(Objective())
         there["objective"] = {name: there["objective"].get(name, value) for name, value in defaults.items()}
-    return differences(checkpoint["pipeline"], describe(model.pipeline())) + differences(there, here)
+    stored = {
+        name: value | {"config": current_config(value["config"])} if name in PARTS else value
+        for name, value in checkpoint["pipeline"].items()
+    }
+    return differences(stored, describe(model.pipeline())) + differences(there, here)
 
 
 def changed_settings(there: dict, here: dict) -> list[str]:

@@ -152,3 +152,16 @@ def test_a_checkpoint_of_a_consistency_flow_is_refused_and_an_older_one_without_
     index.write_text(json.dumps(content | {"flow": {"sigma": 0.5, "segments": 5}}))
     with pytest.raises(CheckpointError, match="was trained as a consistency flow"):
         load_pipeline(str(tmp_path / "checkpoint"))
+
+
+def test_of_arguments_that_networks_once_had_only_the_usual_values_are_built(folder):
+    path = folder / "denoiser" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"modulation": "add", "stem": 1}))
+    assert "modulation" not in load_pipeline(str(folder)).denoiser.config
+    weights = load_file(folder / "denoiser" / WEIGHTS)
+    weights |= {key: torch.cat([value, value]) for key, value in weights.items() if ".embed." in key}
+    save_file(weights, folder / "denoiser" / WEIGHTS)
+    path.write_text(json.dumps(config | {"modulation": "scale_shift", "stem": 1}))
+    with pytest.raises(CheckpointError, match="is of another architecture"):
+        load_pipeline(str(folder))

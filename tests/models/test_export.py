@@ -1,4 +1,3 @@
-import json
 import os
 
 import pytest
@@ -7,10 +6,9 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
 from base.files import FolderInUse
-from models.checkpoints import load_pipeline, save_presets
+from models.checkpoints import load_pipeline
 from models.export import export
 from models.lightning_module import PredictAndRefine
-from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
 from tests.models.test_checkpoints import WEIGHTS, sentence
@@ -98,16 +96,3 @@ def test_values_too_large_for_fp16_are_refused(folder, tmp_path):
         export(str(folder), str(tmp_path / "small"))
     assert sorted(tmp_path.iterdir()) == [folder]
     export(str(folder), str(tmp_path / "small"), dtype="bf16")
-
-
-def test_presets_of_old_names_load_and_are_replaced_under_the_new_ones(folder):
-    index = json.loads((folder / "model_index.json").read_text())
-    old = {"faithful": {"steps": 2}, "vivid": {"sampler": "ddpm", "steps": 8}, "mine": {"steps": 5}}
-    (folder / "model_index.json").write_text(json.dumps(index | {"presets": old}))
-    pipeline = load_pipeline(str(folder))
-    assert set(pipeline.config.presets) == {"fidelity", "perceptual", "mine"}
-    assert pipeline.preset("faithful") == pipeline.preset("fidelity") == SamplingSettings(steps=2)
-    assert pipeline.preset("vivid") == pipeline.preset("perceptual") == SamplingSettings("ddpm", steps=8)
-    save_presets(folder, {"vivid": SamplingSettings(steps=3), "fidelity": SamplingSettings(steps=4)})
-    stored = json.loads((folder / "model_index.json").read_text())["presets"]
-    assert {name: values["steps"] for name, values in stored.items()} == {"fidelity": 4, "perceptual": 3, "mine": 5}

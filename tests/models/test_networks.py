@@ -344,20 +344,6 @@ def test_dropout_drops_in_training_alone():
     assert not torch.equal(block.train()(x), block(x))
 
 
-def test_a_noise_level_multiplies_by_one_and_adds_nothing_until_it_is_trained():
-    x, embedding = torch.rand(1, 8, 6, 6), torch.rand(1, 4)
-    block = stir(ResidualBlock(8, 8, embedding_channels=4, modulation="scale_shift"))
-    plain = ResidualBlock(8, 8).eval()
-    plain.load_state_dict({key: value for key, value in block.state_dict().items() if "embed." not in key})
-    for parameter in block.embed.parameters():
-        nn.init.zeros_(parameter)
-    assert torch.allclose(block(x, embedding), plain(x), atol=1e-6)
-    nn.init.constant_(block.embed.bias, 0.5)  # of both halves: h becomes 1.5 h + 0.5
-    h = 1.5 * plain.conv1(nn.functional.silu(x)) + 0.5
-    expected = plain.skip(x) + plain.conv2(nn.functional.silu(h))
-    assert torch.allclose(block(x, embedding), expected, atol=1e-5)
-
-
 def test_nearly_clean_levels_are_told_apart():
     embed = NoiseLevelEmbedding(8)
     levels = embed(torch.tensor([1 - 1e-5, 1 - 1e-4, 1e-4, 1e-5]))

@@ -30,12 +30,6 @@ def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
     assert {file.name for file in out.glob("*.png")} == {"a.png", "mine.png"}
 
 
-def test_a_manifest_with_the_former_name_of_a_flag_is_read(image, tmp_path):
-    out = tmp_path / "out"
-    Manifest(out, {"guard": "warn"}).add(image, written(out, "a.png"), {})
-    assert Manifest(out, {"on_fault": "warn"}).has(image) and not Manifest(out, {"on_fault": "fallback"}).has(image)
-
-
 def test_a_manifest_removes_nothing_outside_its_folder(image, tmp_path):
     out = tmp_path / "out"
     keep = tmp_path / "keep.png"
