@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.command_line import Parser, make_parser
+from base.files import require_writable
 from base.messages import UsageError
 from base.stop import Stopped, run_command
 from models.index import name_of, pretrained, stored_index
@@ -46,7 +47,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     """
     check_settings(options, numbers)
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
-    outputs.folder.mkdir(parents=True, exist_ok=True)
+    require_writable(outputs.folder)
     run = _Run(options, numbers, outputs)
     try:
         run.go()
@@ -87,7 +88,14 @@ class _Run:
                 self._tell(one)
                 if (why := self.manifest.replaced_by(one.path, list(one.files))) is not None:
                     self.replaced[why] += 1
-                self.manifest.add(one.path, *self.restorer.write(one))
+                try:
+                    self.manifest.add(one.path, *self.restorer.write(one))
+                except OSError as error:
+                    done = f"{self.written} of {len(self.work)} images are done"
+                    raise OSError(
+                        f"{one.target} cannot be written: {error.strerror or error}; {done}: free the disk, or choose"
+                        " another --output, and run again to resume"
+                    ) from None
                 self.written += 1
 
     def say_how_it_went(self) -> int:
@@ -96,9 +104,13 @@ class _Run:
             print(f"sample.py: error: {failure}", file=sys.stderr)
         for suffix, count in sorted(self.outputs.skipped.items()):
             print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
-        done = f", {skipped} done before" if (skipped := len(self.share) - len(self.work)) else ""
+        skipped = len(self.share) - len(self.work)
+        done = f", {skipped} done before" if skipped else ""
         replaced = ", ".join(f"{count} ({why})" for why, count in sorted(self.replaced.items()))
         where = self.outputs.work[0][1] if self._is_file() else self.outputs.folder
+        if skipped and not self.work:
+            print(f"all {skipped} done before, in {where}")
+            return len(self.failures)
         print(
             f"wrote {self.written} of {len(self.work)} restored images to {where}{done}"
             + (f", replaced {replaced}" if replaced else "")

@@ -13,6 +13,13 @@ class UsageError(ValueError):
     """A command line is wrong; the message is one sentence."""
 
 
+def in_words(error: Exception) -> str:
+    """An error as a sentence; one of the system is its file and its reason, without a number."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def nearest(word: str, words: list[str], otherwise: str = "") -> str:
     """The end of an error message about an unknown word: the closest known word, or else `otherwise`."""
     found = get_close_matches(word, words, 1)

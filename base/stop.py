@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from base.messages import in_words
+
 
 class Stopped(BaseException):
     """A signal ended the command. It is not an error, so code that catches only errors must not catch it.
@@ -33,7 +35,7 @@ def interruptible(sentence: str) -> Iterator[None]:
 
 
 def run_command(
-    name: str, command: Callable[[], int | None], stopped: str, said: Callable[[Exception], str] = str
+    name: str, command: Callable[[], int | None], stopped: str, said: Callable[[Exception], str] = in_words
 ) -> int:
     """Run a command and return its exit code; wrong input or a stop is reported in one sentence on stderr.
 

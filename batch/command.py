@@ -24,7 +24,7 @@ from base.stop import run_command
 from data.search import SUFFIXES
 from models.settings import SamplingSettings
 from restoration.options import Options, check_settings
-from restoration.outputs import MOST_AT_ONCE, named
+from restoration.outputs import MOST_AT_ONCE, targets
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -143,16 +143,14 @@ def images_of(source: "str | Dataset", options: Options) -> "tuple[Place, list[d
 
     if isinstance(source, str) and not source.endswith(".parquet"):
         place = Place(source)
-        found = place.list()
+        found = place.inputs()
     else:
         place, found = place_of_paths(source)
-    rows, targets = [], {}
-    for key, info in found.items():
-        if PurePosixPath(key).suffix.lower() in SUFFIXES:
-            target = named(PurePosixPath(key), options.suffix, options.depth == 16).as_posix()
-            if (other := targets.setdefault(target, key)) != key:
-                raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
-            rows.append({"key": key, "bytes": info.size, "modified": info.mtime_ns, "target": target})
+    names = {key: PurePosixPath(key) for key in found if PurePosixPath(key).suffix.lower() in SUFFIXES}
+    rows = [
+        {"key": key, "bytes": found[key].size, "modified": found[key].mtime_ns, "target": target.as_posix()}
+        for key, target in targets(names, options.suffix, options.depth == 16).items()
+    ]
     if not rows:
         raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
     return place, rows
@@ -221,7 +219,7 @@ def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags:
             if len(images) < len(made):
                 raise OSError(made[-1]["stop"])
     said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
-    said += f", {len(done)} done before" if done else ""
+    said = f"all {len(done)} done before" if done and not todo else said + f", {len(done)} done before" * bool(done)
     return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")
 
 

@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from data import search
+
 if TYPE_CHECKING:
     from ray.data import Dataset
 
@@ -28,7 +30,8 @@ PARTS = ".parts"  # in the target: files that do not have their final name yet
 THREADS = 16  # concurrent requests to a bucket
 SECONDS = 20  # between two writes of the manifest's rows
 KINDS = {  # types of the manifest's columns; dicts are stored as JSON
-    pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision on_fault format",
+    pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision metadata on_fault"
+    " format",
     pa.list_(pa.string()): "written remarks faults",
     pa.int64(): "bytes modified seed depth tile predictor_tile",
     pa.float64(): "seconds std_white error_white",
@@ -63,9 +66,23 @@ class Place:
         """The files below, by key and sorted, without hidden ones; with `missing` the folder need not exist."""
         root = f"{self.base}/{folder}".rstrip("/")
         with self._said("listed"):
-            found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
+            if self.files.type_name == "local" and (not missing or os.path.isdir(root)):
+                # Not by pyarrow, which follows links in circles.
+                found = self.files.get_file_info([str(path) for path in search.walk(Path(root))])
+            else:
+                found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
         shown = [file for file in found if file.is_file and "/." not in file.path[len(root) :]]
         return {file.path[len(self.base) + 1 :]: file for file in sorted(shown, key=lambda file: file.path)}
+
+    def inputs(self) -> dict[str, fs.FileInfo]:
+        """`list` without the folders of restored images. StoreError if this place itself is one."""
+        found = self.list()
+        folders = {key[: -len(MANIFEST)] for key in found if PurePosixPath(key).name == MANIFEST}
+        local = (key for key in found if PurePosixPath(key).name == search.MANIFEST)
+        folders |= {key[: -len(search.MANIFEST)] for key in local if search.is_manifest(self.read(key))}
+        if "" in folders:
+            raise StoreError(f"{self.url} holds restored images (it has a manifest): give the folder of the originals")
+        return {key: info for key, info in found.items() if not key.startswith(tuple(folders))}
 
     def stat(self, key: str) -> fs.FileInfo:
         """The entry of a file as in `list`."""
@@ -161,7 +178,11 @@ class Manifest:
         for key in [MANIFEST] * (MANIFEST in self._there) + list(place.list(ROWS, missing=True)):
             try:
                 table = pq.read_table(pa.BufferReader(place.read(key)))
-                self._merge(table.select(SCHEMA.names).cast(SCHEMA))  # older ones also have scores
+                if not {"image", "written", "bytes", "modified", "settings"} <= set(table.column_names):
+                    raise ValueError("other columns")
+                # Older ones have other columns, too, and lack some.
+                table = pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default")
+                self._merge(table.select(SCHEMA.names).cast(SCHEMA))
             except (pa.ArrowInvalid, ValueError, KeyError) as error:
                 what = f"{place.url}/{key} is no manifest of python -m batch"
                 raise StoreError(f"{what} ({error}): remove it") from None

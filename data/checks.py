@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
 from tqdm import tqdm
 
 from data import images
+from data.formats import opened
 from data.layouts import DatasetError, Pair
 
 
@@ -37,17 +37,16 @@ def check_files(items: Sequence[Pair | Path]) -> None:
 def _head(file: Path) -> tuple[int, int]:
     """(width, height) from a file's header, with its orientation applied; ImageError if header or end is damaged."""
     try:
-        with Image.open(file) as image:
-            size = image.size
-            kind = image.format
+        with opened(file) as image:
+            size, kind = image.size, image.format
             # For other formats Pillow would have to decode the image to find the orientation; cameras write JPEG.
             turned = kind == "JPEG" and image.getexif().get(0x0112, 1) >= 5
-        with open(file, "rb") as opened:
-            opened.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
-            tail = opened.read()
-    except Image.UnidentifiedImageError:
-        raise images.ImageError(f"{file} is not an image of a known format.") from None
-    except Exception as error:  # as in images.read
+        with open(file, "rb") as whole:
+            whole.seek(-min(64, os.path.getsize(file)), os.SEEK_END)
+            tail = whole.read()
+    except images.ImageError:
+        raise
+    except Exception as error:  # as in images.read_file
         raise images.ImageError(f"{file} cannot be decoded, it may be damaged: {str(error).rstrip('.')}.") from None
     if (kind == "PNG" and b"IEND" not in tail) or (kind == "JPEG" and b"\xff\xd9" not in tail):
         raise images.ImageError(f"{file} cannot be decoded, it may be damaged: its end is missing.")

@@ -1,20 +1,22 @@
 """Read and write images. All conversion between files and tensors happens here."""
 
+import io
 import struct
-import warnings
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import imagecodecs
 import numpy as np
 import tifffile
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 
 from base.files import replacing
-from data.search import DEEP, HEIF, WRITABLE, ImageError
+from data import metadata
+from data.formats import check_size, check_tags, exif_of, format_of, opened, several
+from data.search import DEEP, HEIF, READ, SUFFIXES, WRITABLE, ImageError
 
 FORMATS = {
     ".png": {"format": "PNG"},
@@ -24,19 +26,12 @@ FORMATS = {
     ".tif": {"format": "TIFF"},
     ".tiff": {"format": "TIFF"},
     ".bmp": {"format": "BMP"},
+    ".avif": {"format": "AVIF", "quality": 95, "subsampling": "4:4:4"},
+    ".heic": {"format": "HEIF", "quality": 95, "chroma": "444"},
+    ".heif": {"format": "HEIF", "quality": 95, "chroma": "444"},
 }
-TRANSPARENT = {".png", ".webp", ".tif", ".tiff"}
-if WRITABLE & HEIF:
-    import pillow_heif
-
-    pillow_heif.register_heif_opener(thumbnails=False)
-    FORMATS |= {suffix: {"format": "HEIF", "quality": 95, "chroma": "444"} for suffix in HEIF}
-    TRANSPARENT |= HEIF
-
-MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # Pillow's limit too: 179 million
-
-# TIFF tags that describe the photograph, not the layout of the file.
-DESCRIPTIVE = {"ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright"}
+TRANSPARENT = WRITABLE - {".jpg", ".jpeg", ".bmp"}
+FLOAT_SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class ImageFile:
         pixels: (3, H, W) uint8 or uint16; a grey image has three equal channels.
         alpha: (1, H, W) of the same type, or None.
         grey: whether the file has one colour channel.
-        exif, icc: the metadata without the orientation, and the colour profile; None if the file has none.
-        frames: number of frames in the file; the first was read.
+        exif, icc, xmp: the metadata, without the orientation, and the colour profile; None if the file has none.
+        remarks: what is unusual about the file, or not restored; each follows its name.
     """
 
     pixels: Tensor
@@ -56,12 +51,8 @@ class ImageFile:
     grey: bool = False
     exif: bytes | None = None
     icc: bytes | None = None
-    frames: int = 1
-
-    @property
-    def remarks(self) -> list[str]:
-        """Notes on what is not restored; each follows the file's name."""
-        return [f"has {self.frames} frames, the first is restored"] if self.frames > 1 else []
+    xmp: bytes | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def values(self) -> Tensor:
@@ -86,110 +77,114 @@ def to_float(raw: Tensor) -> Tensor:
 
 
 def read_file(path: str | Path) -> ImageFile:
-    """Read an image.
+    """Read an image in one of the formats of `data.search.READ`, by its content; its suffix need not match.
 
-    8 and 16 bits keep their depth. The EXIF orientation is applied. Grey becomes three equal channels; palette, CMYK
-    and 1-bit images become RGB. If there are several frames, the first is read.
+    8 and 16 bits keep their depth, floats in [0, 1] become 16 bits. The EXIF orientation is applied. Grey becomes three
+    equal channels; palette, CMYK and 1-bit images become RGB. If there are several frames, the first is read.
 
     Raises ImageError, naming the file, if it cannot be read, is truncated or has more than MOST_PIXELS.
     """
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not an image file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    if path.suffix.lower() in HEIF - WRITABLE:
+    suffix = path.suffix.lower()
+    if suffix in HEIF - WRITABLE:
         raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fault of the file is reported once, by the error
-            image = _read_unlike_pillow(path) or _read_pillow(path)
+        kind = format_of(path)
+        image = _read_tiff(path) if kind == "TIFF" else None
+        image = image or _read_pillow(path)
     except ImageError:
         raise
-    except UnidentifiedImageError:
-        raise ImageError(f"{path} is not an image of a known format.") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and many more
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
+    if suffix in SUFFIXES and suffix not in READ[kind]:
+        image = replace(image, remarks=(f"is a {kind} image in spite of its suffix", *image.remarks))
     return image
 
 
-def _read_unlike_pillow(path: Path) -> ImageFile | None:
-    """Read a 16-bit PNG or a grey or RGB TIFF; None for other files.
+def _read_tiff(path: Path) -> ImageFile | None:
+    """Read a grey or RGB TIFF of 8 or 16 bits or floats; None for others.
 
-    Pillow reads 16-bit colour with 8 bits, and Pillow 13.0 rotates a TIFF of orientation 5 to 8 twice.
+    Pillow reads 16-bit colour with 8 bits, no colour of floats, and rotates a TIFF of orientation 5 to 8 twice (13.0).
     """
-    with open(path, "rb") as file:
-        head = file.read(26)
-    if head[:8] == b"\x89PNG\r\n\x1a\n" and head[24:25] == b"\x10":
-        with Image.open(path) as opened:  # the header; the size is checked before anything is decoded
-            _check_size(path, opened.size)
-            opened.load()  # Pillow verifies the checksums and reads metadata that follows the pixels
-            exif, icc = opened.getexif(), opened.info.get("icc_profile")
-        array, frames = imagecodecs.png_decode(path.read_bytes()), 1
-    elif head[:4] in (b"II*\0", b"MM\0*"):
-        with tifffile.TiffFile(path) as file:
-            page, frames = file.pages.first, len(file.pages)
-            _check_size(path, (page.imagewidth, page.imagelength))
+    with open(path, "rb") as content:
+        remarks = _remarks(check_tags(content))
+        content.seek(0)
+        with tifffile.TiffFile(content, is_lsm=False) as file:  # lsm would read all pages
+            page = file.pages.first
+            check_size(path, (page.imagewidth, page.imagelength))
             plain = page.photometric in (tifffile.PHOTOMETRIC.MINISBLACK, tifffile.PHOTOMETRIC.RGB)
-            if page.bitspersample not in (8, 16) or page.dtype.kind != "u" or (page.bitspersample == 8 and not plain):
+            floats, bits = page.dtype is not None and page.dtype.kind == "f", page.bitspersample
+            if not floats and (bits not in (8, 16) or page.dtype.kind != "u" or (bits == 8 and not plain)):
                 return None
             if not plain:
-                raise ImageError(f"{path} has 16 bits of {page.photometric.name}: save it as grey or RGB.")
+                raise ImageError(f"{path} has {bits} bits of {page.photometric.name}: save it as grey or RGB.")
+            if page.samplesperpixel > 4 or page.imagedepth > 1:
+                raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
             array, icc = page.asarray(), page.iccprofile
+            xmp = page.tags[metadata.XMP].value if metadata.XMP in page.tags else None
             if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
                 array = np.moveaxis(array, 0, -1)
+            if floats:
+                array, remarks = _sixteen_bits(path, array), (*remarks, "has floats, which are restored with 16 bits")
             exif = Image.Exif()
-            for name in DESCRIPTIVE & {tag.name for tag in page.tags}:
-                exif[ExifTags.Base[name]] = page.tags[name].value
-            orientation = page.tags.get("Orientation")
-            exif[ExifTags.Base.Orientation] = int(orientation.value) if orientation else 1
-    else:
-        return None
-    array = array[..., None] if array.ndim == 2 else array
-    if array.dtype not in (np.uint8, np.uint16) or array.ndim != 3 or array.shape[2] > 4:
-        raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
-    return _image_file(array, exif, icc, frames)
+            exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
+            exif.load_from_fp(content, page.offset)
+            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, remarks, tiff=True)
+
+
+def _sixteen_bits(path: Path, floats: np.ndarray) -> np.ndarray:
+    """Floats in [0, 1] as uint16."""
+    low, high = floats.min(), floats.max()
+    if not (low >= -FLOAT_SLACK and high <= 1 + FLOAT_SLACK):
+        raise ImageError(f"{path} has floats from {low:g} to {high:g}: only those from 0 to 1 are read, scale it.")
+    return np.round(floats.clip(0, 1).astype(np.float64) * 65535).astype(np.uint16)
 
 
 def _read_pillow(path: Path) -> ImageFile:
-    try:
-        opened = Image.open(path)
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{path} is too large, it may be a decompression bomb: {error}") from None
-    with opened:
-        _check_size(path, opened.size)
-        frames = getattr(opened, "n_frames", 1)
-        image = ImageOps.exif_transpose(opened)  # Pillow rotates some formats itself and accounts for that here
-        deep = image.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
-        grey = deep or image.mode in ("1", "L", "LA", "La")
+    with opened(path) as image:
+        exif, more, ink = exif_of(image), several(image, path), image.mode == "CMYK"
+        # A colour profile of inks does not apply to the RGB values they are converted to.
+        icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
+        if image.format == "PNG" and _png_depth(path) == 16:
+            array = imagecodecs.png_decode(path.read_bytes())  # Pillow reads 16-bit colour with 8 bits
+            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more))
+        upright = ImageOps.exif_transpose(image)  # Pillow rotates some formats itself and accounts for that here
+        exif.pop(ExifTags.Base.Orientation, None)
+        deep = upright.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
+        grey = deep or upright.mode in ("1", "L", "LA", "La")
         if deep:
-            array = np.array(image)
+            array = np.array(upright)
             if array.dtype.kind == "f" or array.min() < 0 or array.max() > 65535:
                 raise ImageError(f"{path} has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits.")
-            array = array.astype(np.uint16)[..., None]
+            array = array.astype(np.uint16)
         else:
-            mode = ("LA" if grey else "RGBA") if image.has_transparency_data else "L" if grey else "RGB"
-            array = np.array(image.convert(mode))
-            array = array[..., None] if array.ndim == 2 else array
-        exif = opened.getexif()
-        if opened.format == "TIFF":
-            for tag in set(exif) - {ExifTags.Base[name] for name in DESCRIPTIVE}:
-                del exif[tag]
-        exif.pop(ExifTags.Base.Orientation, None)
-        # A colour profile of inks does not apply to the RGB values they were converted to.
-        icc = None if opened.mode == "CMYK" else opened.info.get("icc_profile")
-        return _image_file(array, exif, icc, frames)
+            mode = ("LA" if grey else "RGBA") if upright.has_transparency_data else "L" if grey else "RGB"
+            array = np.array(upright.convert(mode))
+        return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more), tiff)
 
 
-def _check_size(path: Path, size: tuple[int, int]) -> None:
-    width, height = size
-    if width * height > MOST_PIXELS:
-        raise ImageError(
-            f"{path} is too large, it may be a decompression bomb: {width} x {height} pixels, more than {MOST_PIXELS}."
-        )
+def _png_depth(path: Path) -> int:
+    with open(path, "rb") as file:
+        return file.read(25)[24]
 
 
-def _image_file(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: int) -> ImageFile:
-    """Make an ImageFile from an array (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA."""
+def _remarks(several: bool) -> tuple[str, ...]:
+    return ("has several frames, the first is restored",) if several else ()
+
+
+def _image_file(
+    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, remarks: tuple[str, ...], tiff=False
+) -> ImageFile:
+    """Make an ImageFile from an array (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
+
+    Args:
+        array: not rotated, if `exif` has an orientation.
+        exif, icc, xmp, remarks: of the file.
+        tiff: whether the EXIF also has tags that describe the layout of a TIFF file.
+    """
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
     if orientation in (5, 6, 7, 8):  # the camera was held sideways: rows are columns
         array = array.swapaxes(0, 1)
@@ -197,10 +192,13 @@ def _image_file(array: np.ndarray, exif: Image.Exif, icc: bytes | None, frames: 
         array = array[:, ::-1]
     if orientation in (3, 4, 7, 8):
         array = array[::-1]
+    if tiff:
+        for tag in exif.keys() - metadata.DESCRIPTIVE - {ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo}:
+            del exif[tag]
     channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # a 1-pixel array may have negative strides
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
-    return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, frames)
+    return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, xmp, remarks)
 
 
 def write(
@@ -237,23 +235,27 @@ def write(
     array = channels.movedim(0, -1).numpy().copy()  # with the strides that imagecodecs wants, for one pixel too
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        if not deep or (suffix == ".png" and array.shape[-1] == 1):  # Pillow can write 16-bit grey
-            metadata = {"exif": like.exif, "icc_profile": like.icc}
-            given = {name: value for name, value in metadata.items() if value} if suffix != ".bmp" else {}
-            given |= {"compress_level": compress_level} if suffix == ".png" else {}
-            Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array).save(part, **FORMATS[suffix], **given)
-        elif suffix == ".png":
-            part.write_bytes(_with_metadata(imagecodecs.png_encode(array), like))
+        own = replace(like, exif=None, xmp=None) if suffix == ".bmp" else metadata.fitting(like, suffix)
+        if deep and suffix != ".png":
+            _write_deep_tiff(part, array, own)
+            return
+        if deep and array.shape[-1] > 1:  # Pillow can write 16-bit grey
+            content = imagecodecs.png_encode(array)
         else:
-            _write_deep_tiff(part, array, like)
+            flat, buffer = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array), io.BytesIO()
+            given = {"compress_level": compress_level} if suffix == ".png" else metadata.arguments(own, suffix)
+            flat.save(buffer, **FORMATS[suffix], **given)
+            content = buffer.getvalue()
+        part.write_bytes(_with_metadata(content, own) if suffix == ".png" else content)
 
 
 def _with_metadata(png: bytes, like: ImageFile) -> bytes:
-    """Insert the EXIF and colour profile chunks after a PNG file's header (PNG specification, chunk layout)."""
+    """Insert the EXIF, XMP and colour profile chunks after a PNG file's header (PNG specification, chunk layout)."""
     chunks = b""
     for kind, data in (
         (b"iCCP", like.icc and b"ICC profile\0\0" + zlib.compress(like.icc)),
         (b"eXIf", like.exif and like.exif.removeprefix(b"Exif\0\0")),
+        (b"iTXt", like.xmp and b"XML:com.adobe.xmp\0\0\0\0\0" + like.xmp),
     ):
         if data:
             chunks += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -262,30 +264,32 @@ def _with_metadata(png: bytes, like: ImageFile) -> bytes:
 
 
 def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
-    exif = Image.Exif()
-    exif.load(like.exif or b"")
-    texts = {ExifTags.Base[name]: exif.get(ExifTags.Base[name]) for name in DESCRIPTIVE}
-    tifffile.imwrite(
-        path,
-        array.squeeze(-1) if array.shape[-1] == 1 else array,
-        photometric="minisblack" if like.grey else "rgb",
-        planarconfig="contig" if array.shape[-1] > 1 else None,
-        extrasamples=["unassalpha"] if array.shape[-1] in (2, 4) else None,
-        compression="zlib",
-        iccprofile=like.icc,
-        metadata=None,
-        description=texts.pop(ExifTags.Base.ImageDescription),
-        software=texts.pop(ExifTags.Base.Software) or False,
-        extratags=[(int(tag), "s", 0, text, True) for tag, text in texts.items() if text],
-    )
+    """Write (H, W, 1 to 4) uint16; Pillow writes only grey of 16 bits, and tifffile no directories within tags."""
+    height, width, channels = array.shape
+    rows = max(1, (1 << 20) // (2 * width * channels))
+    strips = [imagecodecs.zlib_encode(array[i : i + rows].astype("<u2").tobytes()) for i in range(0, height, rows)]
+    sizes = [len(strip) for strip in strips]
+    tags, exif = TiffImagePlugin.ImageFileDirectory_v2(), metadata.exif_of(like)
+    for tag in exif:
+        tags[tag] = exif.get_ifd(tag) if tag in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo) else exif[tag]
+    own = {"ImageWidth": width, "ImageLength": height, "BitsPerSample": (16,) * channels, "Compression": 8}
+    own |= {"PhotometricInterpretation": 1 if like.grey else 2, "SamplesPerPixel": channels, "RowsPerStrip": rows}
+    own |= {"StripOffsets": tuple(np.cumsum([0, *sizes[:-1]]).tolist()), "StripByteCounts": tuple(sizes)}
+    own |= {"ExtraSamples": 2} if channels in (2, 4) else {}  # alpha that the colours are not multiplied with
+    for name, value in own.items():
+        tags[ExifTags.Base[name]] = value
+    for tag, content in ((metadata.ICC, like.icc), (metadata.XMP, like.xmp)):
+        if content:
+            tags[tag] = content
+    with open(path, "wb") as file:
+        tags.save(file)  # Pillow adds the directory's size to the strips' offsets
+        file.writelines(strips)
 
 
 def header_size(path: str | Path) -> tuple[int, int] | None:
     """Width and height in a file's header, before any rotation; None if it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path) as opened:
-                return opened.size
+        with opened(Path(path)) as image:
+            return image.size
     except Exception:  # of any decoder; read_file reports what is wrong
         return None

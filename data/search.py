@@ -2,18 +2,31 @@
 
 import glob
 import importlib.util
+import json
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-HEIF = {".heic", ".heif"}  # read and written if pillow_heif is installed
-WRITABLE = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"}
-WRITABLE |= HEIF if importlib.util.find_spec("pillow_heif") else set()
-SUFFIXES = WRITABLE | HEIF  # files treated as images
+READ = {  # the formats that are read, by Pillow's names, with their suffixes
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif"),  # if pillow_heif is installed
+}
+HEIF = set(READ["HEIF"])
+SUFFIXES = {suffix for suffixes in READ.values() for suffix in suffixes}  # files treated as images
+WRITABLE = SUFFIXES - {".gif", *READ["PPM"]} - (set() if importlib.util.find_spec("pillow_heif") else HEIF)
 DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
-PASSED_OVER = RAW | {".avif", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".pbm", ".pcx", ".pgm", ".pnm", ".ppm"}
-PASSED_OVER |= {".psd", ".svg", ".tga"}  # images in formats that are not supported
+PASSED_OVER = RAW | {".eps", ".exr", ".hdr", ".ico", ".jp2", ".jxl", ".pcx", ".psd", ".svg", ".tga"}  # not supported
+MANIFEST = "manifest.json"  # names the restored images of its folder
 
 
 class DataError(ValueError):
@@ -28,16 +41,24 @@ class ImageError(DataError):
     """An image that cannot be read or written; the message names the file."""
 
 
-def find(path: str | Path) -> list[Path]:
+def find(path: str | Path, results: bool = True) -> list[Path]:
     """List images: a file returns itself, a folder all its images in sorted order, including subfolders.
 
     A pattern such as photos/**/*.png returns the images that match it. Hidden files and folders are ignored, and so are
     files without an image suffix in folders and patterns. Raises ImageError if nothing or no image is found.
+
+    Args:
+        path: a file, a folder, or a pattern.
+        results: whether to enter folders of restored images, which have a manifest.json.
     """
     path = Path(path)
     if path.is_file():
         return [path]
-    files = sorted(file for file in _visible(path) if file.suffix.lower() in SUFFIXES)
+    if not results and path.is_dir() and is_output(path):
+        raise ImageError(
+            f"{path} holds restored images (it has a {MANIFEST}): to restore them again, give a pattern, '{path}/*.png'"
+        )
+    files = sorted(file for file in _visible(path, results) if file.suffix.lower() in SUFFIXES)
     if not files:
         raise ImageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))}).")
     return files
@@ -46,7 +67,7 @@ def find(path: str | Path) -> list[Path]:
 def passed_over(path: str | Path) -> Counter[str]:
     """The number of images that `find` ignores because of their format, by suffix."""
     path = Path(path)
-    suffixes = () if path.is_file() else (file.suffix.lower() for file in _visible(path))
+    suffixes = () if path.is_file() else (file.suffix.lower() for file in _visible(path, False))
     return Counter(suffix for suffix in suffixes if suffix in PASSED_OVER)
 
 
@@ -59,15 +80,62 @@ def tree(path: str | Path) -> Path:
     return magic[0].parent if magic else path.parent
 
 
-def _visible(path: Path) -> Iterator[Path]:
+def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
+    """The files below a folder, without hidden ones. A folder is entered once, however many links lead to it.
+
+    Args:
+        root: the folder.
+        results: as in `find`; the root is always entered.
+        depth: levels of folders to list.
+    """
+    seen, links = set(), [(root, depth)]
+    while links:  # links last, so that a folder's files have its own name
+        folders = [links.pop(0)]
+        while folders:
+            folder, left = folders.pop()
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen or (not results and folder != root and is_output(folder)):
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            for entry in os.scandir(folder):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_file():
+                    yield folder / entry.name
+                elif left > 1 and entry.is_dir():
+                    (links if entry.is_symlink() else folders).append((folder / entry.name, left - 1))
+
+
+def is_output(folder: Path) -> bool:
+    """Whether a folder holds restored images: the manifest of sample.py, or that of batches."""
+    file = folder / MANIFEST
+    return (folder / "manifest.parquet").is_file() or (file.is_file() and is_manifest(file.read_bytes()))
+
+
+def is_manifest(content: bytes) -> bool:
+    """Whether the content of a manifest.json is sample.py's; other programs have files of that name, too."""
+    try:
+        return all("written" in entry for entry in json.loads(content).values())
+    except (ValueError, AttributeError, TypeError):
+        return False
+
+
+def _visible(path: Path, results: bool) -> Iterator[Path]:
     """The files below a folder or matching a pattern, without hidden ones."""
     root = tree(path)
     if path.is_dir():
-        files = path.rglob("*")
-    elif glob.has_magic(str(path)):
-        files = map(Path, glob.iglob(str(path), recursive=True))
-    else:
+        return walk(root, results)
+    if not glob.has_magic(str(path)):
         raise ImageError(f"{path} is neither an image nor a folder: no such file.")
-    for file in files:
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(root).parts):
-            yield file
+    pattern = path.relative_to(root).parts
+    files = walk(root, results, float("inf") if "**" in pattern else len(pattern)) if root.is_dir() else ()
+    return (file for file in files if _matches(file.relative_to(root).parts, pattern))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path matches a pattern, part by part; ** stands for any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or (bool(parts) and _matches(parts[1:], pattern))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])

@@ -49,5 +49,6 @@ def starts(length: int, side: int) -> list[int]:
 
 if __name__ == "__main__":
     source, photo, target = sys.argv[1:]
-    restored = predict(source, np.asarray(Image.open(photo).convert("RGB")) / 255)
+    image = Image.open(photo, formats=["PNG", "JPEG", "TIFF", "WEBP", "BMP"])
+    restored = predict(source, np.asarray(image.convert("RGB")) / 255)
     Image.fromarray(np.uint8(np.rint(255 * restored))).save(target)

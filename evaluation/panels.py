@@ -108,5 +108,5 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _read_image(path: Path) -> Tensor:
-    with Image.open(path) as image:
+    with Image.open(path, formats=["PNG"]) as image:
         return from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255

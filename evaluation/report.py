@@ -130,7 +130,7 @@ def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
     shown = []
     for entry in entries:
-        with Image.open(folder / next(iter(entry["files"].values()))) as image:
+        with Image.open(folder / next(iter(entry["files"].values())), formats=["PNG"]) as image:
             width, height = image.size
         about = entry.get("about") or (
             f"{entry['image']}, the {entry['rank']} of {entry['setting']}: {_scores(entry['scores'], metrics)}"
@@ -152,6 +152,6 @@ def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> st
 
 def _jpeg(path: Path) -> bytes:
     buffer = io.BytesIO()
-    with Image.open(path) as image:
+    with Image.open(path, formats=["PNG"]) as image:
         image.convert("RGB").save(buffer, "JPEG", quality=_QUALITY, subsampling=0)
     return buffer.getvalue()

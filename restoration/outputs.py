@@ -1,9 +1,11 @@
 """Decide where restored images are written."""
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 from data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 
@@ -26,7 +28,8 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
 
     Args:
         inputs: images, folders and patterns; the directory tree below a folder, or below the fixed part of a pattern,
-            is kept.
+            is kept. If two folders have images of the same name, the folders are kept, too. Folders of restored images
+            are left out.
         output: the folder of the restorations. For a single image it may be a file name: it is one if it ends in an
             image's suffix and no folder has that name.
         suffix: of the written files; none: the image's own if it can be written, otherwise .png.
@@ -37,27 +40,58 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
         ValueError: two restorations would have the same name, an input would be overwritten, or a format does not
             support the request.
     """
-    found, missing, skipped = [], [], Counter()
+    found, missing, skipped = {}, [], Counter()  # found: an image's whole path -> the image and its tree
     for given in inputs:
         try:
-            found += [(image, tree(given)) for image in find(given)]
+            for image in find(given, results=False):
+                found.setdefault(os.path.abspath(image), (image, tree(given)))
             skipped += passed_over(given)
         except ImageError as error:
             missing.append(str(error))
     if not found:
         raise ImageError(missing[0])
-    file = _file(output, len({image.resolve() for image, _ in found}), suffix)
+    file = _file(output, len(found), suffix)
     folder = file.parent if file else Path(output)
-    work: dict[Path, Path] = {}  # restoration -> image
-    for image, root in found:
-        target = named(file, None, deep) if file else named(folder / image.relative_to(root), suffix, deep)
-        if work.setdefault(target, image).resolve() != image.resolve():
-            raise ValueError(f"{work[target]} and {image} would both be written to {target}: rename one of them")
-    images = {image.resolve() for image in work.values()}
-    for target in work:
+    names = {image: image.relative_to(root) for image, root in found.values() if not _lies_in(image, folder, root)}
+    if not names:
+        raise ImageError(f"{', '.join(inputs)}: all images lie in the output folder {folder}")
+    if len(set(names.values())) < len(names):  # of several folders: keep those, too
+        common = os.path.commonpath([os.path.abspath(root) for _, root in found.values()])
+        names = {image: Path(whole).relative_to(common) for whole, (image, _) in found.items() if image in names}
+    work = {image: folder / name for image, name in targets(names, suffix, deep).items()}
+    if file:
+        work = {image: named(file, None, deep) for image in names}
+    images = {image.resolve() for image in work}
+    for target in work.values():
         if target.resolve() in images:
             raise ValueError(f"{target} is an input and would be overwritten: choose another --output")
-    return Outputs(folder, [(image, target) for target, image in work.items()], missing, skipped)
+    return Outputs(folder, list(work.items()), missing, skipped)
+
+
+def targets(names: Mapping[Any, PurePath], suffix: str | None, deep: bool) -> dict[Any, PurePath]:
+    """The file names of restorations, by the keys of their images.
+
+    They are those of the images, with the suffix of `named`. If two would be equal, an image whose suffix changes keeps
+    that, too: a.jpg becomes a_jpg.png.
+
+    Raises:
+        ValueError: two are equal nevertheless, or as `named`.
+    """
+    plain = {key: named(name, suffix, deep) for key, name in names.items()}
+    often, taken = Counter(plain.values()), {}
+    for key, target in plain.items():
+        name = names[key]
+        if often[target] > 1 and target.suffix != name.suffix:
+            target = target.with_stem(f"{name.stem}_{name.suffix[1:]}")
+        if (other := taken.setdefault(target, key)) != key:
+            raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
+    return {key: target for target, key in taken.items()}
+
+
+def _lies_in(image: Path, output: Path, root: Path) -> bool:
+    """Whether an image is in the output folder, where that is inside a folder of inputs."""
+    image, output, root = (Path(os.path.abspath(path)) for path in (image, output, root))
+    return output != root and output.is_relative_to(root) and image.is_relative_to(output)
 
 
 def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:

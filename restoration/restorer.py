@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from tqdm import tqdm
 
 from base.progress import counted
-from data import images
+from data import images, metadata
 from data.images import ImageFile
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.faults import faults
@@ -95,7 +95,7 @@ class Restorer:
         self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
         self.facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
         self.facts["precision"] = precision
-        for kept in ["seed", "on_fault", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
+        for kept in ["seed", "metadata", "on_fault", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
             self.facts[kept] = getattr(options, kept)
         self.facts["format"] = options.suffix and usual(options.suffix)
 
@@ -134,8 +134,9 @@ class Restorer:
             The files, and the other fields of the manifest's entry.
         """
         start, options, out, target = time.perf_counter(), self.options, one.out, one.target
+        like = metadata.kept(one.image, options.metadata)
         for file, restored in one.files.items():
-            images.write(file, restored, one.image, options.depth)
+            images.write(file, restored, like, options.depth)
         written, whites = list(one.files), {}
         for kind, values in {"std": out.std, "error": out.expected_error}.items():
             if options.uncertainty and values is not None:

@@ -166,6 +166,11 @@ SAMPLE = {
     ),
     "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
     "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
+    "metadata": (
+        DRAWN,
+        ["none"],
+        lambda a, b: images.read_file(a.folder / "a.png").exif and not images.read_file(b.folder / "a.png").exif,
+    ),
     "on_fault": (
         [*DRAWN, "--checkpoint", "drifting"],
         ["fallback"],
@@ -239,7 +244,7 @@ def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
 def test_overwrite_restores_again(called, tmp_path):
     output = ["--steps", "1", "--output", tmp_path / "out"]
     called(of_sample, *output)
-    assert "wrote 0 of 0 restored images" in called(of_sample, *output).said
+    assert "all 2 done before, in " in called(of_sample, *output).said
     assert "wrote 2 of 2 restored images" in called(of_sample, *output, "--overwrite").said
 
 

@@ -106,6 +106,13 @@ def test_what_the_program_imports_is_required():
                 assert installs & declared, f"{path.relative_to(ROOT)} imports {name}, which no requirement file names"
 
 
+def test_images_are_opened_in_one_place_by_an_allow_list():
+    for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Image.open"):
+                assert {"formats"} <= {word.arg for word in node.keywords}, f"{path.relative_to(ROOT)}: {node.lineno}"
+
+
 def test_photographs_are_called_images():
     folders = (ROOT / folder for folder in (*PACKAGES, "benchmarks", "tests"))
     for path in [*ROOT.glob("*.py"), *(p for folder in folders for p in folder.rglob("*.py"))]:

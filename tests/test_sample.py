@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_one_bad_image_is_named_and_the_rest_is_done(checkpoint, photos, tmp_pat
         (["photos", "--preset", "percptual"], "perceptual, not percptual: did you mean perceptual?"),
         (
             ["photos", "--format", "jpegg"],
-            "--format is one of png, jpg, jpeg, webp, tif, tiff, bmp, not jpegg: did you",
+            "--format is one of png, jpg, jpeg, webp, tif, tiff, bmp, avif, not jpegg: did you",
         ),
         (
             ["photos", "--sampler", "dimm"],
@@ -257,11 +258,76 @@ def test_a_missing_input_is_named_and_the_others_are_restored(checkpoint, photos
     assert run(*command) == 1
     assert f"sample.py: error: {tmp_path / 'no.jpg'} is neither an image nor a folder" in capsys.readouterr().err
     assert set(restored(tmp_path / "out")) == {"a.png"}
-    (photos / "moving.gif").write_bytes(b"GIF89a")
+    (photos / "raw.cr2").write_bytes(b"")
     (photos / "notes.txt").write_text("no image")
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
     errors = capsys.readouterr().err
-    assert "skipped 1 .gif, a format that is not read" in errors and ".txt" not in errors
+    assert "skipped 1 .cr2, a format that is not read" in errors and ".txt" not in errors
+
+
+def test_a_gif_is_its_first_frame_as_png_in_a_folder_by_name_and_by_pattern(checkpoint, tmp_path, capsys):
+    frames = [Image.new("RGB", (20, 16), colour) for colour in ((200, 0, 0), (0, 200, 0))]
+    (tmp_path / "in").mkdir()
+    frames[0].save(tmp_path / "in" / "a.gif", save_all=True, append_images=frames[1:])
+    for given in (tmp_path / "in", tmp_path / "in" / "a.gif", f"{tmp_path}/in/*.gif"):
+        assert run(given, "--checkpoint", checkpoint, "--output", tmp_path / "out", "--overwrite", "--blend", "0") == 0
+        assert set(restored(tmp_path / "out")) == {"a.png"}
+        said = capsys.readouterr().err
+        assert "has several frames, the first is restored" in said and "a.gif: is written as a.png" in said
+
+
+def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tmp_path, capsys):
+    for words in ("wrote 3 of 3", "all 3 done before, in"):
+        assert run(photos, "--checkpoint", checkpoint, "--output", photos / "out") == 0
+        assert words in capsys.readouterr().out and len(restored(photos / "out")) == 3
+    assert run(photos / "out", "--checkpoint", checkpoint, "--output", tmp_path / "again") == 2
+    assert "out holds restored images (it has a manifest.json)" in capsys.readouterr().err
+
+
+def test_names_with_a_dash_at_their_head(checkpoint, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (photos / "a.png").rename("-a.png")
+    assert sample.main(["--checkpoint", str(checkpoint), "--steps", "1", "--output", "out", "--", "-a.png"]) == 0
+    assert set(restored(tmp_path / "out")) == {"-a.png"}
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("file", "cannot write into the folder file: File exists"),
+        ("file/out", "cannot write into the folder file/out: Not a directory"),
+        ("taken", "taken/b.jpg cannot be written: Is a directory; 1 of 3 images are done: free the disk, or choose"),
+        ("sub", "sub/sub/b.jpg cannot be written: File exists; 2 of 3 images are done: free the disk, or choose"),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_its_path(
+    checkpoint, photos, tmp_path, monkeypatch, capsys, output, words
+):
+    monkeypatch.chdir(tmp_path)
+    if output == "taken":
+        (photos / "sub" / "b.jpg").rename(photos / "b.jpg")
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "b.jpg").mkdir(parents=True)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "sub").touch()
+    assert run("photos", "--checkpoint", checkpoint, "--output", output) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("sample.py: error: ") and words in said and "Errno" not in said
+
+
+def test_a_full_disk_is_said_with_what_is_done(checkpoint, tmp_path, capsys):
+    for name, side in (("a", 8), ("b", 300)):
+        images.write(tmp_path / "in" / f"{name}.bmp", torch.rand(3, side, side))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "out/b.bmp cannot be written: File too large; 1 of 2 images are done: free the disk" in said
+    assert set(restored(tmp_path / "out")) == {"a.bmp"}
+    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
 
 
 def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tmp_path, capsys):
@@ -388,7 +454,7 @@ def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp
     (tmp_path / "out" / "a.png").write_bytes(b"kept")
     capsys.readouterr()
     run(*command)
-    assert "wrote 0 of 0" in capsys.readouterr().out and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
+    assert "all 3 done before, in" in capsys.readouterr().out and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
     (tmp_path / "out" / "c.webp").unlink()
     run(*command)
     assert (tmp_path / "out" / "c.webp").is_file() and (tmp_path / "out" / "a.png").read_bytes() == b"kept"

@@ -169,7 +169,8 @@ def _image_loggers(trainer: Trainer) -> list[Logger]:
 def _show(trainer: Trainer, key: str, path: Path, caption: str) -> None:
     for logger in _image_loggers(trainer):
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(key, np.asarray(Image.open(path)), trainer.global_step, dataformats="HWC")
+            panel = np.asarray(Image.open(path, formats=["PNG"]))
+            logger.experiment.add_image(key, panel, trainer.global_step, dataformats="HWC")
         else:
             logger.log_image(key, [str(path)], trainer.global_step, caption=[caption])
 

@@ -96,3 +96,21 @@ def test_a_foreign_manifest_is_named(place):
     place.write({"manifest.parquet": b"no parquet"})
     with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of python -m batch \(.*: remove it"):
         Manifest(place)
+
+
+def test_a_manifest_without_a_column_of_today_is_read(place):
+    kept(place, row("a", "a"))
+    table = pq.read_table(f"{place.base}/manifest.parquet")
+    pq.write_table(table.drop_columns(["metadata"]), f"{place.base}/manifest.parquet")
+    assert Manifest(place).done({"a": (5, 7)}, FACTS) == {"a"}
+
+
+def test_folders_are_listed_once_and_results_are_no_inputs(place, tmp_path):
+    names = ("a/1.png", "b/2.png", "out/1.png", "out/manifest.parquet", "web/manifest.json")
+    place.write(dict.fromkeys(names, b"[]"))
+    os.symlink(place.base, f"{place.base}/a/up")
+    os.symlink(f"{place.base}/b", f"{place.base}/c")
+    assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json"}
+    assert set(place.list()) == set(names)
+    with pytest.raises(StoreError, match="out holds restored images"):
+        Place(f"{place.base}/out").inputs()

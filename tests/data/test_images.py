@@ -95,7 +95,7 @@ def damaged_files(folder: Path, image) -> list[Path]:
     files[-4].write_text("This is no image.")
     files[-3].touch()
     files[-1].mkdir()
-    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(folder / "float.tif")
+    Image.fromarray(np.full((4, 4), 1.5, dtype=np.float32)).save(folder / "float.tif")
     Image.fromarray(np.full((4, 4), 70000, dtype=np.int32)).save(folder / "deep.tif")
     return [*files, folder / "float.tif", folder / "deep.tif"]
 
@@ -252,14 +252,35 @@ def test_transparent_palettes_keep_their_alpha(tmp_path):
     assert image.alpha[0, 1, 2] == 0 and image.alpha.sum() == 11 * 255
 
 
-def test_the_first_of_several_frames_is_read_and_counted(tmp_path, image):
-    frames = [pil(image), pil(1 - image), pil(image)]
-    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
-    frames[0].save(tmp_path / "a.tif", save_all=True, append_images=frames[1:])
-    tifffile.imwrite(tmp_path / "deep.tif", np.zeros((2, 5, 6, 3), np.uint16), photometric="rgb")
-    for name, count in (("a.webp", 3), ("a.tif", 3), ("deep.tif", 2)):
-        assert images.read_file(tmp_path / name).frames == count
-    assert torch.equal(images.read(tmp_path / "a.tif"), image)
+@pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.gif", "a.png", "a.avif"])
+def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
+    frames = [Image.new("RGB", (17, 13), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames = [frame.convert("CMYK") for frame in frames] if name == "cmyk.tif" else frames
+    for several in (False, True):
+        more = {"save_all": True, "append_images": frames[1:]} if several else {}
+        if name == "deep.tif":
+            tifffile.imwrite(tmp_path / name, np.zeros((1 + several, 5, 6, 3), np.uint16), photometric="rgb")
+        else:
+            frames[0].save(tmp_path / name, **more)
+        found = images.read_file(tmp_path / name)
+        assert found.remarks == ("has several frames, the first is restored",) * several
+        assert name == "deep.tif" or (found.values.mean((1, 2)) - torch.tensor([1.0, 0, 0])).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(5, 6), (5, 6, 3)])
+def test_a_tiff_of_floats_from_0_to_1_is_read_with_16_bits(tmp_path, dtype, shape):
+    values = np.random.default_rng(0).random(shape).astype(dtype)
+    photometric = "rgb" if len(shape) == 3 else "minisblack"
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric=photometric)
+    found = images.read_file(tmp_path / "a.tif")
+    assert found.pixels.dtype == torch.uint16 and "has floats" in found.remarks[0] and found.grey == (len(shape) == 2)
+    expected = values if len(shape) == 3 else values[..., None].repeat(3, 2)
+    assert np.abs(found.values.permute(1, 2, 0).numpy() - expected).max() < 1 / 65535
+    for wrong, words in ((values * 255, "a.tif has floats from .*: only those from 0 to 1"), (values - np.nan, "nan")):
+        tifffile.imwrite(tmp_path / "a.tif", wrong.astype(dtype), photometric=photometric)
+        with pytest.raises(images.ImageError, match=words):
+            images.read_file(tmp_path / "a.tif")
 
 
 def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):

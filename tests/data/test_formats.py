@@ -1,0 +1,227 @@
+"""Files that strangers made: formats by their content, and bounds on all that is not pixels."""
+
+import os
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from data import checks, images, search
+from data.layouts import Pair
+from tests import processes
+from tests.conftest import ROOT
+from tools import doctor
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
+
+
+@pytest.fixture
+def ghostscript(tmp_path, monkeypatch):
+    """A file that appears once gs is run."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path / "called"
+
+
+def test_postscript_is_refused_by_name_everywhere(tmp_path, ghostscript):
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(POSTSCRIPT)
+    with pytest.raises(images.ImageError, match=r"photo\.png is a file of the format Encapsulated Postscript, which"):
+        images.read_file(photo)
+    with pytest.raises(images.ImageError, match="Encapsulated Postscript"):
+        checks.check_files([photo])
+    faults, _ = doctor.examine("train", Pair("photo", photo, photo))
+    assert images.header_size(photo) is None and "Encapsulated Postscript" in faults[0].sentence
+    assert not ghostscript.exists()
+
+
+def test_after_refuse_others_no_library_opens_another_format(tmp_path, ghostscript):
+    """In a process of its own, since it changes Pillow."""
+    (tmp_path / "photo.png").write_bytes(POSTSCRIPT)
+    code = f"""
+from PIL import Image
+from data import formats
+def tried():
+    try: Image.open({str(tmp_path / "photo.png")!r}).load()
+    except OSError as error: print(type(error).__name__)
+tried()
+formats.refuse_others()
+tried()
+Image.new("RGB", (3, 3)).save({str(tmp_path / "a.webp")!r}); Image.open({str(tmp_path / "a.webp")!r}).load()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "UnidentifiedImageError" and ghostscript.exists()  # the first time
+
+
+@pytest.mark.parametrize("suffix", sorted(search.SUFFIXES))
+def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
+    if suffix in search.HEIF:
+        pytest.importorskip("pillow_heif")
+    whole = tmp_path / f"whole{suffix}"
+    mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
+    Image.new("RGB", (20, 16), (200, 40, 90)).convert(mode).save(whole)
+    expected = images.read_file(whole)
+    assert expected.remarks == () and expected.pixels.shape == (3, 16, 20)
+    for other in sorted(search.SUFFIXES):
+        (tmp_path / f"other{other}").write_bytes(whole.read_bytes())
+        found = images.read_file(tmp_path / f"other{other}")
+        kind = next(name for name, suffixes in search.READ.items() if suffix in suffixes)
+        said = () if other in search.READ[kind] else (f"is a {kind} image in spite of its suffix",)
+        assert found.remarks == said and torch.equal(found.pixels, expected.pixels)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("a.png", b"8BPS\0\1" + bytes(99), "Adobe Photoshop"),
+        ("a.jpg", b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+        ("a.tif", b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0", "Windows Icon"),
+        ("a.bmp", b"SIMPLE  =", "FITS"),
+    ],
+)
+def test_other_formats_are_refused_by_their_name(tmp_path, name, content, title):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(images.ImageError, match=f"{name} is a file of the format {title}.*save it as PNG"):
+        images.read_file(tmp_path / name)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(before=b"", after=b""):
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 3, 2, 8, 2, 0, 0, 0))
+    return start + before + chunk(b"IDAT", zlib.compress(bytes(20))) + after + chunk(b"IEND", b"")
+
+
+def sparse(path, before, size, after=b""):
+    """A file with `size` zeros in its middle, which take no room on the disk."""
+    with open(path, "wb") as file:
+        file.write(before)
+        file.seek(size, os.SEEK_CUR)
+        file.write(after or b"\0")
+
+
+def segment(marker, content):
+    return b"\xff" + bytes([marker]) + struct.pack(">H", 2 + len(content)) + content
+
+
+def jpeg(folder, *segments):
+    Image.new("RGB", (3, 2)).save(folder / "plain.jpg")
+    plain = (folder / "plain.jpg").read_bytes()
+    return plain[:2] + b"".join(segments) + plain[2:]
+
+
+def overlapping(count, size):
+    """EXIF whose `count` tags each have the same `size` bytes as their value."""
+    entries = b"".join(struct.pack("<HHLL", 300 + tag, 7, size, 8) for tag in range(count))
+    return b"II*\0" + struct.pack("<L", size + 8) + bytes(size) + struct.pack("<H", count) + entries + bytes(4)
+
+
+def hostile(folder):
+    """Files that hold far more than their pixels, or that never end."""
+    files = {"text_after.png": png(after=chunk(b"iTXt", b"a\0\0\0\0\0" + bytes(40 << 20)))}
+    files["chunks.png"] = png(chunk(b"tEXt", b"a\0b") * 1_000_000)
+    files["profile.png"] = png(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(500_000_000))))
+    tags = [segment(0xE1, b"Exif\0\0" + part) for part in cut(overlapping(3000, 300_000))]
+    files |= {"tags.jpg": jpeg(folder, *tags), "padded.jpg": jpeg(folder, *(b"\xff\0" + part for part in tags))}
+    files["profiles.jpg"] = jpeg(folder, *[segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(60_000))] * 1000)
+    files["tags.png"] = png(chunk(b"eXIf", overlapping(60_000, 20_000_000)))
+    files["late_tags.png"] = png(after=chunk(b"eXIf", overlapping(60_000, 20_000_000)))
+    files["comments.gif"] = b"GIF89a\3\0\2\0\0\0\0!\xfe" + (b"\xff" + b"a" * 255) * 100_000 + b"\0;"
+    files["comment.ppm"] = b"P6\n#" + b"a" * 100_000_000
+    files["strip.tif"] = inflated(folder)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sparse(folder / "text.png", png()[:33] + struct.pack(">I", (1 << 31) - 1) + b"tEXta\0", (1 << 31) - 3)
+    with open(folder / "profile.tif", "wb") as file:  # 3 x 2 pixels, and a profile of 500 MB
+        tags = [(256, 4, 1, 3), (257, 4, 1, 2), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
+        tags += [(277, 3, 1, 1), (279, 4, 1, 6), (34675, 7, 500_000_000, 200)]
+        directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHLL", *tag) for tag in tags) + bytes(4)
+        file.write(b"II*\0\x10\0\0\0" + bytes(8) + directory)
+        file.truncate(500_001_000)
+    return sorted({*files, "text.png", "profile.tif"})
+
+
+def cut(content, size=60_000):
+    return [content[i : i + size] for i in range(0, len(content), size)]
+
+
+def inflated(folder):
+    """A TIFF of 2 x 3 pixels whose compressed strip has 2 GB."""
+    tifffile.imwrite(folder / "plain.tif", np.zeros((2, 3), np.uint8), compression="zlib", rowsperstrip=2)
+    deflater, zeros = zlib.compressobj(9), bytes(1 << 20)
+    strip = b"".join(deflater.compress(zeros) for _ in range(2000)) + deflater.flush()
+    with tifffile.TiffFile(folder / "plain.tif", mode="r+b") as file:
+        end = file.filehandle.seek(0, os.SEEK_END)
+        file.filehandle.write(strip)
+        for tag, value in ((273, end), (279, len(strip))):
+            file.pages.first.tags[tag].overwrite(value)
+    return (folder / "plain.tif").read_bytes()
+
+
+LIMITED = """
+import resource, sys
+from data import checks, images
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
+for path in sys.argv[1:]:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(resource.getrusage(resource.RUSAGE_SELF).ru_utime) + 20, -1))
+    for function in (images.header_size, lambda path: checks.check_files([images.Path(path)]), images.read_file):
+        try: function(path)
+        except images.ImageError as error: said = str(error)
+        else: said = "read"
+    print(said)
+"""
+
+
+def test_what_is_not_pixels_is_bounded_in_memory_and_time(tmp_path):
+    names = hostile(tmp_path)
+    done = processes.run("-c", [LIMITED, *(tmp_path / name for name in names)])
+    assert done.returncode == 0, done.stderr[-800:]
+    said = dict(zip(names, done.stdout.splitlines(), strict=True))
+    may_be_read = {"strip.tif", "profile.png"}
+    for name, sentence in said.items():
+        assert str(tmp_path / name) in sentence or (name in may_be_read and sentence == "read"), sentence
+        assert "MemoryError" not in sentence, sentence
+    assert "it holds more than 32 MiB besides its pixels" in said["text.png"]
+    assert "it holds more than 32 MiB besides its pixels" in said["profile.tif"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 1_000_000])
+def test_a_chain_of_pages_is_not_followed(tmp_path, count):
+    """Pages that lead back to the first, or a million empty ones."""
+    tifffile.imwrite(tmp_path / "a.tif", np.full((2, 3), 7, np.uint8))
+    content = (tmp_path / "a.tif").read_bytes()
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        page, end = file.pages.first, len(content) + len(content) % 2
+        following = page.offset + 2 + 12 * len(page.tags)
+    content = content[:following] + struct.pack("<L", end) + content[following + 4 :].ljust(end - following - 4, b"\0")
+    content += b"".join(struct.pack("<HL", 0, end + 6 * (k + 1)) for k in range(count - 1))
+    (tmp_path / "a.tif").write_bytes(content + struct.pack("<HL", 0, page.offset))
+    done = processes.run("-c", [LIMITED, tmp_path / "a.tif"])
+    assert done.stdout == "read\n", done.stderr[-800:]
+    found = images.read_file(tmp_path / "a.tif")
+    assert found.remarks == ("has several frames, the first is restored",) and (found.pixels == 7).all()
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
+def test_directories_of_exif_that_lead_in_a_circle_end(tmp_path, suffix):
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<HHHLLHHLLL", 2, 0x010F, 2, 3, 0x00626143, 0x8769, 4, 1, 8, 8)
+    with Image.new("RGB", (3, 2)) as image:
+        image.save(tmp_path / f"a{suffix}", **({} if suffix == ".tif" else {"exif": b"Exif\0\0" + exif}))
+    if suffix == ".tif":  # its first directory is its own sub-directory
+        content = bytearray((tmp_path / "a.tif").read_bytes())
+        first = struct.unpack_from("<L", content, 4)[0]
+        struct.pack_into("<HHLL", content, first + 2 + 12 * 3, 0x8769, 4, 1, first)  # in place of the compression
+        (tmp_path / "a.tif").write_bytes(content)
+    done = processes.run("-c", [LIMITED, tmp_path / f"a{suffix}"])
+    assert done.stdout == "read\n", done.stderr[-800:]
