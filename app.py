@@ -20,7 +20,7 @@ from restoration.options import Options
 if TYPE_CHECKING:
     from web.page import Page
 
-SHARED = ("checkpoint", "device", "precision", "provider", "memory")  # flags of sample.py
+SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory")  # flags of sample.py
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,7 +32,7 @@ class Served:
         host: address to serve at; 127.0.0.1 is reachable from this machine only, 0.0.0.0 from its network. The
             environment variable GRADIO_SERVER_NAME overrides the default.
         port: of the page.
-        checkpoint, device, precision, provider, memory: as in sample.py.
+        checkpoint, device, precision, provider, classes, memory: as in sample.py.
         auth: NAME:PASSWORD that visitors have to give.
         max_size: largest uploaded file in megabytes (1e6 bytes).
         max_pixels: largest photograph in megapixels.
@@ -44,6 +44,7 @@ class Served:
     device: str | None = None
     precision: Literal["auto", "fp32", "bf16"] | None = None
     provider: Literal["cpu", "cuda", "tensorrt"] | None = None
+    classes: str | None = None
     memory: float | None = None
     auth: str | None = None
     max_size: float = 200

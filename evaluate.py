@@ -19,7 +19,7 @@ from base.command_line import make_parser
 from base.files import require_writable, sole_user
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
-from models.index import INDEX, pretrained, stored_index
+from models.index import INDEX, locate, pretrained, stored_index
 from models.settings import SamplingSettings, sharing_samples
 from restoration.options import require_known as require_device
 
@@ -56,8 +56,11 @@ class Evaluation:
         device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
         precision: of the networks; auto is bf16 where the device supports it in hardware.
         provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
+        classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas
+            (docs/extend.md).
         batch_size: images per batch of the networks; default: chosen by the device and the images' size.
-        metrics: names from docs/metrics.md, separated by commas; psnr and ssim are always included.
+        metrics: names from docs/metrics.md, separated by commas, or functions of your own, such as mymetric.contrast
+            (docs/extend.md); psnr and ssim are always included.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
         limit: score at most this many pairs, spread evenly over the list.
@@ -80,6 +83,7 @@ class Evaluation:
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     provider: Literal["cpu", "cuda", "tensorrt"] | None = None
+    classes: str | None = None
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"
     lpips_backbone: str | None = None
@@ -257,7 +261,7 @@ def publish(evaluation: Evaluation, plan: "Plan") -> None:
 
 def _checkpoint(evaluation: Evaluation) -> str | None:
     """The checkpoint to score; None if only another program's images are scored."""
-    checkpoint = evaluation.checkpoint
+    checkpoint = evaluation.checkpoint and locate(evaluation.checkpoint)
     if checkpoint is None and (evaluation.settings or not evaluation.outputs):
         checkpoint = pretrained()
     if evaluation.save_presets and not (checkpoint and Path(checkpoint).is_dir()):
@@ -278,7 +282,8 @@ def _networks(
         device = choose_device(on)
     if checkpoint is None:
         return None, device, str(device), resolve_precision(evaluation.precision, device)
-    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider)
+    own = evaluation.classes or ()
+    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider, own)
     return pipeline, pipeline.device, pipeline.place, pipeline.precision
 
 

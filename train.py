@@ -29,9 +29,13 @@ COMMANDS = {
 def cli(args: list[str], run: bool = True) -> "Command":
     """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
     # Not at the top: these take seconds to import.
+    from jsonargparse import set_parsing_settings
+
     from data.datamodule import DeblurDataModule
+    from data.layouts import Source
     from training.command import Command
 
+    set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
     name, flags = (args[0], args[1:]) if run else (None, args)
     with ExitStack() as held:
         command = Command(name, DeblurDataModule, flags, held)

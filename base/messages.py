@@ -6,7 +6,12 @@ import re
 import sys
 from difflib import get_close_matches
 
-WORDS = {"<class 'int'>": "a whole number", "<class 'float'>": "a number", "<class 'bool'>": "true or false"}
+WORDS = {
+    "<class 'str'>": "text",
+    "<class 'int'>": "a whole number",
+    "<class 'float'>": "a number",
+    "<class 'bool'>": "true or false",
+}
 
 
 class UsageError(ValueError):

@@ -50,7 +50,7 @@ def lite(name: str) -> Callable[[], nn.Module]:
 
 def untrained(name: str, *arguments, **options) -> Callable[[], nn.Module]:
     """Returns a function that makes an untrained network, with its zero-initialised last layers made random."""
-    from models.checkpoints import NETWORKS
+    from models.classes import NETWORKS
 
     def make() -> nn.Module:
         torch.manual_seed(0)

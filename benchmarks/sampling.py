@@ -138,7 +138,7 @@ def untrained(config: str, folder: Path) -> str:
     import yaml
     from diffusers import DDPMScheduler
 
-    from models.checkpoints import NETWORKS
+    from models.classes import NETWORKS
     from models.pipeline import DeblurPipeline
     from models.schedules import linear
 

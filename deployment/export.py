@@ -48,6 +48,7 @@ def export(
     dynamic: bool = False,
     calibration: str | None = None,
     max_drop: float = 0.05,
+    classes: str | None = None,
 ) -> None:
     """Export a checkpoint as a folder of ONNX files. They are read back and compared before the folder appears.
 
@@ -61,6 +62,7 @@ def export(
             tools.make_pairs.
         max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers stay in float until it is
             met.
+        classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas.
 
     Raises:
         CheckpointError: the checkpoint cannot be exported, or the graphs' outputs differ from PyTorch's; no folder is
@@ -71,7 +73,7 @@ def export(
         raise CheckpointError("--precision int8 and --calibration PAIRS, of training images, go together")
     folder = Path(output)
     require_free(folder)
-    pipeline = load_pipeline(source, "cpu", "fp32")
+    pipeline = load_pipeline(source, "cpu", "fp32", classes=classes or ())
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
     side = None if dynamic else tile

@@ -15,8 +15,11 @@ LOWER_IS_BETTER = ("lpips",)
 
 
 def require_known(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that is not in METRICS; the message suggests the closest one."""
-    if unknown := sorted(set(names) - METRICS.keys()):
+    """Raise ValueError for a name that is not in METRICS; the message suggests the closest one.
+
+    A name with a dot is the path of a user's own metric, which `evaluation.metrics` imports.
+    """
+    if unknown := sorted(name for name in set(names) - METRICS.keys() if "." not in name):
         raise ValueError(
             f"unknown metric {unknown[0]}" + nearest(unknown[0], [*METRICS], f": it is one of {', '.join(METRICS)}")
         )

@@ -5,9 +5,12 @@ value per image, as intervals and paired differences need, and copies only numbe
 images, for OpenCV).
 """
 
+import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -73,7 +76,7 @@ def make_metrics(names: Iterable[str], lpips_backbone: str | Path | None = None)
     """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
 
     Raises:
-        ValueError: a name is unknown.
+        ValueError: a name is unknown; names with a dot are paths of functions, which are imported.
         MetricError: a given file has the wrong content.
     """
     names = set(names)
@@ -86,7 +89,19 @@ def make_metrics(names: Iterable[str], lpips_backbone: str | Path | None = None)
             function = Lpips(lpips_backbone, flag="--lpips_backbone") if name == "lpips" else _CLASSES[name]()
             recipe, reason, inputs = function.recipe, function.reason, function.inputs
         made[name] = Metric(name, METRICS[name], name not in LOWER_IS_BETTER, function, recipe, reason, inputs)
-    return made
+    return made | {path: _own_metric(path) for path in sorted(names - METRICS.keys())}
+
+
+def _own_metric(path: str) -> Metric:
+    """A user's function of (restored, sharp), by its path MODULE.FUNCTION; its code belongs to the recipe."""
+    module, _, name = path.rpartition(".")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise MetricError(f"metric {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
+    code = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
+    higher = not getattr(function, "lower_is_better", False)
+    return Metric(path, name, higher, function, f"{inspect.getdoc(function) or name} (code {code})")
 
 
 _FUNCTIONS = {"psnr": (psnr, PSNR_RECIPE), "ssim": (ssim, SSIM_RECIPE)}

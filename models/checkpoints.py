@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from base.files import replacing
+from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.hub import find_folder
@@ -19,15 +20,9 @@ from models.onnx_network import OnnxNetwork, Provider
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
-from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.spandrel_predictor import SpandrelPredictor
-from models.u2net import U2NetPredictor
-from models.unet import Denoiser, UNetPredictor
-from models.untrained import IdentityPredictor, ZeroPredictor
 from models.weights import check_keys, read_folder, read_torch
 
-PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor)
-NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 PARTS = ("predictor", "denoiser")
 FORMER = {"modulation": "add", "stem": 1}  # arguments that networks once had, with the only values that are built
 
@@ -40,25 +35,29 @@ def load_pipeline(
     device: str | torch.device = "cpu",
     precision: Precision = "auto",
     provider: Provider | None = None,
+    classes: Classes = (),
 ) -> DeblurPipeline:
     """Load a pipeline that is ready to restore: in eval mode, on the device, in the precision, channels last.
 
     Args:
-        source: exported folder, Lightning .ckpt file, or hub id "user/name" or "user/name@revision".
+        source: exported folder, Lightning .ckpt file, hub id "user/name" or "user/name@revision", or the name of a
+            checkpoint that comes with the repository, such as lite.
         device: a torch device name, or auto for the first available of cuda, mps and cpu.
         precision: of the networks' layers; the schedule, the residual and normalisation statistics stay float32. auto
             is bf16 where the device supports it natively.
         provider: runs the networks of an ONNX folder: cpu (the default), cuda or tensorrt. Such a folder has its own
             device and precision, and the tensors outside its networks stay on the CPU.
+        classes: a user's own networks that the checkpoint names, as classes or as paths such as mypred.MyPredictor
+            (docs/extend.md). A file alone never makes this program import a class.
 
     Raises:
         CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
             ONNX file is damaged, was not exported here, or cannot be run on this machine.
     """
     if source.endswith(".ckpt"):
-        pipeline = from_ckpt(Path(source))
+        pipeline = from_ckpt(Path(source), classes=classes)
     else:
-        pipeline = from_folder(find_folder(source), provider or "cpu")
+        pipeline = from_folder(find_folder(source), provider or "cpu", classes)
     if isinstance(pipeline.predictor, OnnxNetwork):
         pipeline.precision = pipeline.predictor.facts.precision
         if str(device) not in ("auto", "cpu"):
@@ -80,17 +79,20 @@ def load_pipeline(
         if isinstance(network, SpandrelPredictor):
             network.compute_in(dtype)
             continue
+        if NETWORKS.get(type(network).__name__) is not type(network):
+            continue  # a user's own computes in float32, since it may not convert its input
         for layer in network.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.to(dtype)
     return pipeline
 
 
-def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
+def from_folder(folder: Path, provider: Provider = "cpu", classes: Classes = ()) -> DeblurPipeline:
     """Load the pipeline in an exported folder, unchanged. Raises CheckpointError as `load_pipeline` does."""
     index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
+    known = known_networks(classes)
     found: dict[str, nn.Module] = {}
     for part in PARTS:
         if index.get(part, [None, None])[1] is None:
@@ -100,7 +102,7 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
             continue
         config = read_json(folder / part / "config.json", "the checkpoint is incomplete, copy it again")
         state = read_folder(folder / part)
-        network = _build(index[part][1], config, state, f"{folder / part}")
+        network = _build(known, index[part][1], config, state, f"{folder / part}")
         if not state and network.state_dict():
             raise CheckpointError(f"{folder / part} has no weights (*.safetensors): the checkpoint is incomplete")
         check_keys(network, state, f"{folder / part}")
@@ -112,7 +114,7 @@ def from_folder(folder: Path, provider: Provider = "cpu") -> DeblurPipeline:
     return _assemble(found, index | {"betas": scheduler.get("trained_betas")}, str(folder))
 
 
-def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
+def from_ckpt(path: Path, weights: Weights = "ema", classes: Classes = ()) -> DeblurPipeline:
     """Load the pipeline in a Lightning .ckpt, with its averaged (ema) or raw weights. Raises CheckpointError."""
     checkpoint = read_torch(path)
     if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
@@ -124,11 +126,12 @@ def from_ckpt(path: Path, weights: Weights = "ema") -> DeblurPipeline:
         state = checkpoint["current_model_state"]
         if state.get("residual_steps", 0) > 0:  # measured during training, so raw and averaged values differ
             description = description | {"residual_scale": state["residual_square"].sqrt().item()}
+    known = known_networks(classes)
     found: dict[str, nn.Module] = {}
     for part in PARTS:
         if part in description:
             own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
-            network = _build(description[part]["class"], description[part]["config"], own, f"{path}")
+            network = _build(known, description[part]["class"], description[part]["config"], own, f"{path}")
             check_keys(network, own, f"the {part} in {path}")
             network.load_state_dict(own)
             found[part] = network
@@ -192,13 +195,16 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     )
 
 
-def _build(name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
-    if name not in NETWORKS:
-        raise CheckpointError(f"{what} holds a network of unknown class {name!r}; known are {', '.join(NETWORKS)}")
+def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+    if name not in known:
+        raise CheckpointError(
+            f"{what} holds a network of unknown class {name!r}; known are {', '.join(known)}; name your own class with"
+            f" --classes MODULE.{name} (docs/extend.md)"
+        )
     try:
         if name == SpandrelPredictor.__name__:
             return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
-        return NETWORKS[name].from_config(current_config(config))
+        return known[name].from_config(current_config(config) if name in NETWORKS else config)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
 

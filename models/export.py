@@ -17,6 +17,7 @@ from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import Weights, describe, from_ckpt, from_folder, networks
+from models.classes import Classes
 from models.hub import find_folder
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
@@ -31,6 +32,7 @@ def export(
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16",
     max_shard_size: str = "10GB",
     average_with: str | None = None,
+    classes: str | None = None,
 ) -> None:
     """Export a run or a checkpoint as a pipeline folder.
 
@@ -43,12 +45,14 @@ def export(
         max_shard_size: largest weight file, such as 15MB; larger networks are split into several.
         average_with: further sources, separated by commas, of the same networks: what is exported has the mean of all
             weights (a model soup, Wortsman et al., ICML 2022). It suits runs that continue one another.
+        classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas.
 
     Raises:
         CheckpointError, OSError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
     sources = [_newest(one) for one in [source, *(average_with.split(",") if average_with else [])]]
-    pipelines = [_load(one, weights) for one in sources]
+    own = classes or ()
+    pipelines = [_load(one, weights, own) for one in sources]
     pipeline = pipelines[0]
     _average(pipelines, sources)
     for part, network in networks(pipeline).items():
@@ -62,7 +66,7 @@ def export(
     require_free(folder)
     with replacing(folder) as part:
         pipeline.save_pretrained(part, max_shard_size=max_shard_size)
-        from_folder(part)
+        from_folder(part, classes=own)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     print(f"wrote {folder}: the {weights} weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
 
@@ -73,12 +77,14 @@ def _newest(source: str) -> str:
     return str(last) if last.is_file() else source
 
 
-def _load(source: str, weights: Weights) -> DeblurPipeline:
+def _load(source: str, weights: Weights, classes: Classes) -> DeblurPipeline:
     if weights == "raw" and not source.endswith(".ckpt"):
         raise CheckpointError(
             f"{source} has only one kind of weights: give a run's folder or a .ckpt for --weights raw"
         )
-    return from_ckpt(Path(source), weights) if source.endswith(".ckpt") else from_folder(find_folder(source))
+    if source.endswith(".ckpt"):
+        return from_ckpt(Path(source), weights, classes)
+    return from_folder(find_folder(source), classes=classes)
 
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:

@@ -9,7 +9,15 @@ from models.parts import ConfigMixin, ModelMixin
 
 
 class Predictor(ModelMixin, ConfigMixin):
-    """A predictor g: a blurry image (N, 3, H, W) in [-1, 1] -> x_init."""
+    """A predictor g: a blurry image (N, 3, H, W) in [-1, 1] -> x_init.
+
+    Attributes:
+        receptive_field: pixels that an output sees in each direction, for exact tiles; None if it is most of an image.
+        stride: tiles start at multiples of it.
+    """
+
+    receptive_field: int | None = None
+    stride: int = 1
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:
         """The outputs to supervise in training, the one of `forward` first."""

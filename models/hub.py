@@ -3,19 +3,21 @@
 import os
 from pathlib import Path
 
-from models.index import CheckpointError, require_hub_id
+from models.index import CheckpointError, locate, require_hub_id
 
 PATTERNS = ["*.json", "*.safetensors", "*.onnx", "*.md"]
 
 
 def find_folder(source: str) -> Path:
-    """The folder of a checkpoint: a local one, or the download of a hub id "user/name" or "user/name@revision".
+    """The folder of a checkpoint: a local one, the repository's own by its name, or the download of a hub id
+    "user/name" or "user/name@revision".
 
     If the hub cannot be reached, an earlier download is taken from the cache.
 
     Raises:
         CheckpointError: there is no such local folder, and the hub did not provide one.
     """
+    source = locate(source)
     if os.path.isdir(source):
         return Path(source)
     require_hub_id(source)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
-PRETRAINED = Path(__file__).parents[1] / "pretrained" / "lite"
+OWN = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
+PRETRAINED = OWN / "lite"
 
 
 class CheckpointError(ValueError):
@@ -21,6 +22,16 @@ def pretrained() -> str:
     return str(PRETRAINED)
 
 
+def locate(source: str) -> str:
+    """The path of a checkpoint: lite and pretrained/lite are the repository's own from any folder.
+
+    What exists in the current folder under that name comes first; anything else is returned unchanged.
+    """
+    name = source.removeprefix("pretrained/")
+    own = bool(re.fullmatch(r"[\w-]+", name)) and (OWN / name / INDEX).is_file()
+    return str(OWN / name) if own and not os.path.exists(source) else source
+
+
 def name_of(checkpoint: str | None) -> str:
     """A checkpoint's display name: as the user gave it, or the name of the repository's own if none was given."""
     return checkpoint or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
@@ -29,7 +40,11 @@ def name_of(checkpoint: str | None) -> str:
 def require_hub_id(source: str) -> None:
     """Raise CheckpointError unless source is like user/name or user/name@revision and no local file has that name."""
     if os.path.exists(source) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source):
-        raise CheckpointError(f"checkpoint {source} is neither a folder, a .ckpt file nor a hub id like user/name")
+        own = ", ".join(sorted(index.parent.name for index in OWN.glob(f"*/{INDEX}")))
+        raise CheckpointError(
+            f"checkpoint {source} is neither a folder, a .ckpt file, a hub id like user/name nor one that comes with"
+            f" the repository ({own or 'none is there'})"
+        )
 
 
 def stored_index(source: str) -> dict | None:
@@ -38,6 +53,7 @@ def stored_index(source: str) -> dict | None:
     Raises:
         CheckpointError: there is no such checkpoint.
     """
+    source = locate(source)
     if source.endswith(".ckpt"):
         if not Path(source).is_file():
             raise CheckpointError(f"checkpoint {source} does not exist")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from base.seeds import noise_seed
 from models.checkpoints import describe
+from models.classes import require_network
 from models.devices import require_compiler
 from models.diffusion import (
     ScaleKind,
@@ -76,6 +77,7 @@ class Predict(L.LightningModule):
     ):
         super().__init__()
         self.loss, self.fft_weight, self.decay_steps = loss, fft_weight, decay_steps
+        require_network(predictor, "predictor")
         self.predictor = predictor.to(memory_format=torch.channels_last)
         self.perceptual = perceptual
         self.lr, self.weight_decay, self.betas, self.warmup_steps = lr, weight_decay, betas, warmup_steps
@@ -234,6 +236,7 @@ class PredictAndRefine(Predict):
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
             raise ValueError("perceptual is a term of the predictor's loss: omit it where that has no weight")
         super().__init__(predictor, perceptual, None, **optimisation)
+        require_network(denoiser, "denoiser")
         self.objective = objective
         self.scale_kind, self.noises = scale_kind, noises
         self.refiner_perceptual, self.perceptual_ramp = refiner_perceptual, perceptual_ramp

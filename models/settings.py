@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "Sa
     stored = presets.get(name)
     if stored is None:
         known = ", ".join(presets) or "none"
-        raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): give the numbers by flag")
+        raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): name one of these, or give numbers")
     return SamplingSettings(**stored)
 
 
@@ -107,6 +107,19 @@ class SamplingSettings:
         if self.num_samples > 1:
             words.append(f"{'the mean of ' * self.average}{self.num_samples} samples")
         return ", ".join(words)
+
+    def changed(self, numbers: Mapping[str, Any]) -> "SamplingSettings":
+        """These settings with other values of some fields.
+
+        What belongs to a choice that they replace goes with it: eta with the sampler ddim. Raises ValueError for values
+        that contradict each other.
+        """
+        freed = {}
+        if numbers.get("sampler", "ddim") != "ddim":
+            freed["eta"] = 0.0
+        if numbers.get("eta") and "sampler" not in numbers:
+            freed["sampler"] = "ddim"
+        return replace(self, **freed | dict(numbers))
 
     def without_effect(self, names: Iterable[str]) -> list[str]:
         """A sentence for each of these fields that has no effect, given the others."""

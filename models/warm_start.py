@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from models.checkpoints import load_pipeline, networks
+from models.parts import ModelMixin
 from models.u2net import U2NetPredictor
 from models.weights import CheckpointError, check_keys, read_weights
 
@@ -23,7 +24,8 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     """
     if Path(source).suffix in (".pth", ".pt", ".safetensors"):
         return _copy_official(Path(source), predictor)
-    found = networks(load_pipeline(source, precision="fp32"))
+    own = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
+    found = networks(load_pipeline(source, precision="fp32", classes=own))
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
         if network is not None and part in found:
             state = found[part].state_dict()

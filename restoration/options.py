@@ -1,6 +1,6 @@
 """The options of sample.py other than the sampling settings; checking them needs no library."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from base.messages import one_of
@@ -30,6 +30,8 @@ class Options:
         seed: the same seed gives the same noise for an image of the same name.
         device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
         precision: of the networks; auto is bf16 where the device supports it in hardware.
+        classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas
+            (docs/extend.md).
         provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
         compile: compile the networks; worth the warm-up for many images of one size (docs/sampling.md).
         batch_size: images of one size that are restored at once; default: one on a CPU, elsewhere up to two megapixels
@@ -58,6 +60,7 @@ class Options:
     seed: int = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    classes: str | None = None
     provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     compile: bool = False
     batch_size: int | None = None
@@ -100,6 +103,6 @@ def check_settings(options: Options, numbers: dict[str, Any]) -> None:
     source = options.checkpoint or pretrained()
     index = stored_index(source)
     if index is not None:
-        replace(preset_settings(index.get("presets", {}), options.preset), **numbers)
+        preset_settings(index.get("presets", {}), options.preset).changed(numbers)
     elif options.preset and source.endswith(".ckpt"):
         preset_settings({}, options.preset)

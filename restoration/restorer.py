@@ -81,7 +81,8 @@ class Restorer:
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
         source = options.checkpoint or pretrained()
         self.options = options
-        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider)
+        own = options.classes or ()
+        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider, own)
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
         if options.compile:
@@ -153,7 +154,7 @@ class Restorer:
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options
         settings = pipeline.preset(options.preset) if options.preset else pipeline.default_settings
-        settings = replace(settings, **numbers)
+        settings = settings.changed(numbers)
         self.remarks = settings.without_effect(numbers)
         self.settings = replace(settings, num_samples=1) if settings.blend == 0 else settings
         head = pipeline.predictor.config.get("size_head")

@@ -83,9 +83,12 @@ def place(tmp_path_factory):
     write(*(f"baselines/unsharp_mask/{name}.png" for name in ("a", "b")))
     for data in ("GoPro", "PAIRS", "OTHER_PAIRS", "camera", "already_sharp", "runs/demo/photos"):
         write(*(f"{data}/{side}/{name}.png" for side in ("blur", "sharp") for name in ("a", "b")))
-    for name in ("runs/demo", "runs/first", "runs/int8", "first", "second"):
+    for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL):
+        (folder / name).write_text(text)
+    for name in ("runs/demo", "runs/gopro_lite", "runs/first", "runs/int8", "first", "second"):
         pipeline = tiny_pipeline()
-        pipeline.register_to_config(presets={"perceptual": {"steps": 2}})  # evaluate.py --save_presets true makes it
+        # As evaluate.py --save_presets true stores them; eta belongs to ddim, and pages choose other samplers.
+        pipeline.register_to_config(presets={"balanced": {"steps": 2, "eta": 1.0}, "perceptual": {"steps": 2}})
         pipeline.save_pretrained(folder / name / "checkpoint")
     return folder
 
@@ -114,6 +117,7 @@ def test_a_command_of_the_pages(place, parser, monkeypatch, tmp_path, capsys, pa
     """sample.py runs. evaluate.py stops where the device is looked for, when all else was found right; training is
     parsed with its config, and its paths are looked for."""
     monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
     script, *args = words[1:]
     if script == "sample.py":
         args = [value for value in args if value != "more/IMG_1.heic"]  # an optional extra reads these
@@ -132,7 +136,8 @@ def test_a_command_of_the_pages(place, parser, monkeypatch, tmp_path, capsys, pa
 
 def test_the_python_of_the_pages(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    found = [block for block in blocks(("python",)) if block[0] != "web.md"]  # tests/test_app.py has the page it needs
+    elsewhere = ("web.md", "extend.md")  # tests/test_app.py has the page it needs; tests/test_extend.py
+    found = [block for block in blocks(("python",)) if block[0] not in elsewhere]
     assert len(found) == 3
     for _, code in found:
         names = {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)}

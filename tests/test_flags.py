@@ -196,6 +196,7 @@ SAMPLE = {
     "blend": (DRAWN, ["0.5"], differ),
 }
 SAMPLE_APART = {
+    "classes": "test_own_networks_are_named",
     "memory": "test_memory_chooses_the_tiles",
     "overwrite": "test_overwrite_restores_again",
     "keep_sharp": "test_keep_sharp_keeps_the_prediction",
@@ -214,6 +215,12 @@ def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
     known[(of_sample, *both)] = one
     value = [str(tmp_path / one_value) if flag == "output" else one_value for one_value in value]
     assert one.code == 0 and holds(one, called(of_sample, *both, f"--{flag}", *value))
+
+
+def test_own_networks_are_named(called):
+    """What they are for stands in tests/test_extend.py."""
+    for script in (of_sample, of_evaluate):
+        assert "class mypred.Net cannot be imported" in called(script, "--classes", "mypred.Net").said
 
 
 def test_keep_sharp_keeps_the_prediction(called, tmp_path):
@@ -309,7 +316,7 @@ EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
 
 
 def test_evaluate_py_has_no_other_flags():
-    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *EVALUATE_APART, "overwrite"}
+    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *EVALUATE_APART, "overwrite", "classes"}
     assert set(EVALUATE_APART.values()) <= vars(tests.test_evaluate).keys()
 
 

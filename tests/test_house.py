@@ -20,7 +20,7 @@ MODELS_ORDER = [
     | {"recompute", "heads", "faults"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
-    {"pipeline", "hub"},
+    {"pipeline", "hub", "classes"},
     {"checkpoints"},
     {"export", "warm_start"},
     {"lightning_module"},

@@ -193,6 +193,28 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
     assert default(capsys.readouterr().out, "blend") == "0.5"  # of pretrained/lite
 
 
+@pytest.mark.parametrize(
+    ("preset", "flags", "words"),
+    [
+        ({"eta": 1.0}, ["--sampler", "ddpm"], "ddpm, 2 steps"),
+        ({"eta": 1.0}, ["--sampler", "dpmsolver++"], "dpmsolver++, 2 steps"),
+        ({"eta": 1.0}, ["--sampler", "unipc"], "unipc, 2 steps"),
+        ({"eta": 1.0}, ["--sampler", "ddim"], "ddim, eta 1, 2 steps"),
+        ({"sampler": "ddpm"}, ["--eta", "0.5"], "ddim, eta 0.5, 2 steps"),
+        ({"sampler": "ddpm"}, ["--eta", "0"], "ddpm, 2 steps"),
+    ],
+)
+def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_path, capsys, preset, flags, words):
+    pipeline = tiny_pipeline()
+    pipeline.register_to_config(presets={"balanced": {"steps": 2} | preset})
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    command = [str(photos / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output", str(tmp_path / "out")]
+    assert sample.main([*command, *flags]) == 0
+    assert f"balanced: {words}, blend 1; " in capsys.readouterr().out
+    assert sample.main([*command, "--sampler", "ddpm", "--eta", "1"]) == 2  # an explicit contradiction
+    assert "eta belongs to the sampler ddim" in capsys.readouterr().err
+
+
 def test_what_is_done_stands_in_a_line_and_in_the_manifest(photos, tmp_path, capsys):
     pipeline = tiny_pipeline()
     pipeline.register_to_config(presets={"balanced": {"steps": 3, "blend": 0.25}})

@@ -23,7 +23,7 @@ from base.command_line import STRICT, Formatter
 from base.files import remove_parts, sole_user
 from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
-from models.checkpoints import load_pipeline
+from models.checkpoints import load_pipeline, networks
 from models.devices import has_bf16
 from models.lightning_module import Predict, PredictAndRefine
 from models.weights import CheckpointError
@@ -225,7 +225,8 @@ class Command(LightningCLI):
         exported = root / "checkpoint"
         old = not exported.is_dir() or exported.stat().st_mtime < Path(self.ckpt_path).stat().st_mtime
         if old and self.trainer.is_global_zero:
-            export(load_pipeline(self.ckpt_path, precision="fp32"), root)
+            own = [type(network) for network in networks(self.model.pipeline()).values()]
+            export(load_pipeline(self.ckpt_path, precision="fp32", classes=own), root)
         rank_zero_info(
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"

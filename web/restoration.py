@@ -40,7 +40,8 @@ class Restorer:
         self.flags = {name: value for name, value in flags.items() if value is not None}
         self.most_pixels, self._free = most_pixels, Lock()
         source = self.flags.get("checkpoint") or pretrained()
-        given = {name: self.flags[name] for name in ("device", "precision", "provider") if name in self.flags}
+        of_pipeline = ("device", "precision", "provider", "classes")
+        given = {name: self.flags[name] for name in of_pipeline if name in self.flags}
         self.pipeline = load_pipeline(source, **({"device": "auto"} | given))
         require_memory(self.flags.get("memory"), self.pipeline.device)
         self.name = name_of(self.flags.get("checkpoint"))
@@ -96,7 +97,7 @@ class Restorer:
             Cancelled: the visit's `stop` was set.
         """
         photo, stop, base = visit.photo, visit.stop, self.preset(preset)
-        settings = replace(base, **numbers)
+        settings = base.changed(numbers)
         draws = self.pipeline.denoiser is not None
         # Samples do not depend on the strength, but strength 0 would draw none. Their mean is a single image.
         drawn = replace(settings, blend=(settings.blend or 1.0) if draws else 0.0, average=True)

@@ -1,0 +1,20 @@
+"""Entry points of torch.hub: torch.hub.load(CLONE, "pipeline", "lite", source="local")."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.pipeline import DeblurPipeline
+
+dependencies = ["torch", "diffusers", "safetensors", "huggingface_hub"]
+
+
+def pipeline(checkpoint: str = "lite", **options: Any) -> "DeblurPipeline":
+    """A pipeline that restores photographs: pipeline(PIL image).images[0].
+
+    Args:
+        checkpoint: lite or another checkpoint that comes with the repository, a folder, a .ckpt file or a hub id.
+        options: as for `models.checkpoints.load_pipeline`: device, precision, provider, classes.
+    """
+    from models.checkpoints import load_pipeline
+
+    return load_pipeline(checkpoint, **options)

@@ -1,0 +1,167 @@
+"""The parts of docs/extend.md, which lie outside the repository: each is written as the page has it, and used."""
+
+import json
+import re
+import subprocess
+import sys
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+
+import evaluate
+import sample
+import train
+from data import images
+from models.checkpoints import load_pipeline
+from models.heads import Predictor
+from models.index import CheckpointError
+from models.parts import register_to_config
+from tests.conftest import ROOT
+from tests.models.test_pipeline import tiny_pipeline
+
+PAGE = (ROOT / "docs" / "extend.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
+MODEL = ["--model.predictor", "mypredictor.MyPredictor", "--model.predictor.width", "4"]
+MODEL += ["--model.denoiser", "mydenoiser.MyDenoiser"]
+SHORT = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.default_root_dir", "run"]
+NAMED = "mypredictor.MyPredictor,mydenoiser.MyDenoiser"
+
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def outside(tmp_path_factory, monkeypatch):
+    """A folder on the path of modules, outside the repository, with the files of the page."""
+    folder = tmp_path_factory.mktemp("outside")
+    for name, text in FILES.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+def fit(*flags):
+    return train.main(["fit", "--config", "run.yaml", *SHORT, *flags])
+
+
+def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
+    assert fit(*MODEL) == 0
+    (run_folder / "pairs").mkdir()
+    for side in ("blur", "sharp"):
+        images.write(run_folder / "pairs" / side / "a.png", torch.rand(3, 24, 24))
+    for checkpoint in ("run/checkpoint", "run/checkpoints/last.ckpt"):
+        restored = [str(run_folder / "photos"), "--checkpoint", checkpoint, "--output", "out", "--steps", "2"]
+        capsys.readouterr()
+        assert sample.main(restored) == 2
+        assert (
+            "unknown class 'MyPredictor'" in (said := capsys.readouterr().err)
+            and "--classes MODULE.MyPredictor" in said
+        )
+        assert sample.main([*restored, "--classes", NAMED, "--overwrite"]) == 0
+    (run_folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
+    flags = ["--checkpoint", "run/checkpoint", "--classes", NAMED, "--grid", "grid.yaml"]
+    evaluate.cli(["--data", "pairs", "--output", "scores", *flags, "--metrics", "psnr,mymetric.contrast"])
+    results = json.loads((run_folder / "scores" / "results.json").read_text())
+    recipe = results["metrics"]["mymetric.contrast"]
+    assert "Absolute difference of the standard deviations" in json.dumps(recipe) and "(code " in json.dumps(recipe)
+    pipeline = load_pipeline("run/checkpoint", classes=NAMED)
+    assert pipeline.predictor.config.width == 4
+    assert fit(*MODEL, "--model.init_from", "run/checkpoint", "--auto_resume", "false") == 0
+
+
+def test_an_own_sampler_restores(outside):
+    from mysampler import euler
+
+    pipeline = tiny_pipeline()
+    blurry = torch.rand(2, 3, 32, 32)
+    few, many = (euler(pipeline, blurry, steps, torch.Generator().manual_seed(0)) for steps in (2, 5))
+    assert few.shape == blurry.shape and few.min() >= 0 and few.max() <= 1 and not torch.equal(few, many)
+
+
+def test_an_own_layout_is_trained_on(outside, run_folder):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            for side in ("blurry", "sharp"):
+                images.write(run_folder / "BURSTS" / split / f"{name}_{side}.png", torch.rand(3, 24, 24))
+    page = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]
+    (run_folder / "layout.yaml").write_text(page + "  blur: null\n")
+    run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
+    assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
+    assert (run_folder / "run" / "checkpoint").is_dir()
+
+
+class Alone(nn.Module):
+    """Not a predictor."""
+
+
+class Forgetful(Predictor):
+    def __init__(self, width: int = 3):
+        super().__init__()
+
+
+class Shrinks(Predictor):
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(3, 3, 3, stride=2, padding=1)
+
+    def forward(self, blurry):
+        return self.body(blurry)
+
+
+class Refuses(Shrinks):
+    def forward(self, blurry):
+        raise RuntimeError("no such image")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "sentence"),
+    [
+        ("predictor", "Alone", "Alone is no models.heads.Predictor, which a predictor is derived from"),
+        ("predictor", "Forgetful", "Forgetful.__init__ lacks @register_to_config"),
+        ("predictor", "Shrinks", "Shrinks makes (1, 3, 32, 32) of an image (1, 3, 64, 64): a predictor keeps the size"),
+        ("predictor", "Refuses", "Refuses cannot be called as a predictor is: no such image"),
+        ("denoiser", "Shrinks", "Shrinks lacks the attribute prediction_type"),
+        ("denoiser", "Alone", "Alone is not derived from models.parts.ModelMixin and ConfigMixin"),
+    ],
+)
+def test_what_a_class_lacks_is_said_before_training(run_folder, capsys, part, name, sentence):
+    assert fit(f"--model.{part}", f"tests.test_extend.{name}") == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1] and not (run_folder / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere.Net", "json.JSONDecoder", "Net"])
+def test_a_class_that_is_no_network_is_refused(name):
+    with pytest.raises(CheckpointError, match=f"class {name}"):
+        load_pipeline("lite", classes=name)
+
+
+def test_torch_hub_and_short_names_work_from_any_folder(tmp_path):
+    code = f"""
+import torch
+from PIL import Image
+pipeline = torch.hub.load({str(ROOT)!r}, "pipeline", "lite", source="local")
+print(pipeline(Image.new("RGB", (40, 30)), preset="perceptual").images[0].size)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["(40, 30)"], done.stderr
+
+
+def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lite", "pretrained/lite"):
+        assert load_pipeline(name).config.presets.keys() == {"fidelity", "balanced", "perceptual"}
+        images.write(tmp_path / "a.png", torch.rand(3, 24, 24))
+        assert sample.main(["a.png", "--checkpoint", name, "--output", "out", "--overwrite"]) == 0
+    capsys.readouterr()
+    assert sample.main(["a.png", "--checkpoint", "light", "--output", "out"]) == 2
+    assert "nor one that comes with the repository (lite" in capsys.readouterr().err
+    tiny_pipeline().save_pretrained(tmp_path / "lite")  # a folder here comes first
+    assert not load_pipeline("lite").config.presets
+
+
+def test_the_page_names_what_load_pipeline_takes():
+    assert "classes" in signature(load_pipeline).parameters and "load_pipeline(folder, classes=" in PAGE
