@@ -63,8 +63,9 @@ class DeblurDataModule(pl.LightningDataModule):
 
     Args:
         train: training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV manifest,
-            a folder of sharp photographs if `blur` is given, a data.layouts.Source, or a list of these to mix. If
-            `blur` is given, only the sharp images of pairs are used. ROOT/train is used if it exists.
+            ROOT:SPLIT for another split of a dataset than train, a folder of sharp photographs if `blur` is given, a
+            data.layouts.Source, or a list of these to mix. Pairs are recognised by their folders and used as they are,
+            also if `blur` is given. ROOT/train is used if it exists.
         val: validation data; none: no validation. Pairs are recognised by their folders and used unchanged, so
             training on synthetic blur can be validated on real blur; sharp photographs need `blur`. ROOT/val is used
             if it exists.
@@ -124,6 +125,8 @@ class DeblurDataModule(pl.LightningDataModule):
             # A single dataset uses the run's seed; in a mix each has its own.
             seeds = [self.seed] if len(sources) == 1 else [seed_of(self.seed, "mix", i) for i in range(len(sources))]
             parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
+            if len({type(part) for part in parts}) > 1:
+                raise DatasetError("data.train mixes pairs with sharp photographs: train on one kind after the other.")
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
             self.val_set = self._frames(_source(self._given("val")), "val", self.val_crop)
@@ -131,6 +134,12 @@ class DeblurDataModule(pl.LightningDataModule):
                 self._warn_of_shared_images()
         if stage == "test":
             self.test_set = self._frames(_source(self._given("test")), "test", None)
+
+    @property
+    def makes_blur(self) -> bool:
+        """Whether the training crops are blurred here, and not taken from pairs."""
+        one = self.train_set.parts[0] if isinstance(self.train_set, Mix) else self.train_set
+        return isinstance(one, TrainSharp)
 
     def _warn_of_shared_images(self) -> None:
         """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
@@ -151,20 +160,17 @@ class DeblurDataModule(pl.LightningDataModule):
     def _train_set(self, source: Source, seed: int) -> Dataset:
         options = {"scale": source.scale, "repeat": source.repeat, "seed": seed, "skip": self.on_error == "skip"}
         options["crops_per_image"] = self.crops_per_image
-        pairs = self._list(source, "train") if self._pairs(source, "train") else None
-        if self.blur is None:
-            return TrainPairs(pairs, self.patch_size, **options)
-        if pairs is None:
-            files = find_sharp(source.root, "train")
-            if self.on_error == "stop":
-                check_files(files)
-        else:
-            files = [pair.sharp for pair in pairs]
+        if self._pairs(source, "train"):
+            return TrainPairs(self._list(source, "train"), self.patch_size, **options)
+        files = find_sharp(source.root, source.split or "train")
+        if self.on_error == "stop":
+            check_files(files)
         return TrainSharp(files, self.patch_size, self.blur.margin, **options)
 
     def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
         if self._pairs(source, split):
             return FramePairs(self._list(source, split), crop)
+        split = source.split or split
         files = find_sharp(source.root, split)
         listed = (Path(source.root) / f"{split}.txt").is_file()
         base = Path(source.root) if listed else split_folder(source.root, split)
@@ -175,7 +181,9 @@ class DeblurDataModule(pl.LightningDataModule):
         listing = source.list_pairs(split, self.variant)
         where = source.root or f"{source.blurry} and {source.sharp}"
         pairs = paired(listing, where)
-        rank_zero_info(f"{split}: {len(pairs)} pairs of {where} (layout {listing.layout}, variant {listing.variant})")
+        as_they_are = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
+        kind = f"layout {listing.layout}, variant {listing.variant}"
+        rank_zero_info(f"{split}: {len(pairs)} pairs of {where} ({kind}){as_they_are}")
         if self.on_error == "stop":  # otherwise damaged pairs are skipped when they are read
             check_files(pairs)
         return pairs
@@ -183,7 +191,7 @@ class DeblurDataModule(pl.LightningDataModule):
     def _pairs(self, source: Source, split: str) -> bool:
         if self.blur is None or source.root is None:
             return True
-        return holds_pairs(source.root, split, source.variant or self.variant)
+        return holds_pairs(source.root, source.split or split, source.variant or self.variant)
 
     def train_dataloader(self) -> DataLoader | Window:
         per_batch = self.batch_size // self.crops_per_image
@@ -249,4 +257,4 @@ def _sharp_files(dataset: Dataset) -> set[str]:
 
 
 def _source(given: str | Source) -> Source:
-    return given if isinstance(given, Source) else Source(root=given)
+    return given if isinstance(given, Source) else Source.named(given)

@@ -80,6 +80,7 @@ class Source:
         weight: share of the decoded files in a mix, relative to the others' weights; none: the number of files times
             repeat.
         repeat: how often each file is used before all are reshuffled.
+        split: train, val or test, in place of the split that the run asks for: GoPro has train and test alone.
         scale: factor on width and height for training, at most 1 (antialiased reduction).
     """
 
@@ -90,6 +91,7 @@ class Source:
     layout: str | None = None
     weight: float | None = None
     repeat: int = 1
+    split: str | None = None
     scale: float = 1.0
 
     def __post_init__(self):
@@ -99,14 +101,22 @@ class Source:
             raise ValueError(f"A dataset's weight must be above 0, not {self.weight}.")
         if self.repeat < 1:
             raise ValueError(f"A dataset's repeat must be at least 1, not {self.repeat}.")
+        if self.split not in (None, *SPLITS):
+            raise ValueError(f"A dataset's split must be one of {', '.join(SPLITS)}, not {self.split}.")
         if not 0 < self.scale <= 1:
             raise ValueError(f"A dataset's scale must be above 0 and at most 1, not {self.scale}.")
+
+    @classmethod
+    def named(cls, name: str) -> "Source":
+        """The source of a root, or of ROOT:SPLIT."""
+        root, _, split = name.rpartition(":")
+        return cls(root=root, split=split) if split in SPLITS and not Path(name).exists() else cls(root=name)
 
     def list_pairs(self, split: str, variant: str = "blur") -> Listing:
         """The pairs of a split. A source of two folders has the same pairs in every split."""
         if self.root is None:
             return _flat("flat", "blur", Path(self.blurry), Path(self.sharp))
-        return list_pairs(self.root, split, self.variant or variant, self.layout)
+        return list_pairs(self.root, self.split or split, self.variant or variant, self.layout)
 
 
 def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> list[Pair]:
@@ -217,7 +227,10 @@ def split_folder(root: str | Path, split: str) -> Path:
         raise DatasetError(f"{root} is not a folder: give the root folder of a dataset.")
     present = [name for name in SPLITS if (root / name).is_dir()]
     if present and split not in present:
-        raise NoSplitError(f"{root} has no {split} folder, only {', '.join(present)}.")
+        raise NoSplitError(
+            f"{root} has no {split} folder, only {', '.join(present)}: name one of these, as --data.{split}"
+            f" {root}:{present[-1]} for train.py, or --split {present[-1]} for evaluate.py."
+        )
     return root / split if present else root
 
 

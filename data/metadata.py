@@ -22,9 +22,7 @@ DESCRIPTIVE = {
     for name in ("ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright", "HostComputer")
 }
 # All that `private` keeps of EXIF: camera, lens, date and exposure, but no place, person, serial number or comment.
-CAMERA = {
-    ExifTags.Base[name] for name in ("Make", "Model", "DateTime", "XResolution", "YResolution", "ResolutionUnit")
-}
+CAMERA = {ExifTags.Base[name] for name in ("Make", "Model", "DateTime", "XResolution", "YResolution", "ResolutionUnit")}
 EXPOSURE = {
     ExifTags.Base[name]
     for name in re.findall(

@@ -191,6 +191,29 @@ def test_the_perceptual_term_by_the_config():
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulated):
+    flags = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", str(accumulated)]
+    run = fit("run", "--trainer.max_steps", "3", *flags)
+    assert run.trainer.global_step == 3 and run.trainer.val_check_interval == 3 * accumulated
+    assert {file.name for file in Path("run/checkpoints").iterdir()} >= {"last.ckpt", "best-psnr.ckpt"}
+
+
+def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
+    """With all that may be said: a val set that is trained on, a logger without a key, a scaled learning rate."""
+    logger = "{class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: p, name: n}}"
+    flags = ["--trainer.max_steps", "1", "--trainer.default_root_dir", "run", "--scale.lr_batch", "4"]
+    command = [sys.executable, ROOT / "train.py", "fit", "--config", "run.yaml", *flags, "--trainer.logger", logger]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = (done.stdout + done.stderr).partition("wrote run/checkpoint")[0].splitlines()
+    said = [line for line in lines if line.strip() and not line.startswith("wandb:")]
+    assert len(said) <= 8, said
+    objective = next(line for line in said if line.startswith("objective: "))
+    assert "denoiser's loss l1" in objective and "log_normal" not in objective and "fft" not in objective
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -121,6 +121,10 @@ class Command(LightningCLI):
         """Lock the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
         self.ckpt_path = self.config.ckpt_path
         require_files(self.name, self.config)
+        trainer = self.config.trainer
+        batches = trainer.max_steps * trainer.accumulate_grad_batches
+        if 0 < batches < trainer.val_check_interval:  # a short run is validated and saved at its end
+            trainer.val_check_interval = batches
         if self.name != "fit" or self.config.trainer.fast_dev_run:
             return
         root = Path(self.config.trainer.default_root_dir)
@@ -237,7 +241,8 @@ def require_files(name: str | None, config: Namespace) -> None:
     """Raise UsageError for data, or for a checkpoint to resume from, that a command needs and that does not exist."""
     for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(name, ()):
         for path in _listed(config.data[split]):
-            if isinstance(path, str) and not Path(path).exists():
+            root = Path(path.rpartition(":")[0] or path) if isinstance(path, str) else None  # of ROOT:SPLIT
+            if root is not None and not Path(path).exists() and not root.exists():
                 raise UsageError(f"data.{split}: {path} does not exist")
     path = config.ckpt_path
     if path is not None and path.endswith(".ckpt") and not Path(path).is_file():

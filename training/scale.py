@@ -49,6 +49,8 @@ class Scale(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         own = torch.tensor(torch.initial_seed(), device=pl_module.device)
         seeds = trainer.strategy.all_gather(own).flatten().tolist()
+        if len(seeds) == 1:  # the recipe has it
+            return
         each = ", ".join(f"{rank}: {seed}" for rank, seed in enumerate(seeds))
         batch = trainer.datamodule.batch_size
         rank_zero_info(

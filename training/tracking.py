@@ -125,23 +125,27 @@ class Track(Callback):
 
 
 def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
-    """A readable summary of a run: data, networks, objective, steps."""
-    data, blur = trainer.datamodule, trainer.datamodule.blur
-    lines = [f"train: {data.roots['train']}", f"val: {data.roots['val']}"]
-    lines.append(f"blur: {'as in the data' if blur is None else f'synthetic, {type(blur).__name__}'}")
-    lines.append(f"crops: {data.patch_size} pixels, {data.batch_size} a batch, data.seed {data.seed}")
-    for name, network in pl_module.named_children():
-        count = sum(parameter.numel() for parameter in network.parameters())
-        lines.append(f"{name}: {type(network).__name__}, {count:,} parameters")
-    for name, value in pl_module.objective_values().items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {own}" for key, own in value.items() if own not in (None, False))
-        lines += [] if value is None else [f"{name}: {value}"]
-    lines.append(
-        f"{trainer.max_steps} steps of {trainer.world_size} x {trainer.accumulate_grad_batches} batches, lr"
-        f" {pl_module.lr:g}, {trainer.precision}"
+    """A run in four lines: data, networks, objective (only what has an effect), steps."""
+    data = trainer.datamodule
+    made = f"synthetic blur, {type(data.blur).__name__}" if data.makes_blur else "blur as in the data"
+    networks = [
+        f"{name} {type(network).__name__}, {sum(one.numel() for one in network.parameters()):,} parameters"
+        for name, network in pl_module.named_children()
+    ]
+    values = pl_module.objective_values()
+    values |= {f"denoiser's {name}": value for name, value in values.pop("objective", {}).items()}
+    if values.get("denoiser's levels") != "log_normal":
+        values |= {"denoiser's log_normal": None, "denoiser's sigma_range": None}
+    used = [f"{name} {value}" for name, value in values.items() if value not in (None, False, 0)]
+    return "\n".join(
+        [
+            f"data: train {data.roots['train']}, val {data.roots['val']}; {made}; crops of {data.patch_size} pixels,"
+            f" seed {data.seed}",
+            f"networks: {'; '.join(networks)}",
+            f"objective: {', '.join(used)}",
+            f"{trainer.max_steps} steps, {trainer.precision}, seed {torch.initial_seed()}",
+        ]
     )
-    return "\n".join(lines)
 
 
 def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) -> None:

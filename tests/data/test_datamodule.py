@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import jsonargparse
@@ -219,7 +220,8 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
 
 
 def test_synthetic_training_with_real_validation(tmp_path, root):
-    data = DeblurDataModule(str(root), str(root), str(root / "test"), blur=SHAKE, patch_size=16)
+    train = str(root / "train" / "sharp")
+    data = DeblurDataModule(train, str(root), str(root / "test"), blur=SHAKE, patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
     assert all(file.parent == root / "train" / "sharp" for file in data.train_set.items)
@@ -234,6 +236,32 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
     assert [file.stem for file in data.train_set.items + data.val_set.items] == ["train", "val"]
+
+
+def test_pairs_are_used_as_they_are_where_the_config_blurs(tmp_path, root, caplog):
+    with caplog.at_level("INFO"):
+        data = DeblurDataModule(str(root), str(root), blur=SHAKE, patch_size=16, batch_size=2)
+        recorder = Recorder()
+        trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
+    (batch,) = recorder.seen["train"]
+    assert torch.allclose(batch["blurry"], 1 - batch["sharp"], atol=1 / 255) and not data.makes_blur  # as in the files
+    assert "used as they are: data.blur is for sharp photographs" in caplog.text
+    with pytest.raises(DatasetError, match=r"data\.train mixes pairs with sharp photographs"):
+        DeblurDataModule([str(root), str(root / "train" / "sharp")], blur=SHAKE, patch_size=16).setup("fit")
+
+
+def test_a_split_may_be_named(tmp_path, root):
+    shutil.rmtree(root / "val")
+    fix = (
+        rf"only train, test: name one of these, as --data.val {root}:test for train.py, or --split test for evaluate.py"
+    )
+    with pytest.raises(DatasetError, match=fix):
+        DeblurDataModule(str(root), str(root), patch_size=16).setup("fit")
+    data = DeblurDataModule(str(root), f"{root}:test", patch_size=16)
+    data.setup("fit")
+    assert [pair.sharp for pair in data.val_set.items] == [root / "test" / "sharp" / f"{k}.png" for k in range(2)]
+    with pytest.raises(ValueError, match="split must be one of train, val, test, not tset"):
+        Source(root=str(root), split="tset")
 
 
 def test_missing_data(tmp_path, root):
