@@ -100,7 +100,7 @@ def train_arm(
         lpips: further arguments of train.py.
     """
     import train
-    from training.speed import step_flops
+    from benchmarks.speed import step_flops
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "arm.yaml"

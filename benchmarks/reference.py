@@ -15,10 +15,10 @@ from jsonargparse import auto_cli
 from tqdm import tqdm
 
 from benchmarks.record import machine, write_json
+from benchmarks.timing import seconds_of
 from models.checkpoints import load_pipeline
 from models.devices import choose_device
 from models.settings import SamplingSettings
-from training.machine import seconds_of
 
 NAFNET = {"width": 32, "enc_blk_nums": [1, 1, 1, 28], "middle_blk_num": 1, "dec_blk_nums": [1, 1, 1, 1]}
 

@@ -26,7 +26,7 @@ from jsonargparse import auto_cli
 from tqdm import tqdm
 
 from benchmarks.record import in_own_process, machine, write_json
-from training.machine import matmul_rate, peak_memory, seconds_of
+from benchmarks.timing import matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")

@@ -114,6 +114,7 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
         arguments += ["--model.init_from", "null"]  # the speed does not depend on the weights
         arguments += ["--trainer.log_every_n_steps", str(interval), "--trainer.logger", "false"]
         arguments += ["--trainer.enable_progress_bar", "false", "--data.train", data, *flags]
+        arguments += ["--trainer.profiler", "benchmarks.speed.Clock", "--trainer.callbacks+", "benchmarks.speed.Speed"]
         arguments += ["--trainer.callbacks+", "benchmarks.training.Costliest"]
         arguments += ["--trainer.callbacks.start", str(timed), *OPTIONS[option]]
         run = train.cli(arguments)

@@ -61,6 +61,8 @@ class Predict(L.LightningModule):
             runs uncompiled.
     """
 
+    flops_per_batch: int | None = None  # Lightning's monitor of the speed asks for it
+
     def __init__(
         self,
         predictor: nn.Module,

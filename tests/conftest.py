@@ -121,5 +121,5 @@ def flags_of_train_py():
     model = {f"model.{one.name}" for one in taken if one.kind != one.VAR_KEYWORD}
     names = {action.dest for action in parser._actions if not action.dest.endswith(".help")}
     # A group such as --data takes a config file of its own.
-    names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard", "scale", "gates"}
+    names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard", "scale"}
     return {name for name in names if not name.startswith("trainer.")} | model

@@ -356,7 +356,7 @@ FAULTS = [
         ("ema.decay is ignored", "get_ema_multi_avg_fn(decay)", "get_ema_multi_avg_fn()"),
     ),
     *_of(
-        "training/speed.py",
+        "benchmarks/speed.py",
         "training/test_values.py training/test_speed.py",
         ("data_wait is the share of work", "clock.waited / clock.seconds", "1 - clock.waited / clock.seconds"),
         ("crops are counted by batches", 'self.crops += len(batch["sharp"])', "self.crops += 1"),
@@ -408,8 +408,8 @@ FAULTS = [
         ),
     ),
     *_of(
-        "training/gates.py",
-        "training/test_gates.py",
+        "benchmarks/refiner_gates.py",
+        "test_refiner_gates.py",
         ("flat is flat by itself and not beside the images", "(local < FLAT * overall)", "(local < FLAT)"),
         (
             "the slope is of the estimate on the residual",

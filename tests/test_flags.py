@@ -403,8 +403,6 @@ TRAIN = {
     "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),
     "scale.lr_batch": ("8", lambda run: callback(run, "Scale").lr_batch == 8),
     "scale.activation_checkpointing": ("true", lambda run: callback(run, "Scale").activation_checkpointing),
-    "gates.images": ("2", lambda run: callback(run, "Gates").images == 2),
-    "gates.crop": ("20", lambda run: callback(run, "Gates").crop == 20),
     "trainer.default_root_dir": ("elsewhere", lambda run: callback(run, "Last").path.parts[0] == "elsewhere"),
     "trainer.max_steps": ("8", lambda run: run.trainer.max_steps == 8),
     "trainer.max_epochs": ("2", lambda run: run.trainer.max_epochs == 2),

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
@@ -28,14 +28,12 @@ from models.devices import has_bf16
 from models.lightning_module import Predict, PredictAndRefine
 from models.weights import CheckpointError
 from training.averages import Averages
-from training.gates import Gates
 from training.guards import Guard
-from training.record import Export, RecordConfig, StepLog, Steps, export, log_offline_without_key, plain
+from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
 from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scale import Scale
 from training.scores import Scores
 from training.screen import Bar, quiet
-from training.speed import Speed
 from training.tracking import Track
 
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
@@ -60,8 +58,7 @@ class Command(LightningCLI):
     """A run as described by its flags: `model`, `datamodule` and `trainer`, for `fit`, `validate` and `test`.
 
     In addition to its config, every run has: `DEFAULTS`; the callbacks of `_callbacks`; metrics.csv as its first
-    logger; atomically written checkpoints; bf16 if trainer.precision is null and the device supports it; the clock of
-    `Speed` if trainer.profiler is null.
+    logger; atomically written checkpoints; bf16 if trainer.precision is null and the device supports it.
 
     Args:
         name: fit, validate or test; none: the run is built but not started.
@@ -94,7 +91,7 @@ class Command(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for name, kind in {"ema": Averages, "scores": Scores, "guard": Guard, "scale": Scale, "gates": Gates}.items():
+        for name, kind in {"ema": Averages, "scores": Scores, "guard": Guard, "scale": Scale}.items():
             parser.add_lightning_class_args(kind, name)
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to score")
         parser.add_argument(
@@ -146,16 +143,14 @@ class Command(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init.trainer
         _check_intervals(settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches)
-        root, speed = Path(settings.default_root_dir), Speed()
-        loggers = [StepLog(root), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
+        root = Path(settings.default_root_dir)
+        loggers = [CSVLogger(root, name="logs"), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
         log_offline_without_key(loggers)
         kwargs["logger"] = loggers
         kwargs["plugins"] = [AtomicCheckpointIO(), *(one for one in _listed(settings.plugins) if one is not None)]
         if settings.precision is None:
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings.accelerator)) else "32-true"
-        if settings.profiler is None:
-            kwargs["profiler"] = speed.clock
-        self.trainer_defaults["callbacks"] = self._callbacks(root, speed)
+        self.trainer_defaults["callbacks"] = self._callbacks(root)
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (TypeError, MisconfigurationException) as error:
@@ -166,7 +161,7 @@ class Command(LightningCLI):
             )
         return trainer
 
-    def _callbacks(self, root: Path, speed: Speed) -> list:
+    def _callbacks(self, root: Path) -> list:
         """The callbacks that every run has, in addition to those with flags of their own and those of the config."""
         scores, settings = self.config_init.scores, self.config_init.trainer
         own = any(isinstance(one, ProgressBar) for one in _listed(settings.callbacks))
@@ -180,8 +175,8 @@ class Command(LightningCLI):
             Export(),
             Steps(),
             TakeOver(),
-            speed,
-            Track(scores.lpips, scores.panels, scores.samples),
+            Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
+            Track(scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
             *([] if own or settings.enable_progress_bar is False else [Bar()]),
             self.last,

@@ -7,9 +7,10 @@ from pathlib import Path
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from base.files import replacing
 from base.revision import commit
@@ -43,39 +44,12 @@ def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
     return yaml.safe_load(parser.dump(config, skip_none=False))
 
 
-class StepLog(CSVLogger):
-    """logs/version_N/metrics.csv with one row per step, written when the step is finished.
+class Speed(ThroughputMonitor):
+    """Log the speed of training: train/samples_per_sec and more, over the last batches, validation left out."""
 
-    Lightning's CSVLogger writes a row for every call of log_metrics, and a step has several: losses, gradients, scores.
-
-    Args:
-        root: the run's folder.
-    """
-
-    def __init__(self, root: Path):
-        super().__init__(root, name="logs")
-        self._row, self._step = {}, None
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict, step: int | None = None) -> None:
-        if step != self._step:
-            self.end_step()
-        self._row, self._step = self._row | metrics, step
-
-    @rank_zero_only
-    def end_step(self) -> None:
-        """Write the row of the finished step."""
-        if self._row:
-            super().log_metrics(self._row, self._step)
-            super().save()
-        self._row = {}
-
-    def save(self) -> None:
-        """Do nothing: Lightning calls this after every value, but the row waits for the step's other values."""
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        self.end_step()
+    def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
+        if trainer.training:
+            super()._compute(trainer, trainer.global_step)
 
 
 class Steps(Callback):
@@ -84,7 +58,6 @@ class Steps(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
         if batch_idx % trainer.accumulate_grad_batches:  # the step is not finished
             return
-        _end_step(trainer)
         if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             log_values(trainer, {"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
 
@@ -94,15 +67,6 @@ class Steps(Callback):
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         if trainer.state.fn == "fit":
             pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _end_step(trainer)  # before the checkpoint, since a run resumed from it does not repeat this step
-
-
-def _end_step(trainer: Trainer) -> None:
-    for logger in trainer.loggers:
-        if isinstance(logger, StepLog):
-            logger.end_step()
 
 
 class Export(Callback):

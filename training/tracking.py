@@ -8,37 +8,29 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from matplotlib.figure import Figure
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from evaluation.controls import LABELS, control_images
-from evaluation.fidelity import MetricError, psnr, ssim
 from evaluation.panels import panel
-from evaluation.perceptual import Lpips
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
-BLENDS = (0.25, 0.5, 0.75)  # points of the curve between the prediction (0) and a sample (1)
-CONTROLS = {control: labels[:3] for control, labels in LABELS.items()}  # the stronger ones are worse than any sample
 
 
 class Track(Callback):
-    """Log gradient norms, the loss by noise level, panels, a small perception-distortion curve and the recipe.
+    """Log gradient norms, the loss by noise level, panels and the recipe.
 
     Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
     denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the previous log, by log-SNR of the crop: below -8,
-    up to -4, up to 0, up to 4, and above. At each validation, if a logger shows images: val/panel_N and val/curve.
+    up to -4, up to 0, up to 4, and above. At each validation, if a logger shows images: val/panel_N.
 
     Args:
-        lpips: for the curve; if it has no weights, SSIM is used instead.
         panels: number of validation images to show.
         samples: number of samples for each.
     """
 
-    def __init__(self, lpips: Lpips, panels: int, samples: int):
-        self.lpips, self.panels, self.samples = lpips, panels, samples
+    def __init__(self, panels: int, samples: int):
+        self.panels, self.samples = panels, samples
         self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: the sum of losses and the number of crops
-        self.points: dict[str, list[list[float]]] = {}
 
     def state_dict(self) -> dict:
         return {"sums": self.sums.tolist()}
@@ -79,9 +71,6 @@ class Track(Callback):
         log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.points = {}
-
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         if trainer.sanity_checking or batch_idx >= self.panels or not _image_loggers(trainer):
             return
@@ -93,35 +82,11 @@ class Track(Callback):
             columns |= {f"sample {k}": sample[None] for k, sample in enumerate(drawn.images, start=1)}
             columns |= {"mean": drawn.images.mean(0, keepdim=True)}
             columns |= {} if drawn.std is None else {"std": drawn.std}
-            self._add_points(columns, sharp, name)
         columns["sharp"] = sharp
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         panel({label: [batch[0]] for label, batch in columns.items()}, path, [name])
         _show(trainer, f"val/panel_{batch_idx}", path, name)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.points:
-            return
-        path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_curve.png"
-        up = "SSIM" if self.lpips.reason is not None else "LPIPS"
-        _draw_curve(self.points, up, path)
-        _show(trainer, "val/curve", path, "the images of the panels")
-
-    def _add_points(self, columns: dict[str, Tensor], sharp: Tensor, name: str) -> None:
-        prediction, sample = columns["prediction"], columns["sample 1"]
-        images = {"blurry": columns["blurry"], "prediction": prediction}
-        images |= {f"blend {share}": prediction.lerp(sample, share) for share in BLENDS}
-        images |= {"sample": sample, "mean of samples": columns["mean"]}
-        controls = dict(control_images(prediction[0].clamp(0, 1), columns["blurry"][0], 0, name))
-        images |= {label: controls[label][None] for labels in CONTROLS.values() for label in labels}
-        perceptual = ssim if self.lpips.reason is not None else self.lpips
-        try:
-            points = {label: (psnr(image, sharp), perceptual(image, sharp)) for label, image in images.items()}
-        except MetricError:  # not finite, or too small
-            return
-        for label, point in points.items():
-            self.points.setdefault(label, []).append([value.mean().item() for value in point])
 
 
 def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
@@ -177,28 +142,3 @@ def _show(trainer: Trainer, key: str, path: Path, caption: str) -> None:
             logger.experiment.add_image(key, panel, trainer.global_step, dataformats="HWC")
         else:
             logger.log_image(key, [str(path)], trainer.global_step, caption=[caption])
-
-
-def _draw_curve(points: dict[str, list[list[float]]], up: str, path: Path) -> None:
-    """Plot each label's mean (PSNR, LPIPS or SSIM): PSNR to the right, better perceptual quality upwards.
-
-    The controls are lines that start at the prediction, as in the report of evaluate.py.
-    """
-    means = {label: torch.tensor(own).mean(0).tolist() for label, own in points.items()}
-    figure = Figure(figsize=(6, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for (control, labels), style in zip(CONTROLS.items(), ("--", ":"), strict=True):
-        curve = [means["prediction"], *(means.pop(label) for label in labels)]
-        axes.plot(*zip(*curve, strict=True), style, color="0.3", zorder=1, label=control)
-    line = [place for label, place in means.items() if label not in ("blurry", "mean of samples")]
-    axes.plot(*zip(*line, strict=True), color="0.6", zorder=1)
-    for (label, place), marker in zip(means.items(), "X*osDP^", strict=True):
-        axes.scatter(*place, s=60, marker=marker, zorder=2, label=label)
-    axes.legend(fontsize=8)
-    axes.set_xlabel("PSNR (dB): higher is better →")
-    axes.set_ylabel("SSIM: higher is better ↑" if up == "SSIM" else "LPIPS: lower is better ↑")
-    axes.yaxis.set_inverted(up == "LPIPS")
-    axes.margins(0.1)
-    axes.grid(color="0.92", zorder=0)
-    axes.set_title(f"Validation images: {max(map(len, points.values()))}", fontsize=10)
-    figure.savefig(path)

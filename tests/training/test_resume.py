@@ -1,9 +1,9 @@
 """Runs that are killed, and resumed by the same command: real processes, real signals, real files."""
 
-import csv
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 import train
 from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
-from tests.test_train import CONFIG, weights
+from tests.test_train import CONFIG, metrics, weights
 from training.resume import read_checkpoint
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -43,7 +43,7 @@ class Signal(Callback):
 def every_two_steps():
     """Validation, of two images, and a checkpoint after two steps."""
     often = CONFIG.replace("val_check_interval: 3", "val_check_interval: 2\n  limit_val_batches: 2")
-    Path("run.yaml").write_text(often + "gates: {images: 1}\n")
+    Path("run.yaml").write_text(often)
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,9 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
+SPEED = re.compile(r"train/(device/.*|time|batches.*|samples.*)")
+
+
 def run(*arguments, fatal=None, **environment):
     """Exit code of the command in a process; negative: the signal that ended it."""
     return processes.run("train.py", [*COMMAND, *arguments], environment, fatal).returncode
@@ -69,10 +72,8 @@ def logged(root):
     """Step -> what was logged, without the machine's speed; a step that was done twice must say the same twice."""
     found = {}
     for path in Path(root).glob("logs/version_*/metrics.csv"):
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-        assert len({row["step"] for row in rows}) == len(rows)
-        for row in rows:
-            values = {name: value for name, value in row.items() if value and not name.startswith("speed/")}
+        for row in metrics(root, int(path.parent.name.removeprefix("version_"))):
+            values = {name: value for name, value in row.items() if not SPEED.match(name)}
             known = found.setdefault(int(row["step"]), values)
             assert all(known.get(name, value) == value for name, value in values.items())
             known |= values

@@ -1,6 +1,5 @@
 """What training says of its speed, and what makes it fast, on small real runs."""
 
-import csv
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.speed import Clock, step_flops
 from models.lightning_module import Predict, PredictAndRefine
 from models.recompute import recompute
 from models.slim_unet import SlimDenoiser
@@ -17,27 +17,27 @@ from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from tests.models.test_lightning_module import fit as fit_module
 from tests.models.test_lightning_module import module
-from tests.test_train import fit
+from tests.test_train import fit, metrics
 from training.averages import Averages
 from training.resume import read_checkpoint
-from training.speed import Clock, step_flops
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 def test_a_run_says_how_fast_it_is():
-    fit("run", "--trainer.log_every_n_steps", "2", "--trainer.enable_progress_bar", "true")
-    rows = list(csv.DictReader(Path("run/logs/version_0/metrics.csv").read_text().splitlines()))
-    rows = [row for row in rows if row["train/loss"]]
-    assert len(rows) == 3
+    clock = ["--trainer.profiler", "benchmarks.speed.Clock", "--trainer.callbacks+", "benchmarks.speed.Speed"]
+    fit("run", "--trainer.log_every_n_steps", "2", "--trainer.enable_progress_bar", "true", *clock)
+    rows = [row for row in metrics("run") if "train/loss" in row]
+    assert [row["step"] for row in rows] == ["2", "4", "6"]
     for row in rows:
+        assert float(row["train/device/samples_per_sec"]) > 0 and int(row["train/samples"]) == 2 * int(row["step"])
         assert float(row["speed/crops_per_s"]) > 0 and 0 <= float(row["speed/data_wait"]) <= 1
         assert 0 < float(row["speed/mfu"]) < 1 and float(row["speed/peak_gib"]) > 0.1
 
 
 def test_the_clock_counts_batches_and_nothing_between(monkeypatch):
     ticks = iter([0, 3, 10, 100, 101, 105])  # asked, there, done; the same again after a validation
-    monkeypatch.setattr("training.speed.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("benchmarks.speed.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     clock = Clock()
     for _ in range(2):
         clock.start("[_TrainingEpochLoop].train_dataloader_next")

@@ -1,6 +1,5 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
-import csv
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from lightning.pytorch import Callback
 import train
 from tests.base.test_files import holder
 from tests.conftest import draw_photographs, flags_of_train_py, folder_to_train_in
-from tests.test_train import CONFIG
+from tests.test_train import CONFIG, metrics
 from training.resume import changed_settings, newest, read_checkpoint
 
 pytestmark = [
@@ -21,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.xdist_group("takeover"),  # most tests take over the same run
 ]
-EARLY = ["--trainer.max_steps", "4", "--gates.images", "0", "--trainer.limit_val_batches", "1"]
+EARLY = ["--trainer.max_steps", "4", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 
 
@@ -59,8 +58,7 @@ def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
     assert (group["initial_lr"], group["weight_decay"], tuple(group["betas"])) == (1e-3, 0.25, (0.5, 0.75))
     assert after["lr_schedulers"][0]["base_lrs"] == [1e-3]
     # The fifth step is in the new warm-up, at 5/10 of the new rate; the sixth comes next.
-    with open("run/logs/version_1/metrics.csv", newline="") as file:
-        assert [(row["step"], float(row["lr"])) for row in csv.DictReader(file)] == [("5", pytest.approx(5e-4))]
+    assert [(row["step"], float(row["lr"])) for row in metrics("run", 1)] == [("5", pytest.approx(5e-4))]
     assert group["lr"] == pytest.approx(6e-4)
     # Moments after a step: exp_avg = 0.5 exp_avg + 0.5 g, and g is clipped to 1e-6.
     moments = [(before["optimizer_states"][0]["state"][k], v) for k, v in after["optimizer_states"][0]["state"].items()]
@@ -106,7 +104,7 @@ class Seen(Callback):
 DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
 DATA += ["--data.seed", "1"]
 DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}", "--model.noises", "2"]
-WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3", "--gates.crop", "8"]
+WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
 WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
 
 

@@ -6,13 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
-import torch
 
 import train
-from evaluation.controls import control_images
-from evaluation.fidelity import psnr
-from evaluation.perceptual import Lpips
-from training.tracking import Track
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
 KEY = "0123456789abcdef" * 2 + "5ec2e7ed"  # has the form of an API key
@@ -68,9 +63,8 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
         assert len(curves[name]) == count and all(map(math.isfinite, curves[name])), name
     assert sum(len(values) for name, values in curves.items() if name.startswith("denoiser_loss/snr_")) >= 6
     assert config["config"]["model"]["class_path"] == "models.lightning_module.PredictAndRefine" and "commit" in config
-    for name in ("val/panel_0", "val/curve"):
-        shown = [log.parent / "files" / file for files in curves[f"{name}/filenames"] for file in files]
-        assert len(shown) == 2 and all(image.stat().st_size > 1000 for image in shown)
+    shown = [log.parent / "files" / file for files in curves["val/panel_0/filenames"] for file in files]
+    assert len(shown) == 2 and all(image.stat().st_size > 1000 for image in shown)
     assert "train: photos" in notes and "denoiser: Denoiser," in notes
     (artifact,) = artifacts
     assert artifact.type == "model" and math.isfinite(json.loads(artifact.metadata)["val/psnr"])
@@ -82,20 +76,6 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
     assert len(files) > 20 and not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_the_curve_has_the_controls():
-    """Each label has one point per image; the controls are those of evaluation.controls."""
-    track, generator = Track(Lpips(), 2, 1), torch.Generator().manual_seed(0)
-    blurry, prediction, sample, sharp = torch.rand(4, 1, 3, 64, 64, generator=generator)
-    columns = {"blurry": blurry, "prediction": prediction, "sample 1": sample, "mean": sample}
-    track._add_points(columns, sharp, "first")
-    track._add_points(columns | {"prediction": prediction * float("nan")}, sharp, "second")
-    for label in ("sharpened 0.3", "sharpened 1", "noised 2", "noised 10"):
-        control = dict(control_images(prediction[0], blurry[0], 0, "first"))[label][None]
-        (point,) = track.points[label]
-        assert point == pytest.approx([psnr(control, sharp).item(), track.lpips(control, sharp).item()])
-    assert len(track.points) == 7 + 6 and all(len(own) == 1 for own in track.points.values())
-
-
 def test_tensorboard_by_one_line(run_folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     line = "logger: {class_path: lightning.pytorch.loggers.TensorBoardLogger}"
@@ -104,5 +84,5 @@ def test_tensorboard_by_one_line(run_folder):
     (events,) = Path("run").rglob("events.out.tfevents.*")
     log = accumulator.EventAccumulator(str(events.parent)).Reload()
     assert {"train/loss", "val/psnr", "grad_norm/denoiser"} <= set(log.Tags()["scalars"])
-    assert set(log.Tags()["images"]) == {"val/panel_0", "val/curve"}
+    assert set(log.Tags()["images"]) == {"val/panel_0"}
     assert "recipe/text_summary" in log.Tags()["tensors"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from benchmarks.timing import matmul_rate, peak_memory
 from models.lightning_module import Predict
-from training.machine import matmul_rate, peak_memory
 
 SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
@@ -49,27 +49,23 @@ class Speed(Callback):
     speed/crops_per_s: over all processes. speed/data_wait: share of the time in which this process waited for the data
     loader (for reading, not for the blur on the device). speed/mfu: share of the machine's measured matrix-product rate
     that the networks reach by their own operations, forward and backward. speed/peak_gib: memory. The first step,
-    a warm-up, is not counted. The trainer's profiler must be `clock`, otherwise nothing is logged.
+    a warm-up, is not counted. The trainer's profiler must be a `Clock`.
     """
-
-    def __init__(self):
-        self.clock = Clock()
 
     def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
         self.warm, self.crops, self.flops = False, 0, None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Predict, outputs, batch: dict, batch_idx: int) -> None:
-        if trainer.profiler is not self.clock:
-            return
+        clock = trainer.profiler
         if not self.warm:
             self.warm = True
-            self.clock.reset()
+            clock.reset()
             return
-        self.clock.lap()
+        clock.lap()
         self.crops += len(batch["sharp"])
         if trainer.global_step % trainer.log_every_n_steps or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        device, clock = str(pl_module.device), self.clock
+        device = str(pl_module.device)
         if self.flops is None:
             self.flops = step_flops(pl_module, batch["sharp"].shape) / len(batch["sharp"])
         dtype = DTYPES.get(trainer.precision.partition("-")[0], torch.float32)

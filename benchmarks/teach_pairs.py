@@ -1,4 +1,4 @@
-"""Make pairs whose target is a trained predictor's output: python -m tools.teach_pairs PAIRS --output TAUGHT
+"""Make pairs whose target is a trained predictor's output: python -m benchmarks.teach_pairs PAIRS --output TAUGHT
 
 Regression onto the sharp image averages over all sharp images that may belong to a blurry one, and with the few crops
 of a small step that average is mostly noise. A trained predictor's output has no such noise. So a new network leaves
@@ -68,5 +68,5 @@ def teach(prediction: torch.Tensor, blurry: torch.Tensor, sharp: torch.Tensor) -
 
 
 if __name__ == "__main__":
-    command = "tools.teach_pairs"
+    command = "benchmarks.teach_pairs"
     sys.exit(run_command(command, lambda: call(main, None, f"-m {command}"), "stopped; run again to resume"))

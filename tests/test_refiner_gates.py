@@ -5,10 +5,10 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
+from benchmarks.refiner_gates import refiner_gates
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
-from training.gates import refiner_gates
 
 SIDE, SIGMAS = 48, (0.5, 4.0)
 

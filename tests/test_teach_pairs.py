@@ -3,13 +3,13 @@ import json
 import pytest
 import torch
 
+from benchmarks.teach_pairs import main
 from data import images
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
 from models.slim_unet import SlimPredictor
 from tests import processes
 from tests.models.test_pipeline import tiny_pipeline
-from tools.teach_pairs import main
 
 BRIGHTER = 0.2  # what the teacher adds, in units of [0, 1]
 
@@ -57,5 +57,5 @@ def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
 
 
 def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
-    done = processes.run("tools.teach_pairs", [world / "pairs", "--output", world / "pairs"])
+    done = processes.run("benchmarks.teach_pairs", [world / "pairs", "--output", world / "pairs"])
     assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")
