@@ -19,8 +19,8 @@ from base.command_line import make_parser
 from base.files import require_writable, sole_user
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
-from models.index import INDEX, locate, pretrained, stored_index
-from models.settings import SamplingSettings, sharing_samples
+from models.index import locate, pretrained, stored_index
+from models.settings import SamplingSettings
 from restoration.options import require_known as require_device
 
 if TYPE_CHECKING:  # these take seconds to import, and errors in the command line are reported first
@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # these take seconds to import, and errors in the command lin
     from lightning.fabric import Fabric
 
     from data.scored_pairs import ScoredPairs
+    from evaluation.examples import Example
     from evaluation.scoring import Plan
+    from evaluation.summary import Summary
     from models.pipeline import DeblurPipeline
 
 
@@ -65,6 +67,8 @@ class Evaluation:
             pretrained/metrics.
         limit: score at most this many pairs, spread evenly over the list.
         panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
+        images: also write the image of every row but the controls, to images/ROW in the output, such as for FID
+            (docs/metrics.md).
         save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between
             them (balanced) into the checkpoint's folder, for sample.py --preset.
         wandb_project: also log table, curve and panels to Weights & Biases, offline if there is no API key.
@@ -89,6 +93,7 @@ class Evaluation:
     lpips_backbone: str | None = None
     limit: int | None = None
     panel: str | None = None
+    images: bool = False
     save_presets: bool = False
     wandb_project: str | None = None
     overwrite: bool = False
@@ -122,7 +127,7 @@ class Evaluation:
             return []
         from evaluation.grid import read_grid  # not at the top: help and checks of names do not need it
 
-        return read_grid(self.grid, SamplingSettings)
+        return read_grid(self.grid)
 
 
 def main(evaluation: Evaluation) -> None:
@@ -134,18 +139,18 @@ def main(evaluation: Evaluation) -> None:
         if evaluation.checkpoints is None:
             _evaluate(evaluation, processes)
             return
-        folders = [output / name for name in "AB"]
-        for folder, checkpoint in zip(folders, evaluation.checkpoints, strict=True):
-            one = replace(evaluation, checkpoints=None, checkpoint=checkpoint, output=str(folder), panel=None)
-            _evaluate(one, processes)
+        found = {}
+        for name, checkpoint in zip("AB", evaluation.checkpoints, strict=True):
+            alone = replace(evaluation, checkpoints=None, checkpoint=checkpoint, output=str(output / name), panel=None)
+            found[name] = _evaluate(alone, processes)
         if writes:
             from evaluation.comparison import format_changes, write_comparison
 
-            changes, files = write_comparison(folders, output, evaluation.seed)
+            changes = write_comparison(found, output, evaluation.seed)
             a, b = evaluation.checkpoints
             print(f"A: {a}, B: {b}; means over the images, 95 % intervals")
-            print(format_changes(changes))
-            print("wrote " + ", ".join(map(str, files)))
+            print(format_changes(changes, found["A"][0].metrics))
+            print(f"wrote {output}: open {output / 'report.html'}")
 
 
 def check(evaluation: Evaluation) -> None:
@@ -167,17 +172,16 @@ def check(evaluation: Evaluation) -> None:
         require_writable(folder)
 
 
-def _evaluate(evaluation: Evaluation, processes: "Fabric") -> None:
-    """Evaluate one checkpoint, or only other programs' images."""
+def _evaluate(evaluation: Evaluation, processes: "Fabric") -> "tuple[Summary, list[Example]] | None":
+    """Evaluate one checkpoint, or only other programs' images: the results, in the first process."""
+    from evaluation.scoring import score_images
+
     plan = prepare(evaluation, processes)
     try:
-        run(plan)
-        if processes.is_global_zero:
-            publish(evaluation, plan)
+        score_images(plan)
+        return publish(evaluation, plan) if processes.is_global_zero else None
     except Stopped as stopped:
-        from evaluation.scoring import count_scores
-
-        done, wanted = count_scores(plan)
+        done, wanted = len(plan.scored()), len(plan.rows) * len(plan.images)
         raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
 
 
@@ -191,6 +195,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     from evaluation.journal import open_journal
     from evaluation.metrics import make_metrics
     from evaluation.results import provenance
+    from evaluation.rows import rows_of
     from evaluation.scoring import ImagePair, Plan, depends_on
     from models.checkpoints import checkpoint_hash
 
@@ -212,8 +217,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     sized = zip(pairs.listing.pairs, pairs.sizes, strict=True)
     return Plan(
         images=[ImagePair(pair.name, size, partial(read_pair, pair)) for pair, size in sized],
-        groups=sharing_samples(settings),
-        settings=settings,
+        settings=rows_of(settings),
         pipeline=pipeline,
         metrics=metrics,
         journal=open_journal(Path(evaluation.output) / "journal", own, processes, evaluation.overwrite),
@@ -223,40 +227,33 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
         device=device,
         processes=processes,
         facts=facts,
+        restored=Path(evaluation.output) / "images" if evaluation.images else None,
     )
 
 
-def run(plan: "Plan") -> None:
-    """Score every setting on every image."""
-    from evaluation.scoring import score_images
-
-    score_images(plan, plan.images, plan.settings, f"{len(plan.settings)} settings")
-    plan.processes.barrier()
-
-
-def publish(evaluation: Evaluation, plan: "Plan") -> None:
+def publish(evaluation: Evaluation, plan: "Plan") -> "tuple[Summary, list[Example]]":
     """Write the files; log the results and store the presets if requested."""
     from evaluation.examples import keep_examples, write_panel
     from evaluation.report import write_report
-    from evaluation.results import format_table, results_of, write_results
+    from evaluation.results import format_table, write_results
+    from evaluation.summary import summarise
 
-    folder, results = Path(evaluation.output), results_of(plan)
-    files = write_results(folder, plan, results, keep_examples(folder, plan, results))
-    files += write_report(folder)
-    if write_panel(plan, results, evaluation.panel_path):
-        files.append(evaluation.panel_path)
+    folder, summary = Path(evaluation.output), summarise(plan)
+    examples = keep_examples(folder, plan, summary)
+    write_results(folder, summary, examples)
+    write_report(folder, summary, examples)
+    write_panel(plan, summary, evaluation.panel_path)
     if evaluation.save_presets:
         from models.checkpoints import save_presets
 
-        checkpoint, labels = Path(plan.facts["checkpoint"]["name"]), plan.by_label
-        save_presets(checkpoint, {name: labels[row.label] for name, row in results.presets.items()})
-        files.append(checkpoint / INDEX)
+        save_presets(Path(_checkpoint(evaluation)), {name: row.row.settings for name, row in summary.presets.items()})
     if evaluation.wandb_project:
-        from evaluation.tracking import log
+        from evaluation.weights_and_biases import log
 
-        log(evaluation.wandb_project, folder, plan, results)
-    print(format_table(results.rows))
-    print("wrote " + ", ".join(str(file) for file in files))
+        log(evaluation.wandb_project, folder, summary)
+    print(format_table(summary))
+    print(f"wrote {folder}: open {folder / 'report.html'}")
+    return summary, examples
 
 
 def _checkpoint(evaluation: Evaluation) -> str | None:

@@ -78,7 +78,7 @@ def main(
     place = choose_device(device)
     pipeline = load_pipeline(checkpoint, place)
     blurry = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0)).to(place)
-    settings = read_grid(grid, SamplingSettings)
+    settings = read_grid(grid)
     count = min(images, batch_size or batch_size_for(place.type, (size, size)))
     one_by_one(pipeline, blurry[:count], [SamplingSettings(steps=2)], iter)
     steps = [sum(steps_of([setting]) for setting in settings), sum(map(steps_of, sharing_samples(settings)))]

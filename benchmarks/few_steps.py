@@ -27,10 +27,10 @@ from base.files import replacing, sole_user
 from base.stop import run_command
 from benchmarks.record import machine, markdown_table, write_json
 from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, judge
-from evaluation.grid import key, label_settings
 from evaluation.journal import Score
 from evaluation.metrics import Metric, MetricError
-from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SECONDS_RECIPE, Plan, score_images
+from evaluation.rows import BLURRY, PREDICTOR, SHARP
+from evaluation.scoring import SECONDS_RECIPE, Plan, score_images
 from models.settings import SamplingSettings, Schedule
 
 STEPS = (1, 2, 3, 4, 5, 8, 10, 20, 50)
@@ -111,17 +111,15 @@ def score(
     plan = evaluate.prepare(asked, evaluate.find_processes())
     of_samples = {f"{m}/{k}": OfSample(plan.metrics[m], k) for m in SCORES for k in range(SEEDS)}
     plan = replace(plan, metrics=of_samples | {DIVERSITY: Diversity()})
-    score_images(plan, plan.images, plan.settings, f"{name}: {len(settings)} settings")
+    score_images(plan)
     return plan, plan.journal.scores()
 
 
-def rows_of(plan: Plan, scores: dict[tuple[str, str], Score]) -> list[dict[str, Any]]:
+def table_of(plan: Plan, scores: dict[tuple[str, str], Score]) -> list[dict[str, Any]]:
     """One row for blurry, the prediction and each control, then one for each setting."""
     images = [image.name for image in plan.images]
-    fixed = {label: label for label in (BLURRY, PREDICTOR, *CONTROLS)}
-    labels = label_settings([replace(setting, num_samples=1) for setting in plan.settings])
-    keys = fixed | {label: key(setting) for label, setting in zip(labels, plan.settings, strict=True)}
-    settings = dict(zip(labels, plan.settings, strict=True))
+    settings = {row.label: row.settings for row in plan.settings}
+    keys = {row.label: row.key for row in plan.rows if row.label != SHARP}
 
     def values(row: str, metric: str) -> np.ndarray:
         """(samples, images), nan where a metric is missing."""
@@ -256,7 +254,7 @@ def main(
             settings = settings_of(start, schedule, blend, max_steps)
             plan, scores = score(checkpoint, settings, name, folder, Path(work) / name, options)
             subject = {"checkpoint": plan.facts["checkpoint"], "data": plan.facts["data"] | {"root": name}}
-            results[name] = {"images": len(plan.images), "subject": subject, "rows": rows_of(plan, scores)}
+            results[name] = {"images": len(plan.images), "subject": subject, "rows": table_of(plan, scores)}
     folder, place = Path(output), plan.device
     folder.mkdir(parents=True, exist_ok=True)
     recipes = {name: metric.recipe or metric.reason for name, metric in _metrics(plan).items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.fidelity import MetricError, check_pair, require_side, ssim_map
+from evaluation.pixels import MetricError, check_pair, require_side, ssim_map
 
 _RECIPE = (
     "RGB, clipped to [0, 1], rounded to 8 bits; the restored image scaled by one factor to the ground truth's "

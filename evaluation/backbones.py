@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from evaluation.fidelity import MetricError
+from evaluation.pixels import MetricError
 
 
 def read_backbone(path: str | Path, name: str, wanted: str) -> dict[str, Tensor]:

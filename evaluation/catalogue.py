@@ -1,17 +1,26 @@
 """The metrics by name, without the libraries that compute them."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from base.messages import nearest
 
+
+class Column(NamedTuple):
+    """How a metric is shown: its name with its unit, its decimal places, and the direction of its scale."""
+
+    title: str
+    digits: int
+    higher_is_better: bool
+
+
 METRICS = {
-    "psnr": "PSNR (dB)",
-    "ssim": "SSIM",
-    "lpips": "LPIPS (AlexNet)",
-    "psnr_aligned": "aligned PSNR (dB)",
-    "ssim_aligned": "aligned SSIM",
+    "psnr": Column("PSNR (dB)", 2, True),
+    "ssim": Column("SSIM", 4, True),
+    "lpips": Column("LPIPS (AlexNet)", 4, False),
+    "psnr_aligned": Column("aligned PSNR (dB)", 2, True),
+    "ssim_aligned": Column("aligned SSIM", 4, True),
 }
-LOWER_IS_BETTER = ("lpips",)
 
 
 def require_known(names: Iterable[str]) -> None:

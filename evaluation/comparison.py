@@ -1,6 +1,6 @@
 """Compare two evaluations of the same images, noise and grid: paired differences with intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from base.files import replacing
-from evaluation.report import read_results, write_joint_report
-from evaluation.scoring import BLURRY, CONTROLS, SHARP
+from evaluation.examples import Example
+from evaluation.metrics import Metric
+from evaluation.report import write_joint_report
+from evaluation.rows import BLURRY, CONTROLS, SHARP
 from evaluation.statistics import estimates
-
-SHOWN = {"psnr": ("PSNR", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}  # printed metrics and their digits
+from evaluation.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -34,42 +35,40 @@ class Change:
         return f"{self.difference:+.{digits}f}{interval}"
 
 
-def write_comparison(folders: Sequence[Path], output: Path, seed: int = 0) -> tuple[list[Change], list[Path]]:
+def write_comparison(
+    found: Mapping[str, tuple[Summary, Sequence[Example]]], output: Path, seed: int = 0
+) -> list[Change]:
     """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
 
-    The folders of A and of B lie in `output`. Returns the changes, in the order of the rows, and the files.
+    Args:
+        found: the results and the examples of A and of B, whose folders A and B lie in `output`.
+        output: an existing folder.
+        seed: of the bootstrap.
 
-    Raises:
-        ValueError: the two evaluations used different recipes for a metric.
+    Returns:
+        The changes, in the order of the rows.
     """
-    documents = [read_results(folder) for folder in folders]
-    recipes = [{name: metric["recipe"] for name, metric in document["metrics"].items()} for document in documents]
-    for name in recipes[0]:
-        if recipes[0][name] != recipes[1].get(name):
-            raise ValueError(
-                f"{folders[0]} and {folders[1]} were scored by different recipes of {name}: score one again"
-            )
-    tables = [pd.read_parquet(folder / "per_image.parquet") for folder in folders]
+    first, second = (summary for summary, _ in found.values())
+    tables = first.scores, second.scores
     both = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
     changes = []
     for setting, own in both.groupby("setting", sort=False):
-        for name in (name for name in recipes[0] if name in tables[0]):
+        for name in first.metrics:
             pairs = own[[f"{name}_a", f"{name}_b"]].to_numpy()
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
             if len(pairs):
                 a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
                 changes.append(Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high))
-    path = output / "comparison.csv"
-    with replacing(path) as part:
+    with replacing(output / "comparison.csv") as part:
         pd.DataFrame(list(map(asdict, changes))).to_csv(part, index=False, float_format="%.9g")
     rows = {}
     for change in changes:
         rows.setdefault(change.setting, {})[change.metric] = change
-    by_folder = {folder.name: document for folder, document in zip(folders, documents, strict=True)}
-    return changes, [path, write_joint_report(output, by_folder, rows)]
+    write_joint_report(output, found, rows)
+    return changes
 
 
-def format_changes(changes: Sequence[Change]) -> str:
+def format_changes(changes: Sequence[Change], metrics: Mapping[str, Metric]) -> str:
     """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
     rows = {}
     for change in changes:
@@ -77,7 +76,7 @@ def format_changes(changes: Sequence[Change]) -> str:
             rows.setdefault(change.setting, {})[change.metric] = change
     table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
     table["images"] = [max(change.images for change in row.values()) for row in rows.values()]
-    for name, (title, digits) in SHOWN.items():
+    for name, (title, digits, _) in ((name, metric.column) for name, metric in metrics.items()):
         if any(name in row for row in rows.values()):
-            table[title] = [row[name].text(digits) if name in row else "-" for row in rows.values()]
+            table[title.partition(" (")[0]] = [row[name].text(digits) if name in row else "-" for row in rows.values()]
     return table.to_string()

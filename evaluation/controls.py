@@ -7,13 +7,14 @@ sample's LPIPS is informative only beside those of the sharpened and of the nois
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import kornia
 import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.fidelity import full_precision
+from evaluation.pixels import full_precision
 from evaluation.statistics import Estimate, estimates
 
 SHARPENED, NOISED = "sharpened", "noised"
@@ -46,12 +47,12 @@ class Verdict:
     """Whether a setting is perceptual.
 
     Attributes:
-        perceptual: yes, no or unclear; None if it cannot be decided.
+        perceptual: yes, no, unclear (too few images for the difference), or unknown (it cannot be decided).
         differences: control -> LPIPS of the setting minus the control's at equal PSNR; below 0 is better.
-        missing: why `perceptual` is None.
+        missing: why `perceptual` is unknown.
     """
 
-    perceptual: str | None
+    perceptual: Literal["yes", "no", "unclear", "unknown"]
     differences: dict[str, Estimate]
     missing: str | None = None
 
@@ -136,10 +137,10 @@ def judge(
     )
     off = int(np.isnan(gaps).any(axis=0).sum())
     if off:
-        return Verdict(None, {}, f"there is no control at its PSNR for {off} of {len(scores)} images")
+        return Verdict("unknown", {}, f"there is no control at its PSNR for {off} of {len(scores)} images")
     differences = dict(zip(curves, estimates(gaps.T, seed), strict=True))
     if len(scores) < 2:
-        return Verdict(None, differences, "a single image has no interval")
+        return Verdict("unknown", differences, "a single image has no interval")
     if all(one.high < 0 for one in differences.values()):
         return Verdict("yes", differences)
     return Verdict("no" if any(one.low >= 0 for one in differences.values()) else "unclear", differences)

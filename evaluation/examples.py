@@ -2,37 +2,62 @@
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from base.files import replacing
 from base.progress import counted
-from evaluation.panels import eight_bits, panel
-from evaluation.results import Results, json_number
+from evaluation.metrics import Metric
+from evaluation.panels import panel
+from evaluation.pixels import eight_bits
+from evaluation.rows import Row
 from evaluation.scoring import ImagePair, Plan, steps_of
-from evaluation.summary import best_sample, pareto_front, perception_metric
+from evaluation.summary import Summary
 
 PANEL_SAMPLES = 4
 PANEL_IMAGES = 2
 
 
-def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, Any]]:
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """An image restored by a setting, with its scores.
+
+    Attributes:
+        row: the setting.
+        image: its name.
+        rank: best, median or worst among the images of the setting.
+        scores: metric -> score, without those that are missing.
+        files: kind of image (blurry, predictor, sharp, restored) -> path within the evaluation's folder.
+    """
+
+    row: Row
+    image: str
+    rank: str
+    scores: dict[str, float]
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def told(self, metrics: Mapping[str, Metric]) -> str:
+        """The scores in words."""
+        columns = {name: metrics[name].column for name in self.scores}
+        return ", ".join(
+            f"{columns[name].title} {value:.{columns[name].digits}f}" for name, value in self.scores.items()
+        )
+
+
+def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     """Write the best, median and worst image of each setting on the front into `folder`/examples.
 
     If no setting is on the front, because blurry or the prediction beats them all, the front among the settings is
     used. Images are ranked by LPIPS, or by SSIM if LPIPS is missing.
-
-    Returns:
-        The entries for results.json: setting, image, rank, scores, and files (kind of image -> path in `folder`).
     """
     shutil.rmtree(folder / "examples", ignore_errors=True)
-    settings, images = plan.by_label, {image.name: image for image in plan.images}
-    entries = _choose(results)
-    names = sorted({entry["image"] for entry in entries})
-    steps = sum(steps_of([settings[entry["setting"]]]) for entry in entries)
+    images = {image.name: image for image in plan.images}
+    examples = _choose(summary)
+    names = sorted({example.image for example in examples})
+    steps = sum(steps_of([example.row.settings]) for example in examples)
     with tqdm(total=steps, desc="examples of the front", unit="step", dynamic_ncols=True, disable=not steps) as bar:
         for number, name in enumerate(names):
             blurry, sharp, prediction = _predict(plan, images[name])
@@ -40,24 +65,23 @@ def keep_examples(folder: Path, plan: Plan, results: Results) -> list[dict[str, 
             of_image = {what: f"examples/{number}_{what}.png" for what in shown}
             for what, image in shown.items():
                 _write(folder / of_image[what], image)
-            for at, entry in enumerate(entry for entry in entries if entry["image"] == name):
-                given = [settings[entry["setting"]]], plan.seed, [name], counted(bar, 1)
+            for at, example in enumerate(example for example in examples if example.image == name):
+                given = [example.row.settings], plan.seed, [name], counted(bar, 1)
                 [output] = plan.pipeline.refine_shared(blurry, prediction, *given)
-                entry["files"] = of_image | {"restored": f"examples/{number}_{at}.png"}
-                _write(folder / entry["files"]["restored"], output.images[0])
-    return entries
+                example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
+                _write(folder / example.files["restored"], output.images[0])
+    return examples
 
 
-def write_panel(plan: Plan, results: Results, path: Path) -> bool:
+def write_panel(plan: Plan, summary: Summary, path: Path) -> bool:
     """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
 
     Returns False if there is no setting to show.
     """
-    best = best_sample(results.rows)
+    best = summary.best_sample
     if best is None:
         return False
-    settings = plan.by_label
-    setting = dataclasses.replace(settings[best.label], num_samples=PANEL_SAMPLES, average=False)
+    setting = dataclasses.replace(best.row.settings, num_samples=PANEL_SAMPLES, average=False)
     count = min(PANEL_IMAGES, len(plan.images))
     images = [plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)]
     columns = {name: [] for name in ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")}
@@ -73,23 +97,20 @@ def write_panel(plan: Plan, results: Results, path: Path) -> bool:
     return True
 
 
-def _choose(results: Results) -> list[dict[str, Any]]:
-    """The entries of `keep_examples` without their files."""
-    metric = perception_metric(results.rows)
-    front = [row for row in pareto_front(results.rows) if row.settings]
-    front = front or pareto_front([row for row in results.rows if row.settings])
-    scores = [name for name in results.table if name not in ("setting", "image", "seconds", "missing")]
-    entries = []
+def _choose(summary: Summary) -> list[Example]:
+    """The examples without their files."""
+    metric = summary.perception
+    front = [row for row in summary.front if row.row.settings] or summary.settings_front
+    examples = []
     for row in front:
-        own = results.table[results.table["setting"] == row.label].dropna(subset=[metric])
+        own = summary.scores[summary.scores["setting"] == row.label].dropna(subset=[metric])
         own = own.sort_values(metric, ascending=metric == "lpips", kind="stable")
         ranks = {"best": 0, "median": (len(own) - 1) // 2, "worst": len(own) - 1}
         for rank, at in ranks.items():
             line = own.iloc[at]
-            if line["image"] not in [entry["image"] for entry in entries if entry["setting"] == row.label]:
-                values = {name: json_number(value) for name, value in line[scores].dropna().items()}
-                entries.append({"setting": row.label, "image": line["image"], "rank": rank, "scores": values})
-    return entries
+            if line["image"] not in [example.image for example in examples if example.row == row.row]:
+                examples.append(Example(row.row, line["image"], rank, line[list(summary.metrics)].dropna().to_dict()))
+    return examples
 
 
 def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,29 +1,29 @@
-"""Read a grid of sampling settings from a YAML file, and name its settings."""
+"""Read a grid of sampling settings from a YAML file."""
 
 import dataclasses
 import itertools
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
+
+from models.settings import SamplingSettings
+
+Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"  # what YAML holds
 
 
 class GridError(ValueError):
     """A grid file is wrong; the message names the file and the field or value."""
 
 
-def read_grid(path: str | Path, settings_type: type) -> list[Any]:
+def read_grid(path: str | Path) -> list[SamplingSettings]:
     """The settings in a YAML file, in its order, without duplicates.
 
     The file holds `product`, a mapping of fields to a value, a list of values or a range (or a list of such mappings),
     or `settings`, a list of mappings of fields to values, or both. Omitted fields keep their defaults. A range is
     {from, to, step} or {from, to, count}, both ends included; the latter may have `spacing: log`.
-
-    `settings_type` is the dataclass of one setting; every field has a default.
 
     Raises:
         GridError: the file cannot be read, or a field or value in it is unknown.
@@ -49,22 +49,22 @@ def read_grid(path: str | Path, settings_type: type) -> list[Any]:
     if not entries:
         raise GridError(f"Grid file {path} holds no settings.")
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(settings_type)
-    return list(dict.fromkeys(_setting(entry, settings_type, parser, path) for entry in entries))
+    parser.add_class_arguments(SamplingSettings)
+    return list(dict.fromkeys(_setting(entry, parser, path) for entry in entries))
 
 
-def _setting(entry: dict[str, Any], settings_type: type, parser: ArgumentParser, path: str | Path) -> Any:
-    known = [field.name for field in dataclasses.fields(settings_type)]
+def _setting(entry: dict[str, Value], parser: ArgumentParser, path: str | Path) -> SamplingSettings:
+    known = [field.name for field in dataclasses.fields(SamplingSettings)]
     if unknown := [name for name in entry if name not in known]:
         raise GridError(f"Grid file {path}: unknown field {unknown[0]!r}; known are {', '.join(known)}.")
     try:
-        return settings_type(**parser.parse_object(entry).as_dict())
+        return SamplingSettings(**parser.parse_object(entry).as_dict())
     except (ArgumentError, ValueError) as error:
         said = " ".join(str(error).replace("Parser key ", "").split())
         raise GridError(f"Grid file {path}: {said}.") from None
 
 
-def _values(name: str, value: Any, path: str | Path) -> list[Any]:
+def _values(name: str, value: Value, path: str | Path) -> list[Value]:
     """The values of a field of a product: a single value, a list, or the numbers of a range."""
     if not isinstance(value, dict):
         return value if isinstance(value, list) else [value]
@@ -94,23 +94,3 @@ def _values(name: str, value: Any, path: str | Path) -> list[Any]:
     # A range between whole numbers is rounded: 5 .. 50 in 4 log steps is 5, 11, 23, 50.
     whole = all(isinstance(given, int) for part, given in value.items() if part != "spacing")
     return list(dict.fromkeys(round(number) if whole else float(f"{number:.12g}") for number in found.tolist()))
-
-
-def key(setting: Any) -> str:
-    """A setting's key in a journal: all of its fields."""
-    return json.dumps(dataclasses.asdict(setting))
-
-
-def label_settings(settings: Sequence[Any]) -> list[str]:
-    """A short label for each setting: sampler, steps, and fields that vary in the grid and differ from the default."""
-    if not settings:
-        return []
-    rows = [dataclasses.asdict(setting) for setting in settings]
-    defaults = {f.name: f.default for f in dataclasses.fields(settings[0]) if not isinstance(f.default, str)}
-    varying = [name for name in rows[0] if len({row[name] for row in rows}) > 1 and name not in ("sampler", "steps")]
-    labels = []
-    for row in rows:
-        told = [name for name in varying if row[name] != defaults.get(name)]
-        extra = [row[name] if isinstance(row[name], str) else f"{name}={row[name]}" for name in told]
-        labels.append(" ".join([row["sampler"], str(row["steps"]), *extra]).replace("average=True", "average"))
-    return labels

@@ -5,9 +5,22 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeAlias
 
 from base.files import replacing
+
+Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
+
+
+class Processes(Protocol):
+    """The processes that share an evaluation, such as lightning's Fabric."""
+
+    global_rank: int
+    world_size: int
+    is_global_zero: bool
+
+    def barrier(self) -> None:
+        """Wait for the other processes."""
 
 
 class JournalError(ValueError):
@@ -16,10 +29,7 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of one image in one row of the grid. `missing` gives the reason for each metric that is None.
-
-    `row` is the key of a setting, or the label of a row that is not a setting.
-    """
+    """The scores of one image in the row with this key. `missing` gives the reason for each metric that is None."""
 
     row: str
     image: str
@@ -28,10 +38,10 @@ class Score:
     missing: dict[str, str]
 
 
-def open_journal(folder: Path, facts: Mapping[str, Any], processes: Any, overwrite: bool = False) -> "Journal":
+def open_journal(folder: Path, facts: Facts, processes: Processes, overwrite: bool = False) -> "Journal":
     """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
 
-    `overwrite` discards existing scores. `processes` has `global_rank`, `is_global_zero` and `barrier`.
+    `overwrite` discards existing scores.
     """
     if processes.is_global_zero:
         if overwrite:
@@ -56,7 +66,7 @@ class Journal:
         JournalError: the folder holds an evaluation with other facts.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], rank: int = 0):
+    def __init__(self, folder: Path, facts: Facts, rank: int = 0):
         self.folder, self.file = folder, folder / f"scores_{rank}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         known, facts = folder / "facts.json", json.loads(json.dumps(facts))

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from evaluation.alignment import Aligned
-from evaluation.catalogue import LOWER_IS_BETTER, METRICS, require_known
-from evaluation.fidelity import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
+from evaluation.catalogue import METRICS, Column, require_known
 from evaluation.perceptual import Lpips
+from evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
 
 _PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch fits into memory
 
@@ -30,9 +30,7 @@ class Metric:
     """A metric with one value per image.
 
     Attributes:
-        name: of its column.
-        title: display name, with its unit.
-        higher_is_better: the direction of the scale.
+        column: how it is shown.
         function: what computes it, called with its `inputs`.
         recipe: how the number is computed; None if the metric is missing.
         reason: None, or why the metric is missing.
@@ -40,9 +38,7 @@ class Metric:
             scores the ground truth.
     """
 
-    name: str
-    title: str
-    higher_is_better: bool
+    column: Column
     function: Callable[..., Tensor]
     recipe: str | None
     reason: str | None = None
@@ -88,7 +84,7 @@ def make_metrics(names: Iterable[str], lpips_backbone: str | Path | None = None)
         else:
             function = Lpips(lpips_backbone, flag="--lpips_backbone") if name == "lpips" else _CLASSES[name]()
             recipe, reason, inputs = function.recipe, function.reason, function.inputs
-        made[name] = Metric(name, METRICS[name], name not in LOWER_IS_BETTER, function, recipe, reason, inputs)
+        made[name] = Metric(METRICS[name], function, recipe, reason, inputs)
     return made | {path: _own_metric(path) for path in sorted(names - METRICS.keys())}
 
 
@@ -101,7 +97,7 @@ def _own_metric(path: str) -> Metric:
         raise MetricError(f"metric {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
     code = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     higher = not getattr(function, "lower_is_better", False)
-    return Metric(path, name, higher, function, f"{inspect.getdoc(function) or name} (code {code})")
+    return Metric(Column(name, 4, higher), function, f"{inspect.getdoc(function) or name} (code {code})")
 
 
 _FUNCTIONS = {"psnr": (psnr, PSNR_RECIPE), "ssim": (ssim, SSIM_RECIPE)}

@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, from_numpy
 
 from base.files import replacing
-from evaluation.fidelity import psnr, whole_numbers
+from evaluation.pixels import eight_bits, psnr
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns
@@ -63,21 +62,9 @@ def panel(columns: Mapping[str, Sequence[Tensor]], path: Path, lines: Sequence[s
         drawn.save(part)
 
 
-def eight_bits(image: Tensor) -> Image.Image:
-    """(3, H, W), about [0, 1], in 8 bits."""
-    return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
-
-
-def panel_of_files(entries: Sequence[Mapping[str, Any]], folder: Path, path: Path) -> None:
-    """Write a panel with the best, median and worst image of a setting, one row each.
-
-    The entries are from "examples" in results.json, and their paths are relative to `folder`.
-    """
-    columns = {}
-    for kind in entries[0]["files"]:
-        label = entries[0]["setting"] if kind == "restored" else kind
-        columns[label] = [_read_image(folder / entry["files"][kind]) for entry in entries]
-    panel(columns, path, [f"{entry['rank']}: {entry['image']}" for entry in entries])
+def panel_of_files(files: Sequence[Mapping[str, Path]], names: Sequence[str], path: Path) -> None:
+    """Write a panel of stored images, one line each: label of a column -> file, and the lines' names."""
+    panel({label: [_read_image(line[label]) for line in files] for label in files[0]}, path, names)
 
 
 def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from evaluation.backbones import read_backbone, sha256
-from evaluation.fidelity import IMAGE, MetricError, check_pair, full_precision, require_side
+from evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,7 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from evaluation.scoring import BLURRY, PREDICTOR
+from evaluation.controls import LABELS
+from evaluation.rows import BLURRY, CONTROLS, PREDICTOR
+from evaluation.statistics import Estimate
+from evaluation.summary import RowSummary, Summary
 
 # The palette of Okabe and Ito, suitable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -20,46 +22,43 @@ _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those on the front are labelled
 
 
-def curve(document: Mapping[str, Any]) -> Figure:
-    """The perception-distortion curve of a results.json: PSNR to the right, better LPIPS upwards, the best top right.
+def curve(summary: Summary) -> Figure:
+    """The perception-distortion curve: PSNR to the right, better LPIPS upwards, the best top right.
 
     Every row is a point with its 95 % intervals, labelled with its steps and its preset. Each sampler is one series,
     and the Pareto front is a line. The controls are thin lines that start at the prediction and may leave the frame.
     If LPIPS is missing, the vertical axis is SSIM and the title says why.
     """
-    names = document["axes"]["distortion"], document["axes"]["perception"]
-    places = {row["setting"]: place for row in document["rows"] if (place := _place(row, names)) is not None}
-    controls = document["controls"]["rows"]
-    of_controls = {label for labels in controls.values() for label in labels}
-    drawn = [row for row in document["rows"] if row["setting"] in places.keys() - of_controls]
-    front = sorted(places[row["setting"]] for row in drawn if row["front"])
+    places = {row.label: place for row in summary.rows if (place := _place(row, summary.perception)) is not None}
+    drawn = [row for row in summary.rows if row.label in places and row.label not in CONTROLS]
+    front = [places[row.label] for row in summary.front]
     figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     if front:
         axes.plot(*zip(*front, strict=True), color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
-    _draw_rows(axes, drawn, places, names)
-    least = min((places[row["setting"]][0] for row in drawn), default=0.0)
-    for (control, labels), style in zip(controls.items(), ("--", ":"), strict=True):
+    _draw_rows(axes, drawn, places, summary.perception)
+    least = min((places[row.label][0] for row in drawn), default=0.0)
+    for (control, labels), style in zip(LABELS.items(), ("--", ":"), strict=True):
         line = [places[label] for label in (PREDICTOR, *labels) if label in places]
         if line:
             look = {"color": "0.3", "linewidth": 0.8, "linestyle": style, "marker": ".", "markersize": 4}
             axes.add_artist(Line2D(*zip(*line, strict=True), **look, zorder=2, label=control))
             axes.update_datalim([point for point in line if point[0] >= least])
-    _name_axes(axes, document, names)
-    named = [row for row in drawn if row["front"] or row["preset"] or len(drawn) <= _MOST_LABELS]
-    texts = [(_label(row), places[row["setting"]]) for row in named]
-    _place_labels(axes, texts, [places[row["setting"]] for row in drawn])
+    _name_axes(axes, summary)
+    named = [row for row in drawn if row in summary.front or summary.preset(row) or len(drawn) <= _MOST_LABELS]
+    texts = [(_label(row, summary.preset(row)), places[row.label]) for row in named]
+    _place_labels(axes, texts, [places[row.label] for row in drawn])
     return figure
 
 
-def _place(row: Mapping[str, Any], names: tuple[str, str]) -> tuple[float, float] | None:
-    values = [(row["metrics"].get(name) or {}).get("mean") for name in names]
-    # The ground truth cannot be plotted: its PSNR is infinite, which JSON holds as a string.
-    return tuple(values) if all(isinstance(value, int | float) for value in values) else None
+def _place(row: RowSummary, perception: str) -> tuple[float, float] | None:
+    """The row's point; None without one. The ground truth has none, since its PSNR is infinite."""
+    values = row.mean("psnr"), row.mean(perception)
+    return values if all(value is not None and math.isfinite(value) for value in values) else None
 
 
 def _draw_rows(
-    axes: Axes, rows: Sequence[Mapping[str, Any]], places: Mapping[str, tuple[float, float]], names: tuple[str, str]
+    axes: Axes, rows: Sequence[RowSummary], places: Mapping[str, tuple[float, float]], perception: str
 ) -> None:
     """Draw a point with its intervals for each row, in one style per sampler."""
     looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
@@ -72,11 +71,11 @@ def _draw_rows(
             continue
         marker, colour, size = looks[series]
         for row in own:
-            across, up = (_interval(row["metrics"][name]) for name in names)
+            across, up = (_interval(row.estimates[name]) for name in ("psnr", perception))
             look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.5}
-            axes.errorbar(*places[row["setting"]], up, across, fmt="none", **look, zorder=1)
+            axes.errorbar(*places[row.label], up, across, fmt="none", **look, zorder=1)
         axes.scatter(
-            *zip(*(places[row["setting"]] for row in own), strict=True),
+            *zip(*(places[row.label] for row in own), strict=True),
             s=size,
             marker=marker,
             color=colour,
@@ -87,41 +86,42 @@ def _draw_rows(
         )
 
 
-def _name_axes(axes: Axes, document: Mapping[str, Any], names: tuple[str, str]) -> None:
+def _name_axes(axes: Axes, summary: Summary) -> None:
     """Label the axes with their direction, and add title and legend."""
-    metrics = document["metrics"]
-    for name, axis, set_label in zip(names, (axes.xaxis, axes.yaxis), (axes.set_xlabel, axes.set_ylabel), strict=True):
-        arrow = "→" if axis is axes.xaxis else "↑"
-        better = "higher" if metrics[name]["higher_is_better"] else "lower"
-        set_label(f"{metrics[name]['title']}: {better} is better {arrow}")
-        if not metrics[name]["higher_is_better"]:
-            axis.set_inverted(True)
+    for name, axis, arrow in (("psnr", axes.xaxis, "→"), (summary.perception, axes.yaxis, "↑")):
+        title, _, higher_is_better = summary.metrics[name].column
+        axis.set_label_text(f"{title}: {'higher' if higher_is_better else 'lower'} is better {arrow}")
+        axis.set_inverted(not higher_is_better)
     axes.margins(0.08)
     axes.grid(color="0.92", zorder=0)
     axes.set_axisbelow(True)
-    images = max(row["images"] for row in document["rows"])
+    images = max(row.images for row in summary.rows)
     title = f"Perception and distortion, mean of {images} image{'s' if images > 1 else ''} with 95 % intervals"
-    if names[1] == "ssim":
-        reason = (metrics.get("lpips") or {}).get("reason") or "LPIPS was not asked for."
+    if summary.perception == "ssim":
+        reason = "LPIPS was not asked for."
+        if "lpips" in summary.metrics:
+            reason = summary.metrics["lpips"].reason or "LPIPS has no value."
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
 
 
-def _series(row: Mapping[str, Any]) -> str:
-    return row["fields"].get("sampler", row["setting"])
+def _series(row: RowSummary) -> str:
+    """The sampler; for a row without a sample, its own name."""
+    settings = row.row.settings
+    return settings.sampler if settings and settings.blend > 0 else row.label
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    name = str(row["fields"].get("steps", row["setting"]))
-    return f"{name} {row['preset']}" if row["preset"] else name
+def _label(row: RowSummary, preset: str | None) -> str:
+    name = row.label if _series(row) == row.label else str(row.row.settings.steps)
+    return f"{name} {preset}" if preset else name
 
 
-def _interval(entry: Mapping[str, Any]) -> list[list[float]] | None:
+def _interval(estimate: Estimate) -> list[list[float]] | None:
     """The distances from the mean to the interval's ends, in matplotlib's format."""
-    if not isinstance(entry.get("low"), int | float) or not isinstance(entry.get("high"), int | float):
+    if estimate.low is None:
         return None
-    return [[max(0, entry["mean"] - entry["low"])], [max(0, entry["high"] - entry["mean"])]]
+    return [[max(0, estimate.mean - estimate.low)], [max(0, estimate.high - estimate.mean)]]
 
 
 def _place_labels(

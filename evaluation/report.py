@@ -2,98 +2,129 @@
 
 import base64
 import io
-import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jinja2
 from PIL import Image
 
 from base.files import replacing
+from evaluation import controls
+from evaluation.examples import Example
+from evaluation.journal import Facts
 from evaluation.panels import panel_of_files
 from evaluation.plots import curve
+from evaluation.summary import NOTHING, Summary
+
+if TYPE_CHECKING:
+    from evaluation.comparison import Change
 
 _QUALITY = 90  # of the page's JPEG images
 
 
-def write_report(folder: str | Path) -> list[Path]:
-    """Write pareto.png, panels/*.png and report.html from the results in a folder.
+@dataclass(frozen=True)
+class _Entry:
+    """A group of images that the page's slider shows: a setting's name, an image's, and files by kind of image."""
+
+    setting: str
+    image: str
+    rank: str
+    about: str
+    files: dict[str, str]
+
+
+def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) -> list[Path]:
+    """Write pareto.png, panels/*.png and report.html; the examples' images are in the folder.
 
     report.html loads nothing from elsewhere: a sortable table, the curve, a slider between two images, the recipe of
     every metric and what the numbers depend on. Its images are JPEG; the original images stay in the folder.
-
-    Raises:
-        ValueError: the folder has no results.json, or it was not written by evaluate.py.
     """
-    folder = Path(folder)
-    document = read_results(folder)
     paths = [folder / "pareto.png"]
     with replacing(paths[0]) as part:
-        curve(document).savefig(part)
-    for number, setting in enumerate(dict.fromkeys(entry["setting"] for entry in document["examples"])):
-        own = [entry for entry in document["examples"] if entry["setting"] == setting]
+        curve(summary).savefig(part)
+    for number, row in enumerate(dict.fromkeys(example.row for example in examples)):
         (folder / "panels").mkdir(exist_ok=True)
-        paths.append(folder / "panels" / f"{number}_{re.sub(r'[^A-Za-z0-9.=+-]+', '_', setting)}.png")
-        panel_of_files(own, folder, paths[-1])
+        paths.append(folder / "panels" / f"{number}_{row.file_name}.png")
+        own = [example for example in examples if example.row == row]
+        files = [
+            {row.label if kind == "restored" else kind: folder / file for kind, file in example.files.items()}
+            for example in own
+        ]
+        panel_of_files(files, [f"{example.rank}: {example.image}" for example in own], paths[-1])
+    entries = [
+        _Entry(
+            example.row.label,
+            example.image,
+            example.rank,
+            f"{example.image}, the {example.rank} of {example.row.label}: {example.told(summary.metrics)}",
+            example.files,
+        )
+        for example in examples
+    ]
+    chosen = summary.presets.get("balanced")
+    shown = _shown(entries, folder, chosen and chosen.label)
+    checkpoint = summary.facts.get("checkpoint")
+    title = "Evaluation of " + (checkpoint["name"] if checkpoint else "images")
     paths.append(folder / "report.html")
-    with replacing(paths[-1]) as part:
-        part.write_text(_page(document, folder, {"": paths[0]}), encoding="utf-8")
+    _write(paths[-1], {"": paths[0]}, summary, shown, title=title, facts=summary.facts)
     return paths
 
 
 def write_joint_report(
-    folder: Path, documents: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
+    folder: Path,
+    found: Mapping[str, tuple[Summary, Sequence[Example]]],
+    changes: "Mapping[str, Mapping[str, Change]]",
 ) -> Path:
     """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
     Args:
         folder: of the page, which is returned.
-        documents: the contents of results.json of A and of B, by the names of their folders within `folder`.
-        changes: setting -> metric -> `evaluation.comparison.Change`.
+        found: the results of A and of B and their examples, by the names of their folders within `folder`.
+        changes: setting -> metric -> change.
     """
-    entries: dict[tuple[str, str], dict[str, Any]] = {}
-    for letter, document in documents.items():
-        for entry in document["examples"]:
-            own = entries.setdefault(
-                (entry["setting"], entry["image"]),
-                {"setting": entry["setting"], "image": entry["image"], "rank": "", "about": "", "files": {}},
+    entries: dict[tuple[str, str], _Entry] = {}
+    for letter, (summary, examples) in found.items():
+        for example in examples:
+            place = example.row.label, example.image
+            before = entries.get(place, _Entry(*place, "", "", {}))
+            files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
+            entries[place] = _Entry(
+                *place,
+                rank=", ".join(filter(None, (before.rank, f"{example.rank} of {letter}"))),
+                about="; ".join(
+                    filter(
+                        None,
+                        (
+                            before.about,
+                            f"{example.image}, the {example.rank} of {letter}: {example.told(summary.metrics)}",
+                        ),
+                    )
+                ),
+                files={kind: files[kind] for kind in ("blurry", "sharp")}
+                | before.files
+                | {f"{letter}, {kind}": files[kind] for kind in ("predictor", "restored")},
             )
-            files = {kind: f"{letter}/{file}" for kind, file in entry["files"].items()}
-            own["rank"] += f"{own['rank'] and ', '}{entry['rank']} of {letter}"
-            scores = _scores(entry["scores"], document["metrics"])
-            own["about"] += f"{own['about'] and '; '}{entry['image']}, the {entry['rank']} of {letter}: {scores}"
-            own["files"] = {kind: files[kind] for kind in ("blurry", "sharp")} | own["files"]
-            own["files"] |= {f"{letter}, {kind}": files[kind] for kind in ("predictor", "restored")}
-    document = dict(next(iter(documents.values()))) | {
-        "checkpoint": {letter: document["checkpoint"]["name"] for letter, document in documents.items()},
-        "examples": list(entries.values()),
-        "changes": changes,
-    }
-    path = folder / "report.html"
-    with replacing(path) as part:
-        curves = {letter: folder / letter / "pareto.png" for letter in documents}
-        part.write_text(_page(document, folder, curves), encoding="utf-8")
+    names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in found.items()}
+    summary, shown = found["A"][0], _shown(list(entries.values()), folder, None)
+    facts = dict(summary.facts) | {"checkpoint": names}
+    path, curves = folder / "report.html", {letter: folder / letter / "pareto.png" for letter in found}
+    _write(path, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
     return path
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """The contents of results.json in a folder; ValueError if it is missing or was not written by evaluate.py."""
-    path = folder / "results.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if not all(document[key] for key in ("rows", "metrics", "axes", "controls")) or "examples" not in document:
-            raise KeyError("rows")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; run evaluate.py first.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not hold the results of evaluate.py.") from error
-    return document
-
-
-def _page(document: Mapping[str, Any], folder: Path, curves: Mapping[str, Path]) -> str:
+def _write(
+    path: Path,
+    curves: Mapping[str, Path],
+    summary: Summary,
+    shown: dict,
+    title: str,
+    facts: Facts,
+    changes: "Mapping[str, Mapping[str, Change]] | None" = None,
+) -> None:
+    """Write the page; with `changes` its table has B - A in place of the summary's rows."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -101,53 +132,44 @@ def _page(document: Mapping[str, Any], folder: Path, curves: Mapping[str, Path])
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"number": _number, "digits": _digits, "plain": _plain}
-    templates.tests["finite"] = lambda value: isinstance(value, int | float) and math.isfinite(value)
+    templates.filters |= {"number": _number, "plain": _plain}
+    templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     drawn = {name: base64.b64encode(path.read_bytes()).decode() for name, path in curves.items()}
-    page = {"changes": None} | dict(document) | {"curves": drawn, "shown": _examples(document, folder)}
-    return templates.get_template("report.html").render(page)
-
-
-def _number(value: float | str, digits: int, sign: str = "") -> str:
-    """Format a number of results.json, which holds infinity as a string."""
-    return "∞" if value == "inf" else f"{value:{sign}.{digits}f}"
-
-
-def _digits(metric: Mapping[str, Any]) -> int:
-    return 2 if "dB" in metric["title"] else 4
-
-
-def _plain(value: Any) -> str:
-    """A fact of results.json as text."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {own}" for key, own in value.items() if own is not None)
-    return str(value)
-
-
-def _examples(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Data for the page's script: the images as JPEG, and the entries that use them."""
-    entries, metrics = document["examples"], document["metrics"]
-    files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
-    shown = []
-    for entry in entries:
-        with Image.open(folder / next(iter(entry["files"].values())), formats=["PNG"]) as image:
-            width, height = image.size
-        about = entry.get("about") or (
-            f"{entry['image']}, the {entry['rank']} of {entry['setting']}: {_scores(entry['scores'], metrics)}"
-        )
-        own = {kind: files.index(file) for kind, file in entry["files"].items()}
-        shown.append({**entry, "about": about, "width": width, "height": height, "files": own})
-    uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
-    presets = {row["setting"]: row["preset"] or "" for row in document["rows"]}
-    balanced = [entry["setting"] for entry in shown if "balanced" in presets.get(entry["setting"], "")]
-    first = next(iter(balanced + [entry["setting"] for entry in shown]), None)
-    return {"images": uris, "examples": shown, "first": first, "quality": _QUALITY}
-
-
-def _scores(scores: Mapping[str, float | str], metrics: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{metrics[name]['title']} {_number(value, _digits(metrics[name]))}" for name, value in scores.items()
+    page = templates.get_template("report.html").render(
+        title=title,
+        facts=facts,
+        summary=summary,
+        changes=changes,
+        curves=drawn,
+        shown=shown,
+        nothing=NOTHING,
+        recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
     )
+    with replacing(path) as part:
+        part.write_text(page, encoding="utf-8")
+
+
+def _number(value: float, digits: int, sign: str = "") -> str:
+    return "∞" if math.isinf(value) else f"{value:{sign}.{digits}f}"
+
+
+def _plain(value: Facts) -> str:
+    """Several facts as text."""
+    return ", ".join(f"{key} {own}" for key, own in value.items() if own is not None)
+
+
+def _shown(entries: Sequence[_Entry], folder: Path, first: str | None) -> dict:
+    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first."""
+    files = list(dict.fromkeys(file for entry in entries for file in entry.files.values()))
+    examples = []
+    for entry in entries:
+        with Image.open(folder / next(iter(entry.files.values())), formats=["PNG"]) as image:
+            size = {"width": image.width, "height": image.height}
+        examples.append(asdict(entry) | size | {"files": {kind: files.index(f) for kind, f in entry.files.items()}})
+    uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
+    if first not in (known := [entry.setting for entry in entries]):
+        first = next(iter(known), None)
+    return {"images": uris, "examples": examples, "first": first, "quality": _QUALITY}
 
 
 def _jpeg(path: Path) -> bytes:

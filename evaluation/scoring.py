@@ -1,28 +1,29 @@
-"""Restore and score images with every setting of a grid; existing scores are not computed again.
-
-This module does not depend on how images are restored. The pipeline needs `predict` and `refine_shared` as in
-`models.pipeline.DeblurPipeline`, and a setting is a dataclass with `sampler`, `steps`, `num_samples` and `blend`.
-"""
+"""Restore and score images with every setting of a grid; existing scores are not computed again."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from base.files import replacing
 from base.progress import counted
-from evaluation.controls import LABELS, RECIPES, control_images
-from evaluation.grid import key, label_settings
-from evaluation.journal import Journal, Score
-from evaluation.metrics import Metric, MetricError
+from evaluation.controls import RECIPES, control_images
+from evaluation.journal import Facts, Journal, Processes, Score
+from evaluation.metrics import Metric
+from evaluation.pixels import MetricError, eight_bits
+from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from models.settings import SamplingSettings, sharing_samples
 
-BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every grid has
-CONTROLS = [label for labels in LABELS.values() for label in labels]  # further rows if there is a predictor
+if TYPE_CHECKING:
+    from models.pipeline import DeblurPipeline
+
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "
     "counts equally, and samples that several settings share count for each of them; mean over the images; 0 for rows "
@@ -49,47 +50,103 @@ class Plan:
 
     Args:
         images: in the order of the results.
-        groups: the settings of the grid, grouped by shared samples.
-        settings: the same settings in the order of the results.
-        pipeline: see the module's docstring; None if only rows without a pipeline are scored.
+        settings: the rows of the grid, in the order of the results.
+        pipeline: None if only rows without a pipeline are scored.
         metrics: all requested metrics.
         journal: where scores are stored and read.
         seed: of the noise of samples and controls, and of the bootstrap.
         baselines: label -> function of an image's name that returns the image (3, H, W) restored by another program.
         batch_size: images per batch of the networks; None: as many as suit the device and the images' size.
         device: where images are restored and scored.
-        processes: with `global_rank`, `world_size`, `is_global_zero` and `barrier`, such as lightning's Fabric.
+        processes: that share the images.
         facts: what else the numbers depend on, for results.json.
+        restored: folder for the image of every row but the controls; None: none is written.
     """
 
     images: Sequence[ImagePair]
-    groups: Sequence[Sequence[Any]]
-    settings: Sequence[Any]
-    pipeline: Any
+    settings: Sequence[Row]
+    pipeline: "DeblurPipeline | None"
     metrics: Mapping[str, Metric]
     journal: Journal
     seed: int
     baselines: Mapping[str, Callable[[str], Tensor]]
     batch_size: int | None
     device: torch.device
-    processes: Any
-    facts: Mapping[str, Any]
+    processes: Processes
+    facts: Facts
+    restored: Path | None = None
 
-    @property
+    @cached_property
     def computed(self) -> dict[str, Metric]:
         """The metrics that can be computed."""
         return {name: metric for name, metric in self.metrics.items() if metric.reason is None}
 
-    @property
-    def by_label(self) -> dict[str, Any]:
-        """The settings by their labels, in the order of the results."""
-        return dict(zip(label_settings(self.settings), self.settings, strict=True))
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All rows, in the order of the results."""
+        fixed = [PREDICTOR, SHARP, *CONTROLS] if self.pipeline else [SHARP]
+        return [*map(Row, [BLURRY, *fixed, *self.baselines]), *self.settings]
 
     @property
-    def fixed_rows(self) -> list[str]:
-        """The rows that are not settings, in the order of the results."""
-        of_pipeline = [PREDICTOR, SHARP, *CONTROLS] if self.pipeline else [SHARP]
-        return [BLURRY, *of_pipeline, *self.baselines]
+    def steps(self) -> int:
+        """Denoising steps of all settings on all images."""
+        groups = sharing_samples([row.settings for row in self.settings])
+        return len(self.images) * sum(map(steps_of, groups))
+
+    def file(self, row: Row, image: str) -> Path | None:
+        """The file for a row's image; None if none is written."""
+        return self.restored / row.file_name / f"{image}.png" if self.restored and row.label not in CONTROLS else None
+
+    def scored(self) -> set[tuple[str, str]]:
+        """(key of a row, image) for each score that is there, with its file."""
+        done = self.journal.scores()
+        files = {(row.key, image.name): self.file(row, image.name) for row in self.rows for image in self.images}
+        return {place for place, file in files.items() if place in done and (file is None or file.is_file())}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Images of one size that are restored together, and the (key of a row, image) that have no score yet."""
+
+    plan: Plan
+    images: Sequence[ImagePair]
+    lacking: set[tuple[str, str]]
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [image.name for image in self.images]
+
+    @cached_property
+    def groups(self) -> list[list[Row]]:
+        """The settings that lack a score, grouped by the samples that they share."""
+        wanted = {key for key, _ in self.lacking}
+        rows = {row.settings: row for row in self.plan.settings}
+        groups = [[rows[s] for s in group if rows[s].key in wanted] for group in sharing_samples(list(rows))]
+        return [group for group in groups if group]
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Blurry and sharp (N, 3, H, W), on the device."""
+        sides = zip(*(image.read() for image in self.images), strict=True)
+        blurry, sharp = (torch.stack(side).to(self.plan.device) for side in sides)
+        return blurry, sharp
+
+    def score(self, sharp: Tensor, images: Tensor, row: Row, seconds: float = 0.0) -> None:
+        """Add a row's missing scores to the journal; first write its images, if they are to be kept.
+
+        Args:
+            sharp: the ground truths (N, 3, H, W).
+            images: (N * K, 3, H, W), with the K samples of one image in a row, whose mean score is used.
+            row: whose images they are.
+            seconds: that an image took.
+        """
+        samples = images.split(len(images) // len(sharp))
+        for name, own, truth in zip(self.names, samples, sharp, strict=True):
+            if (row.key, name) in self.lacking:
+                if file := self.plan.file(row, name):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(file) as part:
+                        eight_bits(own[0]).save(part)
+                self.plan.journal.add(_score(self.plan.computed, row, name, own, truth, seconds))
 
 
 def recipes(metrics: Mapping[str, Metric]) -> dict[str, str]:
@@ -98,12 +155,8 @@ def recipes(metrics: Mapping[str, Metric]) -> dict[str, str]:
 
 
 def depends_on(
-    facts: Mapping[str, Any],
-    metrics: Mapping[str, Metric],
-    batch_size: int | None,
-    images: Mapping[str, str],
-    outputs: Mapping[str, str],
-) -> dict[str, Any]:
+    facts: Facts, metrics: Mapping[str, Metric], batch_size: int | None, images: Facts, outputs: Facts
+) -> Facts:
     """What a score depends on besides row and image, for the journal; `images` and `outputs` are hashes by name."""
     return {
         "checkpoint": facts["checkpoint"] and facts["checkpoint"]["sha256"],
@@ -117,48 +170,43 @@ def depends_on(
     }
 
 
-def score_images(plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any], text: str) -> None:
-    """Compute the scores missing in the journal: of blurry, predictor, sharp, controls, baselines and `settings`.
+def score_images(plan: Plan) -> None:
+    """Compute the scores missing in the journal, of every row on every image.
 
     Images of one size are restored in batches. The batches do not depend on what was done before or on the number of
     processes, so neither affects a score. The predictor runs once per batch, and settings that share their samples run
-    once. If a setting returns several samples of an image, their mean score is used. `images` and `settings` are the
-    part of the plan to score now, and `text` is shown beside the progress bar.
+    once.
     """
-    work = _work(plan, images, settings)
-    steps = sum(len(batch) * steps_of(group) for batch, _, groups in work for group in groups)
-    total, unit = (steps, "step") if steps else (sum(len(batch) for batch, _, _ in work), "image")
-    hidden = plan.processes.global_rank > 0
+    batches = _batches(plan)
+    steps = sum(len(b.images) * steps_of([row.settings for row in group]) for b in batches for group in b.groups)
+    total, unit = (steps, "step") if steps else (sum(len(batch.images) for batch in batches), "image")
+    text, hidden = f"{len(plan.settings)} settings", plan.processes.global_rank > 0
     with tqdm(total=total, desc=text, unit=unit, dynamic_ncols=True, disable=hidden) as bar:
-        for batch, lacking, groups in work:
-            names = [image.name for image in batch]
-            sides = zip(*(image.read() for image in batch), strict=True)
-            blurry, sharp = (torch.stack(side).to(plan.device) for side in sides)
-            add = partial(_add_scores, plan, names, sharp, lacking)
-            add(BLURRY, blurry)
-            add(SHARP, sharp)
+        for batch in batches:
+            blurry, sharp = batch.read()
+            score = partial(batch.score, sharp)
+            score(blurry, Row(BLURRY))
+            score(sharp, Row(SHARP))
             for label, read in plan.baselines.items():
-                add(label, torch.stack([read(name) for name in names]).to(plan.device))
+                score(torch.stack([read(name) for name in batch.names]).to(plan.device), Row(label))
             if plan.pipeline is not None:
-                prediction, seconds = _timed(plan.device, plan.pipeline.predict, blurry)
-                x_init, before = prediction[:, :3], seconds / len(batch)
-                add(PREDICTOR, x_init, before)
-                for label, controls in _controls(plan, x_init, blurry, names):
-                    add(label, controls, before)
-            for group in groups:
-                arguments = blurry, prediction, group, plan.seed, names, counted(bar, len(batch))
-                outputs, seconds = _timed(plan.device, plan.pipeline.refine_shared, *arguments)
-                drawn = max(setting.num_samples for setting in group) * len(batch)
-                for setting, output in zip(group, outputs, strict=True):
-                    add(key(setting), output.images, before + seconds * setting.num_samples / drawn)
+                start = _now(plan.device)
+                prediction = plan.pipeline.predict(blurry)
+                before = (_now(plan.device) - start) / len(blurry)
+                score(prediction[:, :3], Row(PREDICTOR), before)
+                for label, images in _controls(batch, blurry, prediction[:, :3]):
+                    score(images, Row(label), before)
+            for group in batch.groups:
+                settings, start = [row.settings for row in group], _now(plan.device)
+                progress = counted(bar, len(blurry))
+                outputs = plan.pipeline.refine_shared(blurry, prediction, settings, plan.seed, batch.names, progress)
+                drawn = max(setting.num_samples for setting in settings) * len(blurry)
+                each = (_now(plan.device) - start) / drawn
+                for row, output in zip(group, outputs, strict=True):
+                    score(output.images, row, before + each * row.settings.num_samples)
             if not steps:
-                bar.update(len(batch))
-
-
-def count_scores(plan: Plan) -> tuple[int, int]:
-    """(scores in the journal, scores in total), where a score is one image in one row."""
-    done, rows = plan.journal.scores(), [*plan.fixed_rows, *map(key, plan.settings)]
-    return sum((row, image.name) in done for row in rows for image in plan.images), len(rows) * len(plan.images)
+                bar.update(len(blurry))
+    plan.processes.barrier()
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:
@@ -167,81 +215,52 @@ def batch_size_for(device: str, size: tuple[int, int]) -> int:
     return max(1, min(LARGEST_BATCH, pixels // (size[0] * size[1])))
 
 
-def steps_of(group: Sequence[Any]) -> int:
+def steps_of(group: Sequence[SamplingSettings]) -> int:
     """Denoising steps per image for settings that share their samples."""
     return max((setting.steps * setting.num_samples if setting.blend > 0 else 0 for setting in group), default=0)
 
 
-def _work(
-    plan: Plan, images: Sequence[ImagePair], settings: Sequence[Any]
-) -> list[tuple[list[ImagePair], set[tuple[str, str]], list[list[Any]]]]:
-    """This process's batches: their images, the (row, image) pairs without scores, and the settings to restore with."""
-    done, rows, work = plan.journal.scores(), [*plan.fixed_rows, *map(key, settings)], []
-    batches = _batches(plan, images)
-    for batch in batches[plan.processes.global_rank :: plan.processes.world_size]:
-        lacking = {(row, image.name) for image in batch for row in rows if (row, image.name) not in done}
-        wanted = {row for row, _ in lacking}
-        groups = [[setting for setting in group if key(setting) in wanted] for group in plan.groups]
-        if lacking:
-            work.append((batch, lacking, [group for group in groups if group]))
-    return work
-
-
-def _batches(plan: Plan, images: Sequence[ImagePair]) -> list[list[ImagePair]]:
-    found = []
-    for size, group in groupby(sorted(images, key=lambda image: image.size), key=lambda image: image.size):
-        own, count = list(group), plan.batch_size or batch_size_for(plan.device.type, size)
+def _batches(plan: Plan) -> list[_Batch]:
+    """This process's batches in which a score is missing."""
+    done, found = plan.scored(), []
+    for size, alike in groupby(sorted(plan.images, key=lambda image: image.size), key=lambda image: image.size):
+        own, count = list(alike), plan.batch_size or batch_size_for(plan.device.type, size)
         found += [own[at : at + count] for at in range(0, len(own), count)]
-    return found
+    batches = []
+    for images in found[plan.processes.global_rank :: plan.processes.world_size]:
+        places = {(row.key, image.name) for row in plan.rows for image in images}
+        if places - done:
+            batches.append(_Batch(plan, images, places - done))
+    return batches
 
 
-def _controls(plan: Plan, x_init: Tensor, blurry: Tensor, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def _controls(batch: _Batch, blurry: Tensor, x_init: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield (label, images (N, 3, H, W)) for each control."""
-    images = zip(x_init.clamp(0, 1), blurry, names, strict=True)
-    controls = [control_images(image, own, plan.seed, name) for image, own, name in images]
+    images = zip(x_init.clamp(0, 1), blurry, batch.names, strict=True)
+    controls = [control_images(image, own, batch.plan.seed, name) for image, own, name in images]
     for of_images in zip(*controls, strict=True):
         labels, images = zip(*of_images, strict=True)
         yield labels[0], torch.stack(images)
 
 
-def _add_scores(
-    plan: Plan,
-    names: Sequence[str],
-    sharp: Tensor,
-    lacking: set[tuple[str, str]],
-    row: str,
-    restored: Tensor,
-    seconds: float = 0.0,
-) -> None:
-    """Score (N * K, 3, H, W), with the samples of one image in a row, and add missing scores to the journal."""
-    samples = restored.split(len(restored) // len(names))
-    for name, own, truth in zip(names, samples, sharp, strict=True):
-        if (row, name) in lacking:
-            plan.journal.add(_score(plan.computed, row, name, own, truth, seconds))
-
-
-def _timed(device: torch.device, function: Callable, *arguments: Any) -> tuple[Any, float]:
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    start = now()
-    result = function(*arguments)
-    return result, now() - start
+def _now(device: torch.device) -> float:
+    """The time in seconds, after all work that was started on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _score(
-    metrics: Mapping[str, Metric], row: str, name: str, restored: Tensor, sharp: Tensor, seconds: float
+    metrics: Mapping[str, Metric], row: Row, name: str, restored: Tensor, sharp: Tensor, seconds: float
 ) -> Score:
     """The scores of one image, averaged over its samples (K, 3, H, W)."""
     values, missing = {}, {}
     for column, metric in metrics.items():
         try:
-            if row == SHARP and "sharp" in metric.inputs:
+            if row.label == SHARP and "sharp" in metric.inputs:
                 raise MetricError("it is the ground truth itself")
             samples = metric(restored, sharp.expand_as(restored), [name] * len(restored))
             values[column] = samples.double().mean().item()
         except MetricError as error:
             values[column], missing[column] = None, str(error)
-    return Score(row, name, seconds, values, missing)
+    return Score(row.key, name, seconds, values, missing)

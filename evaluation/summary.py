@@ -1,32 +1,32 @@
 """Summarise the scores of images in one row per setting: means with intervals, the Pareto front, presets."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from evaluation.controls import LABELS, Verdict, judge
-from evaluation.grid import key
-from evaluation.scoring import BLURRY, CONTROLS, PREDICTOR, SHARP, Plan
+from evaluation.journal import Facts
+from evaluation.metrics import Metric
+from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from evaluation.scoring import Plan
 from evaluation.statistics import Estimate, estimates
 
 NOTHING = Estimate(None, None, None, 0)
 
 
 @dataclass(frozen=True)
-class Row:
-    """The means of one setting over the images; `settings` is empty for rows that are not settings.
+class RowSummary:
+    """The means of one row over the images.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
     theirs. A metric without values is in neither, and `missing` says why. `verdict` compares a setting with the
     controls.
     """
 
-    label: str
-    settings: dict[str, Any]
+    row: Row
     images: int
     seconds: float
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -34,67 +34,134 @@ class Row:
     missing: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
 
+    @property
+    def label(self) -> str:
+        """The row's name."""
+        return self.row.label
+
     def mean(self, metric: str) -> float | None:
         """The mean of a metric; None if it has none."""
         return self.estimates.get(metric, NOTHING).mean
 
 
-def image_table(plan: Plan) -> pd.DataFrame:
-    """Every score: setting, image, seconds, a column per metric (nan if missing), and `missing`, metric -> reason.
+@dataclass(frozen=True)
+class Summary:
+    """An evaluation's results.
 
-    The plan's journal is complete.
+    Args:
+        rows: in the order of the results.
+        metrics: all requested metrics.
+        scores: every score: setting, image, seconds, a column per metric (nan if missing), and `missing`, metric ->
+            reason.
+        facts: what the numbers depend on.
+        steps: denoising steps of all settings on all images.
     """
-    scores, metrics = plan.journal.scores(), list(plan.metrics)
-    lines = []
-    for label, row in row_keys(plan).items():
-        for image in plan.images:
-            if score := scores.get((row, image.name)):
-                values = {metric: score.metrics.get(metric) for metric in metrics}
-                own = {"setting": label, "image": score.image, "seconds": score.seconds}
-                lines.append(own | values | {"missing": score.missing})
-    return pd.DataFrame(lines).astype(dict.fromkeys(metrics, float))
+
+    rows: Sequence[RowSummary]
+    metrics: Mapping[str, Metric]
+    scores: pd.DataFrame
+    facts: Facts
+    steps: int
+
+    @cached_property
+    def perception(self) -> str:
+        """The metric of the perception axis: lpips, or ssim if LPIPS is missing."""
+        return "lpips" if any(row.mean("lpips") is not None for row in self.rows) else "ssim"
+
+    @property
+    def settings(self) -> list[RowSummary]:
+        """The rows that are settings."""
+        return [row for row in self.rows if row.row.settings]
+
+    @cached_property
+    def front(self) -> list[RowSummary]:
+        """The rows that no other row beats on both axes, in order of increasing PSNR; never a control.
+
+        The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is
+        better).
+        """
+        return _front([row for row in self.rows if row.label not in CONTROLS], self.perception)
+
+    @cached_property
+    def settings_front(self) -> list[RowSummary]:
+        """The front among the settings alone."""
+        return _front(self.settings, self.perception)
+
+    @cached_property
+    def best_sample(self) -> RowSummary | None:
+        """The setting with the best LPIPS, or the best PSNR if LPIPS is missing; None if no setting was scored."""
+        for metric, best in (("lpips", min), ("psnr", max)):
+            scored = [row for row in self.settings if row.mean(metric) is not None]
+            if scored:
+                return best(scored, key=lambda row: row.mean(metric))
+        return None
+
+    @cached_property
+    def presets(self) -> dict[str, RowSummary]:
+        """fidelity: the setting with the best PSNR; perceptual: the best perception; balanced: the knee between them.
+
+        The knee is the setting on the settings' front that lies farthest beyond the straight line from fidelity to
+        perceptual, with both axes scaled so that these two have distance one. Empty if no setting has both scores.
+        """
+        if not self.settings_front:
+            return {}
+        perceptual, fidelity = self.settings_front[0], self.settings_front[-1]
+
+        def beyond(row: RowSummary) -> float:
+            def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
+                worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
+                gap = best.mean(name) - worst.mean(name)
+                return (row.mean(name) - worst.mean(name)) / gap if gap else 1.0
+
+            return part("psnr") + part(self.perception)
+
+        return {"fidelity": fidelity, "balanced": max(self.settings_front, key=beyond), "perceptual": perceptual}
+
+    def preset(self, row: RowSummary) -> str | None:
+        """The presets that a row becomes, joined by commas; None if it becomes none."""
+        return ", ".join(name for name, chosen in self.presets.items() if chosen is row) or None
 
 
-def row_keys(plan: Plan) -> dict[str, str]:
-    """Label -> key in the journal for every row, in the order of the results."""
-    keys = {label: label for label in plan.fixed_rows}
-    return keys | {label: key(setting) for label, setting in plan.by_label.items()}
-
-
-def summarise(plan: Plan, table: pd.DataFrame) -> list[Row]:
-    """One row per setting, after those of blurry, predictor, sharp, controls and baselines.
+def summarise(plan: Plan) -> Summary:
+    """The results of a plan whose journal is complete.
 
     A metric's mean is over the images that the metric can score at all, which are those whose blurry image it scored.
-    A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable. The table
-    is from `image_table`.
+    A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable.
     """
-    settings = plan.by_label
+    table = _table(plan)
     by_label = dict(list(table.groupby("setting", sort=False)))
-    rows = {
-        label: Row(
-            label,
-            dataclasses.asdict(settings[label]) if label in settings else {},
-            len(own),
-            own["seconds"].mean().item(),
-            verdict=_verdict(table, own, plan.seed) if label in settings else None,
-        )
-        for label, own in by_label.items()
-    }
+    rows = {}
+    for row in plan.rows:
+        own = by_label[row.label]
+        verdict = _verdict(table, own, plan.seed) if row.settings else None
+        rows[row.label] = RowSummary(row, len(own), own["seconds"].mean().item(), verdict=verdict)
     for name in plan.computed:
         _summarise_metric(name, table, by_label, rows, plan.seed)
-    return list(rows.values())
+    return Summary(list(rows.values()), plan.metrics, table, plan.facts, plan.steps)
+
+
+def _table(plan: Plan) -> pd.DataFrame:
+    """`Summary.scores`."""
+    scores, lines = plan.journal.scores(), []
+    for row in plan.rows:
+        for image in plan.images:
+            score = scores[row.key, image.name]
+            values = {metric: score.metrics.get(metric) for metric in plan.metrics}
+            place = {"setting": row.label, "image": image.name, "seconds": score.seconds}
+            lines.append(place | values | {"missing": score.missing})
+    return pd.DataFrame(lines).astype(dict.fromkeys(plan.metrics, float))
 
 
 def _summarise_metric(
-    metric: str, table: pd.DataFrame, by_label: Mapping[str, pd.DataFrame], rows: dict[str, Row], seed: int
+    metric: str, table: pd.DataFrame, by_label: Mapping[str, pd.DataFrame], rows: dict[str, RowSummary], seed: int
 ) -> None:
     """Fill in a metric's estimates, differences and reasons."""
     for label, own in by_label.items():
-        lacking = _lacking(own, metric)
+        lacking = [(name, why[metric]) for name, why in zip(own["image"], own["missing"], strict=True) if metric in why]
         if lacking:
             image, why = lacking[0]
             rows[label].missing[metric] = f"{len(lacking)} of {len(own)} images, first {image}: {why}"
-    wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"])]
+    wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"]), list(rows)]
     scored = wide[wide[BLURRY].notna()].dropna(axis="columns")
     if not scored.size:
         return
@@ -107,22 +174,17 @@ def _summarise_metric(
             rows[label].differences[metric] = estimate
 
 
-def _lacking(own: pd.DataFrame, metric: str) -> list[tuple[str, str]]:
-    """(image, reason) for each image that a metric could not score."""
-    return [(image, why[metric]) for image, why in zip(own["image"], own["missing"], strict=True) if metric in why]
-
-
 def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
     """The verdict on a setting with scores `own`, beside the controls, on images whose prediction has an LPIPS."""
     if "lpips" not in table:
-        return Verdict(None, {}, "LPIPS is missing")
+        return Verdict("unknown", {}, "LPIPS was not asked for")
     places = table.set_index(["setting", "image"])[["psnr", "lpips"]]
     own = own.set_index("image")[["psnr", "lpips"]]
     own = own[places.loc[PREDICTOR].loc[own.index].notna().all(axis="columns").to_numpy()]
     if own.empty:
-        return Verdict(None, {}, "LPIPS is missing")
+        return Verdict("unknown", {}, "LPIPS is missing")
     if own.isna().any(axis=None):
-        return Verdict(None, {}, "its LPIPS is missing for an image")
+        return Verdict("unknown", {}, "its LPIPS is missing for an image")
     curves = {
         control: np.stack([places.loc[label].loc[own.index].to_numpy() for label in (PREDICTOR, *labels)], axis=1)
         for control, labels in LABELS.items()
@@ -130,59 +192,15 @@ def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
     return judge(own.to_numpy(), curves, seed)
 
 
-def perception_metric(rows: Sequence[Row]) -> str:
-    """The metric of the perception axis: lpips, or ssim if LPIPS is missing."""
-    return "lpips" if any(row.mean("lpips") is not None for row in rows) else "ssim"
-
-
-def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that no other row beats on both axes, in order of increasing PSNR.
-
-    The axes are PSNR, higher is better, and the perception metric (LPIPS, lower is better, or SSIM, higher is better).
-    Controls are never on the front.
-    """
-    metric = perception_metric(rows)
-    sign = 1 if metric == "ssim" else -1
+def _front(rows: Sequence[RowSummary], perception: str) -> list[RowSummary]:
+    """The rows that none of them beats on both axes, in order of increasing PSNR."""
+    sign = 1 if perception == "ssim" else -1
     points = [
-        (row.mean("psnr"), sign * row.mean(metric), row)
+        (row.mean("psnr"), sign * row.mean(perception), row)
         for row in rows
-        if row.mean("psnr") is not None and row.mean(metric) is not None
-        if row.label not in CONTROLS
+        if row.mean("psnr") is not None and row.mean(perception) is not None
     ]
     front = [
         (x, y, row) for x, y, row in points if not any(a >= x and b >= y and (a, b) != (x, y) for a, b, _ in points)
     ]
     return [row for _, _, row in sorted(front, key=lambda point: (point[0], -point[1]))]
-
-
-def best_sample(rows: Sequence[Row]) -> Row | None:
-    """The setting with the best LPIPS, or the best PSNR if LPIPS is missing; None if no setting was scored."""
-    rows = [row for row in rows if row.settings]
-    for metric, best in (("lpips", min), ("psnr", max)):
-        scored = [row for row in rows if row.mean(metric) is not None]
-        if scored:
-            return best(scored, key=lambda row: row.mean(metric))
-    return None
-
-
-def choose_presets(rows: Sequence[Row]) -> dict[str, Row]:
-    """fidelity: the setting with the best PSNR; perceptual: the best perception; balanced: the knee between them.
-
-    The knee is the setting on the settings' own front that lies farthest beyond the straight line from fidelity to
-    perceptual, with both axes scaled so that these two have distance one. Empty if no setting has both scores.
-    """
-    front = pareto_front([row for row in rows if row.settings])
-    if not front:
-        return {}
-    perceptual, fidelity = front[0], front[-1]
-    metric = perception_metric(rows)
-
-    def beyond(row: Row) -> float:
-        def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
-            worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
-            gap = best.mean(name) - worst.mean(name)
-            return (row.mean(name) - worst.mean(name)) / gap if gap else 1.0
-
-        return part("psnr") + part(metric)
-
-    return {"fidelity": fidelity, "balanced": max(front, key=beyond), "perceptual": perceptual}

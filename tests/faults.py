@@ -498,8 +498,8 @@ FAULTS = [
         ("--limit takes the first pairs", "pairs[k * len(pairs) // count]", "pairs[k]"),
     ),
     *_of(
-        "evaluation/fidelity.py",
-        "evaluation/test_fidelity.py",
+        "evaluation/pixels.py",
+        "evaluation/test_pixels.py",
         ("values are not rounded to those of a file", ".mul(255).round()", ".mul(255)"),
         ("SSIM has another constant", "(0.03 * levels) ** 2", "(0.01 * levels) ** 2"),
     ),

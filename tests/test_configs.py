@@ -13,7 +13,6 @@ from data.camera import SixDegrees
 from evaluation.grid import read_grid
 from models.checkpoints import load_pipeline
 from models.lightning_module import PredictAndRefine
-from models.settings import SamplingSettings
 
 CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
 STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_lite/*.yaml"))
@@ -92,7 +91,7 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.stem)
 def test_every_grid_reads(grid):
-    assert read_grid(grid, SamplingSettings)
+    assert read_grid(grid)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,7 +21,8 @@ import sample
 from data import images
 from evaluation.controls import control_images
 from evaluation.metrics import psnr
-from evaluation.scoring import CONTROLS
+from evaluation.rows import CONTROLS
+from evaluation.scoring import score_images
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
@@ -98,7 +99,7 @@ def test_a_run_without_network_scores_everything(offline):
     assert "missing" not in done.stdout and "Traceback" not in done.stderr
     files = ["results.csv", "results.json", "per_image.parquet", "pareto.png", "panel.png", "report.html"]
     assert {path.name for path in output.iterdir()} >= {*files, "journal"}
-    assert all(name in done.stdout.splitlines()[-1] for name in files)
+    assert done.stdout.splitlines()[-1] == f"wrote {output}: open {output / 'report.html'}"
     for name in ("pareto.png", "panel.png"):
         Image.open(output / name).load()
 
@@ -242,7 +243,7 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     interval = f"{float(own['difference']):+.2f} ({float(own['low']):+.2f} to {float(own['high']):+.2f})"
     [line] = [line for line in said if line.startswith("ddim 2 ") and "(+" in line]
     assert line.split()[:3] == ["ddim", "2", "3"] and interval in line
-    assert said[-1] == f"wrote {tmp_path / 'ab' / 'comparison.csv'}, {tmp_path / 'ab' / 'report.html'}"
+    assert said[-1] == f"wrote {tmp_path / 'ab'}: open {tmp_path / 'ab' / 'report.html'}"
     page = (tmp_path / "ab" / "report.html").read_text()
     assert interval in page and all(f"{letter}, restored" in page for letter in "AB")
 
@@ -343,7 +344,7 @@ def test_networks_are_called_once_for_what_settings_share(place, tmp_path):
 
     for name in calls:
         getattr(plan.pipeline, name).register_forward_pre_hook(count(name))
-    evaluate.run(plan)
+    score_images(plan)
     assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}
-    evaluate.run(plan)
+    score_images(plan)
     assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}, "out of the journal"

@@ -16,10 +16,10 @@ from tests import processes
 from tests.test_evaluate import ROOT, arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
 
 
-def start_without_torch(given: dict, folder: Path) -> subprocess.CompletedProcess:
+def start_without_torch(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     """In a process that ends where it imports torch."""
     (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
-    command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
+    command = [sys.executable, ROOT / "evaluate.py", *words]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
@@ -126,13 +126,13 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
     ],
 )
 def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said):  # noqa: F811
-    wrong = start_without_torch(arguments(place, tmp_path / "out") | changed, tmp_path)
+    wrong = start_without_torch(flags(arguments(place, tmp_path / "out") | changed), tmp_path)
     assert wrong.returncode == 2 and said in wrong.stderr and "torch was imported" not in wrong.stderr
     assert "Traceback" not in wrong.stderr and not (tmp_path / "out").exists()
 
 
 def test_help_comes_before_torch(tmp_path):
-    asked = start_without_torch({"help": ""}, tmp_path)
+    asked = start_without_torch(["--help"], tmp_path)
     assert asked.returncode == 0 and "--lpips_backbone" in asked.stdout
 
 

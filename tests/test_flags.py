@@ -269,7 +269,7 @@ RUNS = {
     "plain": [],
     "one": ["--checkpoint", "other", "--metrics", "psnr,psnr_aligned", "--panel", "shown.png", "--limit", "4"],
     "two": ["--seed", "1", "--batch_size", "3", "--grid", "two.yaml", "--checkpoint", "drifting"],
-    "three": ["--variant", "blur_gamma", "--split", "train"],
+    "three": ["--variant", "blur_gamma", "--split", "train", "--images", "true"],
     "four": ["--precision", "bf16", "--outputs", "outputs", "--checkpoint", "checkpoint", "--grid", "grid.yaml"],
     "device": ["--device", "cuda:99"],
     "provider": ["--provider", "cuda", "--checkpoint", "checkpoint"],
@@ -300,6 +300,12 @@ EVALUATE = {
         lambda a, b: {shape[0] for shape in b.seen["predictor"]} <= {3, 2, 1} and (3, 3, 16, 12) in b.seen["predictor"],
     ),
     "grid": ("two", lambda a, b: len(rows(b)) == len(rows(a)) + 1),
+    "images": (
+        "three",
+        lambda a, b: (
+            (b.folder / "images" / "sharp" / "scene" / "00.png").is_file() and not (a.folder / "images").exists()
+        ),
+    ),
     "split": ("three", lambda a, b: len(of_row(b, "sharp")) == 1),
     "variant": ("three", of_gamma),
     "precision": ("four", lambda a, b: of_row(a, "predictor") != of_row(b, "predictor")),

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("base", "models", "data", "evaluation", "training", "tools", "web", "deployment", "restoration", "batch")
 ALLOWED = {name: {"base", name} for name in ("models", "data", "evaluation")} | {"base": {"base"}}
+ALLOWED["evaluation"] |= {"models"}
 ALLOWED["training"] = {"base", "training", "models", "evaluation"}
 ALLOWED["deployment"] = {"base", "deployment", "data", "models"}
 ALLOWED["restoration"] = {"base", "restoration", "data", "models", "evaluation"}

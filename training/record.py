@@ -98,6 +98,6 @@ def log_offline_without_key(loggers: list[Logger]) -> None:
         # Lightning always passes this option, and Weights & Biases warns that it has no effect.
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     if any(isinstance(logger, WandbLogger) for logger in loggers):
-        from evaluation.tracking import offline_without_key
+        from evaluation.weights_and_biases import offline_without_key
 
         offline_without_key(rank_zero_info)

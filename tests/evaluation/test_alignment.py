@@ -11,8 +11,8 @@ from skimage.metrics import structural_similarity
 from skimage.transform import ProjectiveTransform, warp
 
 from evaluation.alignment import Aligned, align
-from evaluation.fidelity import MetricError, psnr
 from evaluation.metrics import make_metrics
+from evaluation.pixels import MetricError, psnr
 from tests.evaluation import images
 from tests.evaluation.images import RESTORED, tensor
 

@@ -142,7 +142,7 @@ def test_where_there_is_no_control_or_no_interval_it_is_said():
     scores, curves = planted(-0.01)
     scores[3] = (scores[3][0] - 5, scores[3][1])
     verdict = judge(scores, curves)
-    assert verdict.perceptual is None and verdict.differences == {}
+    assert verdict.perceptual == "unknown" and verdict.differences == {}
     assert verdict.missing == "there is no control at its PSNR for 1 of 20 images"
     one = judge(scores[:1], {control: own[:1] for control, own in curves.items()})
-    assert one.perceptual is None and one.differences["noised"].mean < 0 and "single image" in one.missing
+    assert one.perceptual == "unknown" and one.differences["noised"].mean < 0 and "single image" in one.missing

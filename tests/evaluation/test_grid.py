@@ -1,11 +1,13 @@
 """Reading grids, and the names of their settings."""
 
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from evaluation.grid import GridError, label_settings, read_grid
+from evaluation.grid import GridError, read_grid
+from evaluation.rows import Row, rows_of
 from evaluation.scoring import steps_of
 from models.schedules import linear
 from models.settings import SamplingSettings, sharing_samples
@@ -15,7 +17,7 @@ GRIDS = Path(__file__).parents[2] / "configs" / "grid"
 
 def read(tmp_path: Path, text: str) -> list[SamplingSettings]:
     (tmp_path / "grid.yaml").write_text(text)
-    return read_grid(tmp_path / "grid.yaml", SamplingSettings)
+    return read_grid(tmp_path / "grid.yaml")
 
 
 def steps_together(settings: list[SamplingSettings]) -> int:
@@ -99,11 +101,11 @@ def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
 
 def test_a_missing_grid_file_is_named(tmp_path):
     with pytest.raises(GridError, match=r"absent\.yaml cannot be read: No such file"):
-        read_grid(tmp_path / "absent.yaml", SamplingSettings)
+        read_grid(tmp_path / "absent.yaml")
 
 
 def test_the_grid_files_of_the_repository():
-    paper = read_grid(GRIDS / "paper.yaml", SamplingSettings)
+    paper = read_grid(GRIDS / "paper.yaml")
     plain = [s for s in paper if s.num_samples == 1 and s.blend == 1]
     assert sorted({s.steps for s in plain}) == [10, 20, 30, 50, 100, 200, 300, 500]
     ends = (0.1, 0.01, 0.001, math.exp(-10))
@@ -113,17 +115,38 @@ def test_the_grid_files_of_the_repository():
         assert end == pytest.approx(ends[number % 4], rel=0.03)
     assert (len(plain), len(paper), steps_together(plain), steps_together(paper)) == (32, 88, 4840, 5680)
     for name, settings, steps in (("demo", 6, 18), ("presets", 28, 12), ("quick", 18, 120), ("few_steps", 80, 440)):
-        grid = read_grid(GRIDS / f"{name}.yaml", SamplingSettings)
+        grid = read_grid(GRIDS / f"{name}.yaml")
         assert (len(grid), steps_together(grid)) == (settings, steps)
-        assert len(set(label_settings(grid))) == settings
+        assert len(set(labels(*grid))) == settings
+
+
+def labels(*settings: SamplingSettings) -> list[str]:
+    return [row.label for row in rows_of(settings)]
 
 
 def test_labels_are_unique_and_tell_what_differs():
-    settings = [SamplingSettings("ddim", steps=5, eta=eta) for eta in (0.0, 1.0)]
-    assert label_settings(settings) == ["ddim 5", "ddim 5 eta=1.0"]
+    assert labels(*(SamplingSettings("ddim", steps=5, eta=eta) for eta in (0.0, 1.0))) == ["ddim 5", "ddim 5 eta=1.0"]
     several = [SamplingSettings(num_samples=4, average=average) for average in (False, True)]
-    assert label_settings(several) == ["ddim 20", "ddim 20 average"]
-    assert label_settings([SamplingSettings("ddpm", "cosine", 9), SamplingSettings()]) == [
-        "ddpm 9 cosine",
-        "ddim 20 training",
-    ]
+    assert labels(*several) == ["ddim 20", "ddim 20 average"]
+    assert labels(SamplingSettings("ddpm", "cosine", 9), SamplingSettings()) == ["ddpm 9 cosine", "ddim 20 training"]
+
+
+OTHER = {"sampler": "unipc", "schedule": "cosine", "average": True, "steps": 7, "num_samples": 3, "start": 0.5}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(SamplingSettings)])
+def test_every_field_makes_a_row_of_its_own_except_where_nothing_is_sampled(field):
+    changed = {field: OTHER.get(field, 0.25)}
+    rows = rows_of([SamplingSettings(), SamplingSettings(**changed)])
+    assert len({row.label for row in rows}) == len({row.key for row in rows}) == 2
+    assert [row.settings for row in rows] == [SamplingSettings(), SamplingSettings(**changed)]
+    alone = [SamplingSettings(blend=0.0), SamplingSettings(**changed | {"blend": 0.0})]
+    assert [(row.label, row.settings) for row in rows_of(alone)] == [("blend 0", SamplingSettings(blend=0.0))]
+
+
+def test_the_key_of_a_setting_does_not_depend_on_the_grid():
+    setting = SamplingSettings(steps=5, blend=0.5)
+    [alone] = rows_of([setting])
+    among = rows_of([SamplingSettings(steps=5), setting])[1]
+    assert (alone.label, among.label) == ("ddim 5", "ddim 5 blend=0.5") and alone.key == among.key
+    assert Row("blurry").key == "blurry" and Row("a/b c=1").file_name == "a_b_c=1"

@@ -11,9 +11,9 @@ import pytest
 
 from evaluation.journal import Journal
 from evaluation.results import write_results
-from evaluation.scoring import CONTROLS
+from evaluation.rows import CONTROLS
 from models.settings import SamplingSettings
-from tests.evaluation.toy import METRICS, Processes, Toy, results
+from tests.evaluation.toy import METRICS, Processes, Toy, summary
 from tests.processes import CONTEXT
 
 SIZES = [(16, 12), (24, 20), (16, 12), (16, 12), (24, 20), (16, 12)]
@@ -29,7 +29,7 @@ def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None
             return super().samples(prediction, setting, names)
 
     plan = Slow(SIZES).plan(folder / "journal", SETTINGS, processes=Processes(*share, barrier))
-    write_results(folder, plan, results(plan))
+    write_results(folder, summary(plan))
 
 
 def start(*arguments):

@@ -13,7 +13,7 @@ import torch
 
 from evaluate import Evaluation
 from evaluation import metrics as module
-from evaluation.catalogue import LOWER_IS_BETTER, METRICS
+from evaluation.catalogue import METRICS, Column
 from evaluation.metrics import MetricError, make_metrics, psnr
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
@@ -35,10 +35,10 @@ def test_values_do_not_drift(name):
 def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
     made = make_metrics(reversed(METRICS))
     assert list(made) == [*METRICS]
+    assert [name for name in made if not made[name].column.higher_is_better] == ["lpips"]
     assert set(Evaluation("", "").metrics.split(",")) <= METRICS.keys()
     for name, metric in made.items():
-        assert (metric.name, metric.title) == (name, METRICS[name])
-        assert metric.higher_is_better == (name not in LOWER_IS_BETTER)
+        assert metric.column == METRICS[name]
         assert (metric.reason is None) != (metric.recipe is None), name
         if metric.reason is None:
             assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
@@ -56,7 +56,7 @@ def test_an_unknown_name_is_one_sentence():
 
 def test_a_missing_metric_has_its_reason_and_no_recipe():
     reason = "Quality is missing: it needs a text."
-    missing = module.Metric("quality", "quality", True, torch.ones_like, None, reason)
+    missing = module.Metric(Column("quality", 2, True), torch.ones_like, None, reason)
     with pytest.raises(MetricError, match=reason):
         missing(tensor(SHARP), tensor(SHARP))
 
@@ -69,7 +69,7 @@ def test_a_large_batch_is_scored_in_parts_with_its_own_inputs(monkeypatch):
         return restored.mean((1, 2, 3)) + torch.tensor([known[name] for name in names])
 
     made = make_metrics(["psnr"])
-    made["named"] = module.Metric("named", "named", True, of_name, "recipe", inputs=("restored", "names"))
+    made["named"] = module.Metric(Column("named", 2, True), of_name, "recipe", inputs=("restored", "names"))
     restored = torch.cat([tensor(image) for image in RESTORED.values()])
     inputs = restored, tensor(SHARP).expand_as(restored), ["dark", "light", "dark"]
     whole = {name: metric(*inputs) for name, metric in made.items()}

@@ -14,9 +14,9 @@ from skimage import io
 from torchvision.models import vgg16
 
 from evaluation import perceptual as module
-from evaluation.fidelity import MetricError
 from evaluation.metrics import make_metrics
 from evaluation.perceptual import Lpips, PerceptualLoss
+from evaluation.pixels import MetricError
 from tests.conftest import ASSETS, ROOT
 from tests.evaluation.images import RESTORED, SHARP, tensor
 from training.scores import Scores

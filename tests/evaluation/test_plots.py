@@ -1,6 +1,7 @@
 """The perception-distortion curve."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from PIL import Image
 
 from evaluation.controls import LABELS
 from evaluation.plots import curve
-from tests.evaluation.document import SAMPLERS, estimate, results
+from evaluation.rows import Row
+from models.settings import SamplingSettings
+from tests.evaluation.document import SAMPLERS, metric, of_rows, scored, summary_of
 
 
 def labels(figure) -> list[Annotation]:
@@ -18,7 +21,7 @@ def labels(figure) -> list[Annotation]:
 
 @pytest.mark.parametrize("count", [2, 12, 18])
 def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
-    figure = curve(results(count))
+    figure = curve(summary_of(count))
     figure.savefig(tmp_path / "pareto.png")
     boxes = [text.get_window_extent() for text in labels(figure)]
     boxes.append(figure.axes[0].get_legend().get_window_extent())
@@ -29,46 +32,63 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
 
 
 def test_the_curve_shows_the_rows_their_intervals_and_the_front():
-    document = results()
-    axes = curve(document).axes[0]
+    summary = summary_of()
+    axes = curve(summary).axes[0]
     points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
     assert set(points) == {*SAMPLERS, "blurry", "predictor"}
     for sampler in SAMPLERS:
-        own = [row["metrics"] for row in document["rows"] if row["fields"].get("sampler") == sampler]
-        assert points[sampler] == [[m["psnr"]["mean"], m["lpips"]["mean"]] for m in own]
+        own = [row for row in summary.settings if row.row.settings.sampler == sampler]
+        assert points[sampler] == [[row.mean("psnr"), row.mean("lpips")] for row in own]
     [line] = [line for line in axes.lines if line.get_label() == "Pareto front"]
-    front = sorted(
-        (r["metrics"]["psnr"]["mean"], r["metrics"]["lpips"]["mean"]) for r in document["rows"] if r["front"]
-    )
-    assert line.get_xydata().tolist() == [list(point) for point in front]
+    assert line.get_xydata().tolist() == sorted([row.mean("psnr"), row.mean("lpips")] for row in summary.front)
     ends = {tuple(np.round(end, 6)) for c in axes.containers for bar in c[2] for s in bar.get_segments() for end in s}
-    for row in document["rows"]:
-        psnr, lpips = row["metrics"]["psnr"], row["metrics"]["lpips"]
-        if row["fields"] or row["setting"] in ("blurry", "predictor"):
-            assert (round(psnr["low"], 6), round(lpips["mean"], 6)) in ends
-            assert (round(psnr["mean"], 6), round(lpips["high"], 6)) in ends
+    for row in summary.rows:
+        if row.row.settings or row.label in ("blurry", "predictor"):
+            psnr, lpips = row.estimates["psnr"], row.estimates["lpips"]
+            assert (round(psnr.low, 6), round(lpips.mean, 6)) in ends
+            assert (round(psnr.mean, 6), round(lpips.high, 6)) in ends
+    own = {row.label: [row.mean("psnr"), row.mean("lpips")] for row in summary.rows}
     for control, labels in LABELS.items():
         [line] = [line for line in axes.lines if line.get_label() == control]
-        own = {row["setting"]: row["metrics"] for row in document["rows"]}
-        points = [[own[at]["psnr"]["mean"], own[at]["lpips"]["mean"]] for at in ("predictor", *labels)]
-        assert line.get_xydata().tolist() == points and line.get_linewidth() < 1
+        assert line.get_xydata().tolist() == [own[at] for at in ("predictor", *labels)] and line.get_linewidth() < 1
     least = min(x for group in points_of(axes) for x, _ in group)
     assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
     assert axes.yaxis_inverted() and not axes.xaxis_inverted()
     assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
-    assert any(text.get_text().endswith(" perceptual") for text in axes.texts)
 
 
-def test_without_lpips_the_curve_takes_ssim_and_says_why():
-    document = results()
-    document["axes"]["perception"] = "ssim"
-    reason = "LPIPS is missing: no network."
-    document["metrics"]["lpips"] |= {"reason": reason, "recipe": None}
-    document["metrics"]["ssim"] = {"title": "SSIM", "recipe": "SSIM", "reason": None, "higher_is_better": True}
-    for row in document["rows"]:
-        row["metrics"]["ssim"] = estimate(1 - (row["metrics"]["lpips"]["mean"] or 0), 0.01)
-    axes = curve(document).axes[0]
-    assert reason in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
+@pytest.mark.parametrize("field", ["blend", "steps", "sampler"])
+def test_every_label_of_the_curve_stands_at_its_own_row(field):
+    """Two settings that differ in one field, the better one first and last."""
+    others = {"blend": 0.5, "steps": 7, "sampler": "unipc"}
+    settings = [SamplingSettings(), SamplingSettings(**{field: others[field]})]
+    for first, second in ((0, 1), (1, 0)):
+        places = [(25.0, 0.2), (26.0, 0.3)]
+        rows = [
+            scored(Row("a", settings[first]), *places[0]),
+            scored(Row("b", settings[second]), *places[1]),
+            scored(Row("c", SamplingSettings(blend=0.0)), 25.5, 0.25),
+        ]
+        summary = of_rows(rows)
+        found = {label.xy: label.get_text() for label in labels(curve(summary))}
+        for row, place in zip(rows, [*places, (25.5, 0.25)], strict=True):
+            words = [str(row.row.settings.steps)] if row.row.settings.blend else [row.label]
+            assert found[place] == " ".join([*words, *filter(None, [summary.preset(row)])])
+        assert found[places[0]].endswith(" perceptual") and " fidelity" in found[places[1]]
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("LPIPS is missing: no network.", "LPIPS is missing: no network."), (None, "not asked for")]
+)
+def test_without_lpips_the_curve_takes_ssim_and_says_why(reason, said):
+    rows = [
+        replace(row, estimates={"psnr": row.estimates["psnr"], "ssim": row.estimates["lpips"]})
+        for row in summary_of().rows
+        if "lpips" in row.estimates
+    ]
+    metrics = {"psnr": metric("psnr"), "ssim": metric("ssim")} | ({"lpips": metric("lpips", reason)} if reason else {})
+    axes = curve(of_rows(rows, metrics=metrics)).axes[0]
+    assert said in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()
 
 

@@ -5,13 +5,19 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from PIL import Image
 
+from evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
 from evaluation.report import write_report
-from tests.evaluation.document import REASON, nothing, results, write
+from evaluation.rows import Row
+from evaluation.statistics import Estimate
+from evaluation.summary import RowSummary
+from tests.evaluation.document import FACTS, REASON, of_rows, summary_of, write_examples
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -31,8 +37,8 @@ class Tags(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    folder = write(tmp_path_factory.mktemp("results"), results())
-    written = write_report(folder)
+    folder, summary = tmp_path_factory.mktemp("results"), summary_of()
+    written = write_report(folder, summary, write_examples(folder, summary))
     assert [path.relative_to(folder).as_posix().split("/")[0] for path in written] == [
         "pareto.png",
         *["panels"] * 2,
@@ -57,20 +63,17 @@ def test_the_page_holds_everything_and_fetches_nothing(folder):
 
 def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
     page = (folder / "report.html").read_text()
-    document = results()
-    for row in document["rows"]:
-        assert f">{row['setting']}<" in page
-    entry = document["rows"][3]["metrics"]["psnr"]
-    assert f'data-value="{entry["mean"]}">{entry["mean"]:.2f}<small class="interval">{entry["low"]:.2f} to' in page
-    assert f"{entry['difference']:+.2f} ({entry['difference_low']:+.2f} to {entry['difference_high']:+.2f})" in page
-    for row in document["rows"]:
-        if row["verdict"]:
-            gap = row["verdict"]["differences"]["sharpened"]
-            word = row["verdict"]["perceptual"]
-            assert (
-                f">{word}<small>sharpened {gap['mean']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})</small>" in page
-            )
-    assert "noise &amp; its shape" in page and "below both controls" in page
+    summary = summary_of()
+    for row in summary.rows:
+        assert f">{row.label}<" in page
+    psnr, gap = summary.rows[3].estimates["psnr"], summary.rows[3].differences["psnr"]
+    assert f'data-value="{psnr.mean}">{psnr.mean:.2f}<small class="interval">{psnr.low:.2f} to' in page
+    assert f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" in page
+    for row in summary.settings:
+        gap = row.verdict.differences["sharpened"]
+        shown = f"<small>sharpened {gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})</small>"
+        assert f">{row.verdict.perceptual}{shown}" in page
+    assert all(str(escape(recipe)) in page for recipe in (*RECIPES.values(), VERDICT_RECIPE))
     assert "PSNR: RGB, 8 bits" in page and REASON in html.unescape(page) and REASON not in page
     assert "∞" in page
 
@@ -91,29 +94,23 @@ def test_the_panels_show_the_images_of_the_front(folder):
         assert image.width > 1500 and image.height > 1200
 
 
-def test_results_without_grid_presets_or_images(tmp_path):
+def test_results_without_checkpoint_or_images(tmp_path):
     """Images of another program: no checkpoint, no predictor, one image and so no interval."""
-    document = results() | {"checkpoint": None, "grid": None, "examples": []}
-    other = {"setting": "outputs other", "fields": {}, "images": 1, "front": True, "preset": None}
-    other["metrics"] = {
-        "psnr": nothing() | {"mean": 27.0},
-        "lpips": nothing() | {"mean": 0.2},
-        "psnr_aligned": nothing(REASON),
-    }
-    document["rows"] = [document["rows"][0], other | {"seconds": 0.0, "verdict": None}]
-    write_report(write(tmp_path, document))
+    rows = [
+        RowSummary(Row(label), 1, 0.0, dict.fromkeys(("psnr", "lpips"), Estimate(mean, None, None, 1)))
+        for label, mean in (("blurry", 25.0), ("outputs other", 27.0))
+    ]
+    write_report(tmp_path, of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])
     page = (tmp_path / "report.html").read_text()
     assert "outputs other" in page and 'id="view"' not in page and "Evaluation of images" in page
 
 
-def test_a_folder_without_results_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"results.json cannot be read: No such file"):
-        write_report(tmp_path)
-    for text in ("{}", "[]", "no JSON", '{"rows": []}'):
-        (tmp_path / "results.json").write_text(text)
-        with pytest.raises(ValueError, match=r"results.json does not hold the results of evaluate.py"):
-            write_report(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
+    summary = summary_of()
+    rows = [replace(row, verdict=row.verdict and Verdict("unknown", {}, "LPIPS is missing")) for row in summary.rows]
+    write_report(tmp_path, replace(summary, rows=rows), [])
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(">unknown<small>LPIPS is missing</small>") == len(summary.settings)
 
 
 # The page, used
@@ -192,9 +189,9 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
     seen = json.loads(html.unescape(told[1]))
 
     assert (seen["violations"], seen["errors"], seen["fetched"]) == (0, 0, [])
-    document = results()
+    summary = summary_of()
     psnr = [float(value) for value in seen["psnr"]]
-    assert psnr == sorted(psnr, reverse=True) and psnr[0] == float("inf") and len(psnr) == len(document["rows"])
+    assert psnr == sorted(psnr, reverse=True) and psnr[0] == float("inf") and len(psnr) == len(summary.rows)
     assert [float(value) for value in seen["again"]] == psnr[::-1]
     lpips = [float(value) for value in seen["lpips"][:-1]]
     assert lpips == sorted(lpips) and seen["lpips"][-1] == ""  # what is missing is last
@@ -208,6 +205,6 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
     assert seen["dragged"] == ["inset(0px 0px 0px 75%)", "75%"]
     assert seen["source"] == "data:image/jpeg;base64," and seen["changed"] and seen["size"] == [200, 200]
     assert "scale(4)" in seen["zoomed"] and "scale(4)" in seen["panned"] and seen["zoomed"] != seen["panned"]
-    kept = list(dict.fromkeys(entry["setting"] for entry in document["examples"]))
-    assert seen["settings"] == kept and seen["chosen"] == kept[0]
+    kept = [row.label for row in summary.settings_front[:2]]
+    assert seen["settings"] == kept and seen["chosen"] in kept
     assert seen["about"].startswith(f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234")

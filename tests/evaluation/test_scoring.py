@@ -7,21 +7,25 @@ import pytest
 import torch
 
 from evaluation.controls import SHARPENED
-from evaluation.grid import key, label_settings
 from evaluation.journal import Journal, JournalError, Score
-from evaluation.scoring import CONTROLS, batch_size_for, count_scores, score_images, steps_of
-from models.settings import SamplingSettings, sharing_samples
-from tests.evaluation.toy import METRICS, Processes, Toy, decibels, results, score_of
+from evaluation.rows import CONTROLS, rows_of
+from evaluation.scoring import batch_size_for, score_images, steps_of
+from models.settings import SamplingSettings
+from tests.evaluation.toy import METRICS, Processes, Toy, decibels, score_of, summary
+
+
+def labels_of(settings) -> list[str]:
+    return [row.label for row in rows_of(settings)]
 
 
 def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys):
     toy = Toy([(24, 20), (16, 12)], pause=0.002)
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
-    found = toy.results(tmp_path, settings)
+    found = toy.summary(tmp_path, settings)
     rows = found.rows
     assert toy.log[:5] == ["read", "predict", *["refine image1"] * 3], "images of one size together"
     assert toy.log[5:] == ["read", "predict", *["refine image0"] * 3]
-    labels = ["blurry", "predictor", "sharp", *label_settings(settings)]
+    labels = ["blurry", "predictor", "sharp", *labels_of(settings)]
     assert [r.label for r in rows] == [*labels[:3], *CONTROLS, *labels[3:]]
     controls, rows = rows[3:-3], [*rows[:3], *rows[-3:]]
     assert all(r.seconds == rows[1].seconds and r.images == 2 and r.verdict is None for r in controls)
@@ -50,14 +54,15 @@ def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(t
         SamplingSettings(steps=3, num_samples=2, average=True),
         SamplingSettings(steps=2),
         SamplingSettings(blend=0.0),
+        SamplingSettings(blend=0.0, steps=7, num_samples=3),
     ]
     toy = Toy([(16, 12)], pause=0.005)
-    found = toy.results(tmp_path, settings)
+    found = toy.summary(tmp_path, settings)
     assert toy.log == ["read", "predict", *["refine image0"] * 3]
     assert found.steps == 3 * 4 + 2
     seconds = {row.label: row.seconds for row in found.rows}
     before = seconds["predictor"]
-    four, one, blended, two = (seconds[label] - before for label in label_settings(settings)[:4])
+    four, one, blended, two = (seconds[label] - before for label in labels_of(settings)[:4])
     assert four > 12 * 0.005
     assert (one, blended, two) == (pytest.approx(four / 4), pytest.approx(four / 4), pytest.approx(four / 2))
 
@@ -67,8 +72,8 @@ def test_images_of_one_size_are_restored_together(tmp_path):
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5, num_samples=3)]
     toy = Toy(sizes, batch_size=2)
     alone, together = Toy(sizes).plan(tmp_path / "1", settings), toy.plan(tmp_path / "2", settings)
-    results(alone)
-    results(together)
+    summary(alone)
+    summary(together)
     batches = [entry for entry in toy.log if entry.startswith("refine")]
     assert batches == [f"refine {names}" for names in ("image1 image4", "image0 image2", "image3") for _ in settings]
     one, two = alone.journal.scores(), together.journal.scores()
@@ -90,12 +95,12 @@ def test_steps_of_settings_that_share_samples():
 def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
     settings = [SamplingSettings(steps=2)]
     plan = Toy([(24, 20), (8, 8)]).plan(tmp_path, settings)
-    rows = results(plan).rows
+    rows = summary(plan).rows
     small = [s for s in plan.journal.scores().values() if s.image == "image1" and s.row != "sharp"]
     assert small and all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
     for row in rows:
         if row.label != "sharp":
-            own = score_of(plan, settings[0] if row.settings else row.label, "image0")
+            own = score_of(plan, row.label, "image0")
             assert row.mean("ssim") == own.metrics["ssim"]
             assert row.missing["ssim"].startswith("1 of 2 images, first image1: SSIM needs 11 pixels")
 
@@ -128,7 +133,7 @@ def test_images_of_another_program_are_a_row(tmp_path):
         return torch.full((3, *toy.images[int(name[-1])].size), 110 / 255)
 
     plan = dataclasses.replace(toy.plan(tmp_path, []), pipeline=None, baselines={"outputs other": read})
-    rows = results(plan).rows
+    rows = summary(plan).rows
     assert [r.label for r in rows] == ["blurry", "sharp", "outputs other"]
     assert rows[2].mean("psnr") == pytest.approx(decibels(10), abs=1e-4)
     assert rows[2].estimates["psnr"].n == 2 and not rows[2].differences
@@ -162,11 +167,11 @@ def test_scores_are_counted(tmp_path):
     toy = Toy([(24, 20)] * 3)
     plan = toy.plan(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
     in_all = 3 * (3 + len(CONTROLS) + 2)
-    assert count_scores(plan) == (0, in_all)
-    score_images(plan, plan.images[:1], plan.settings[:1], "")
-    assert count_scores(plan) == (3 + len(CONTROLS) + 1, in_all)
-    results(plan)
-    assert count_scores(plan) == (in_all, in_all)
+    assert not plan.scored() and len(plan.rows) * len(plan.images) == in_all
+    score_images(dataclasses.replace(plan, images=plan.images[:1], settings=plan.settings[:1]))
+    assert len(plan.scored()) == 3 + len(CONTROLS) + 1
+    summary(plan)
+    assert len(plan.scored()) == in_all
 
 
 @pytest.mark.parametrize(
@@ -193,12 +198,12 @@ def test_any_number_of_processes_gives_the_same(tmp_path, processes):
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
     sizes = [(24, 20), (16, 12), (24, 20), (24, 20), (16, 12)]
     alone = Toy(sizes).plan(tmp_path / "alone", settings)
-    score_images(alone, alone.images, settings, "")
+    score_images(alone)
     shares = []
     for rank in range(processes):
         toy = Toy(sizes)
         plan = toy.plan(tmp_path / "shared", settings, processes=Processes(rank, processes))
-        score_images(plan, plan.images, settings, "")
+        score_images(plan)
         shares.append(toy.log.count("predict"))
     one, together = (
         {place: (score.metrics, score.missing) for place, score in each.journal.scores().items()}
@@ -206,9 +211,3 @@ def test_any_number_of_processes_gives_the_same(tmp_path, processes):
     )
     assert together == one
     assert sum(shares) == 5 and max(shares) <= -(-5 // processes) + 1
-
-
-def test_groups_keep_the_order_of_the_settings():
-    settings = [SamplingSettings(steps=5), SamplingSettings(steps=2), SamplingSettings(steps=5, blend=0.5)]
-    assert sharing_samples(settings) == [[settings[0], settings[2]], [settings[1]]]
-    assert len({key(setting) for setting in settings}) == 3

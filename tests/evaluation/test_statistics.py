@@ -10,7 +10,6 @@ from diffusers import DDPMScheduler
 from scipy.special import digamma
 from torch import nn
 
-from evaluation.grid import key
 from evaluation.metrics import make_metrics
 from evaluation.scoring import ImagePair, score_images
 from evaluation.statistics import estimates
@@ -148,9 +147,9 @@ def run_gaussian(folder, repetition: int, count: int, low: float, high: float):
     """The grid on `count` images."""
     plan = Gaussian(repetition, count, low, high).plan(folder, SETTINGS, make_metrics(["psnr"]))
     plan = dataclasses.replace(plan, seed=repetition)
-    score_images(plan, plan.images, SETTINGS, "")
+    score_images(plan)
     scores = plan.journal.scores()
-    table = np.array([[scores[key(s), image.name].metrics["psnr"] for s in SETTINGS] for image in plan.images])
+    table = np.array([[scores[row.key, image.name].metrics["psnr"] for row in plan.settings] for image in plan.images])
     return estimates(table, repetition)
 
 

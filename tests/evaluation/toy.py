@@ -8,14 +8,11 @@ from types import SimpleNamespace
 
 import torch
 
-import evaluate
-from evaluation.grid import key
-from evaluation.journal import Journal
+from evaluation.journal import Journal, Score
 from evaluation.metrics import make_metrics
-from evaluation.results import Results, results_of
-from evaluation.scoring import ImagePair, Plan, steps_of
-from evaluation.summary import Row
-from models.settings import sharing_samples
+from evaluation.rows import rows_of
+from evaluation.scoring import ImagePair, Plan, score_images, steps_of
+from evaluation.summary import RowSummary, Summary, summarise
 
 METRICS = make_metrics(["psnr", "ssim"])
 
@@ -74,8 +71,7 @@ class Toy:
         facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
         return Plan(
             images=self.images,
-            groups=sharing_samples(settings),
-            settings=settings,
+            settings=rows_of(settings),
             pipeline=self,
             metrics=metrics,
             journal=Journal(folder, facts, processes.global_rank),
@@ -87,22 +83,23 @@ class Toy:
             facts={},
         )
 
-    def results(self, folder, settings, metrics=METRICS) -> Results:
-        return results(self.plan(folder, settings, metrics))
+    def summary(self, folder, settings, metrics=METRICS) -> Summary:
+        return summary(self.plan(folder, settings, metrics))
 
-    def rows(self, folder, settings, metrics=METRICS) -> list[Row]:
-        return self.results(folder, settings, metrics).rows
+    def rows(self, folder, settings, metrics=METRICS) -> list[RowSummary]:
+        return self.summary(folder, settings, metrics).rows
 
 
-def results(plan: Plan) -> Results:
+def summary(plan: Plan) -> Summary:
     """What evaluate.py makes of a plan."""
-    evaluate.run(plan)
-    return results_of(plan)
+    score_images(plan)
+    return summarise(plan)
 
 
-def score_of(plan: Plan, row, image: str):
-    """The score of one image by a setting, or in a row that is none."""
-    return plan.journal.scores()[row if isinstance(row, str) else key(row), image]
+def score_of(plan: Plan, label: str, image: str) -> Score:
+    """The score of one image in a row."""
+    [row] = [row for row in plan.rows if row.label == label]
+    return plan.journal.scores()[row.key, image]
 
 
 def decibels(offset: float) -> float:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import wandb
 
-from evaluation.results import Results
-from evaluation.scoring import Plan
-from evaluation.summary import perception_metric
+from evaluation.summary import Summary
 
 
 def offline_without_key(say: Callable[[str], None]) -> None:
@@ -18,15 +16,15 @@ def offline_without_key(say: Callable[[str], None]) -> None:
         say("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
 
 
-def log(project: str, folder: Path, plan: Plan, results: Results) -> None:
+def log(project: str, folder: Path, summary: Summary) -> None:
     """Log the table, the curve and the panels in `folder` to a project; offline if there is no API key."""
     offline_without_key(print)
-    names = list(plan.metrics)
-    lines = [[row.label, *(row.mean(name) for name in names)] for row in results.rows]
+    names = list(summary.metrics)
+    lines = [[row.label, *(row.mean(name) for name in names)] for row in summary.rows]
     table = wandb.Table(columns=["setting", *names], data=lines)
-    curve = wandb.plot.scatter(table, "psnr", perception_metric(results.rows), title="Perception and distortion")
+    curve = wandb.plot.scatter(table, "psnr", summary.perception, title="Perception and distortion")
     files = {f"panels/{file.stem}": file for file in sorted((folder / "panels").glob("*.png"))}
     files["pareto"] = folder / "pareto.png"
-    with wandb.init(project=project, config=dict(plan.facts), dir=folder, job_type="evaluate") as run:
+    with wandb.init(project=project, config=dict(summary.facts), dir=folder, job_type="evaluate") as run:
         shown = {name: wandb.Image(str(file)) for name, file in files.items()}
         run.log({"results": table, "curve": curve} | shown)

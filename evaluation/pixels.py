@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
@@ -38,6 +39,11 @@ class MetricError(ValueError):
 def whole_numbers(image: Tensor) -> Tensor:
     """Convert an image of about [0, 1] to the whole numbers 0..255 of a file, as float32."""
     return image.float().clamp(0, 1).mul(255).round()
+
+
+def eight_bits(image: Tensor) -> Image.Image:
+    """(3, H, W), about [0, 1], in 8 bits."""
+    return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
 
 
 def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from skimage import io
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from evaluation.fidelity import MetricError, psnr, ssim
+from evaluation.pixels import MetricError, psnr, ssim
 from tests.conftest import ASSETS
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
