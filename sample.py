@@ -78,9 +78,9 @@ class _Run:
 
     def go(self) -> None:
         """Restore all images."""
-        from tqdm import tqdm
+        from base.progress import ProgressBar
 
-        with tqdm(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
+        with ProgressBar(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
             for one in self.restorer.restore(self.work, self.bar):
                 if one.failure:
                     self.failures.append(one.failure)

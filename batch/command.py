@@ -194,8 +194,8 @@ def connected(address: str | None) -> Iterator[None]:
 def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags: Flags) -> tuple[list[str], str]:
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
-    from tqdm import tqdm
 
+    from base.progress import ProgressBar
     from batch.store import plain
     from batch.worker import describe
 
@@ -209,7 +209,7 @@ def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags:
     todo = [row for row in rows if row["key"] not in done]
     print(f"{title}workers: {workers}")
     failures, warned = [], 0
-    with tqdm(total=len(todo), unit="image") as bar:
+    with ProgressBar(total=len(todo), unit="image") as bar:
         for made in results(todo, job, workers, resources) if todo else ():
             images = [row | plain(facts) for row in made if not row.get("stop")]
             manifest.add(images)

@@ -5,7 +5,8 @@ this process and python -m batch with one worker, alternating, on a local folder
 is excluded: python -m batch is timed from its first rows, sample.py from its first line.
 scaling: the same with pretrained/lite, by one worker on one core, one worker on two cores, and two workers on two
 cores, which they share with Ray's own processes; photographs per second.
-Results are merged into benchmarks/results/batch.json, with the machine they were measured on.
+Results are merged into runs/benchmarks/batch.json, or with --publish into benchmarks/results/batch.json, with the
+machine they were measured on.
 """
 
 import json
@@ -20,13 +21,13 @@ from tempfile import TemporaryDirectory
 
 import ray
 import torch
-from jsonargparse import auto_cli
 
 import sample
+from base.command_line import call
 from batch import command
 from batch.store import Manifest, Place, plain
 from batch.worker import Job
-from benchmarks.record import machine, write_json
+from benchmarks.record import destination, machine, write_json
 from data import images
 from models.index import pretrained
 from models.parts import DDPMScheduler
@@ -99,7 +100,8 @@ def main(
     side: int = 512,
     repeats: int = 3,
     quick: bool = False,
-    output: str = "benchmarks/results/batch.json",
+    output: str = "runs/benchmarks/batch.json",
+    publish: bool = False,
 ) -> None:
     """Measure and write.
 
@@ -110,7 +112,9 @@ def main(
         repeats: measurements of each; the median counts.
         quick: few and small photographs, to try the program.
         output: JSON file; its other cases are kept.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     photographs, side, repeats = (24, 64, 1) if quick else (photographs, side, repeats)
     file = Path(output)
     found = json.loads(file.read_text()) if file.is_file() else {"cases": {}}
@@ -148,4 +152,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main)
+    call(main, None, "-m benchmarks.batch", positional=0)

@@ -2,7 +2,7 @@
 
 The mixture of docs/data.md, kind by kind, each half in linear light and half in file values, six in ten with noise and
 JPEG, in batches of 16 crops of 128 pixels. --before also measures the package `data` of another commit, alternating
-with this one. Prints a table and writes benchmarks/results/blur.json.
+with this one. Prints a table and writes runs/benchmarks/blur.json, or with --publish benchmarks/results/blur.json.
 """
 
 import io
@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from jsonargparse import auto_cli
 
-from benchmarks.record import machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, machine, write_json
 
 ROOT = Path(__file__).parents[1]
 PATCH, BATCH = 128, 16
@@ -97,7 +97,8 @@ def main(
     kernels: str | None = None,
     before: str | None = None,
     rounds: int = 3,
-    output: str = "benchmarks/results/blur.json",
+    output: str = "runs/benchmarks/blur.json",
+    publish: bool = False,
 ) -> None:
     """Measure and write.
 
@@ -106,7 +107,9 @@ def main(
         before: a commit whose package `data` is measured too.
         rounds: measurements of each, alternating; the medians count.
         output: JSON file for the numbers.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     kernels = str(Path(kernels).resolve()) if kernels else None
     with tempfile.TemporaryDirectory() as folder:
         trees = {"now": ROOT}
@@ -129,4 +132,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main, as_positional=False)
+    call(main, None, "-m benchmarks.blur", positional=0)

@@ -1,7 +1,8 @@
 """Training crops per second by input format: python -m benchmarks.data [--source FOLDER] [--seconds 4]
 
 Both on the same 1280x720 PNG pairs in one run: (a) one decode per crop, (b) several crops per decode. Prints
-a table and writes benchmarks/results/data.json. Blur is measured separately, in benchmarks/blur.py.
+a table and writes runs/benchmarks/data.json, or with --publish benchmarks/results/data.json. Blur is measured
+separately, in benchmarks/blur.py.
 """
 
 import tempfile
@@ -11,10 +12,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from jsonargparse import auto_cli
 from torch.utils.data import DataLoader
 
-from benchmarks.record import machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, machine, write_json
 from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
@@ -57,7 +58,8 @@ def loader(dataset: TrainPairs, decodes: int, workers: int) -> Iterator[dict]:
 
 def main(
     source: str | None = None,
-    output: str = "benchmarks/results/data.json",
+    output: str = "runs/benchmarks/data.json",
+    publish: bool = False,
     seconds: float = 4.0,
     workers: int = 2,
     crops_per_image: int = 16,
@@ -67,10 +69,12 @@ def main(
     Args:
         source: a dataset of 1280x720 pairs; none: eight are made.
         output: JSON file for the numbers.
+        publish: write into benchmarks/results, under the name of the output.
         seconds: length of each of three measurements.
         workers: processes that read.
         crops_per_image: crops per decoded pair in (b).
     """
+    output = destination(output, publish)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
@@ -99,4 +103,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main, as_positional=False)
+    call(main, None, "-m benchmarks.data", positional=0)

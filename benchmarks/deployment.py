@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from base.files import replacing
 from base.stop import run_command
-from benchmarks.record import machine, markdown_table, write_json
+from benchmarks.record import destination, machine, markdown_table, write_json
 from deployment.export import examples, export, parity, write_network
 from models.checkpoints import load_pipeline, networks
 from models.index import CheckpointError
@@ -306,7 +306,8 @@ def main(
     threads: int | None = None,
     repeats: int = 5,
     work: str = "runs/deployment",
-    output: str = "benchmarks/results",
+    output: str = "runs/benchmarks",
+    publish: bool = False,
 ) -> None:
     """Measure the chosen cases, and write the JSON file and the tables.
 
@@ -323,7 +324,9 @@ def main(
         repeats: of timed calls.
         work: folder for exported networks; existing ones are reused.
         output: folder for deployment.json and deployment.md.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     chosen = cases.split(",")
     if not set(chosen) <= set(CASES):
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")

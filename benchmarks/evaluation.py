@@ -3,7 +3,8 @@
 Both are run in this process, with everything loaded, on the same random images in the same batches: first each setting
 alone (a predictor pass, then `DeblurPipeline.refine`), then as in evaluate.py, where the predictor runs once and
 settings that differ only in num_samples, average, blend and keep_sharp share their samples. Metrics, disk and start-up
-are excluded in both. Prints the ratio and writes benchmarks/results/evaluation.json.
+are excluded in both. Prints the ratio and writes runs/benchmarks/evaluation.json, or with --publish
+benchmarks/results/evaluation.json.
 """
 
 import time
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import torch
-from jsonargparse import auto_cli
 from tqdm import tqdm
 
-from benchmarks.record import machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, machine, write_json
 from evaluation.grid import read_grid
 from evaluation.scoring import batch_size_for, counted, steps_of
 from models.checkpoints import load_pipeline
@@ -61,7 +62,8 @@ def main(
     rounds: int = 1,
     device: str = "auto",
     batch_size: int | None = None,
-    output: str = "benchmarks/results/evaluation.json",
+    output: str = "runs/benchmarks/evaluation.json",
+    publish: bool = False,
 ) -> None:
     """Measure and write.
 
@@ -74,7 +76,9 @@ def main(
         device: device to run on.
         batch_size: images per batch of the networks; none: as evaluate.py chooses.
         output: JSON file for the numbers.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     place = choose_device(device)
     pipeline = load_pipeline(checkpoint, place)
     blurry = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0)).to(place)
@@ -104,4 +108,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main, as_positional=False)
+    call(main, None, "-m benchmarks.evaluation", positional=0)

@@ -25,7 +25,7 @@ from torch import Tensor
 import evaluate
 from base.files import replacing, sole_user
 from base.stop import run_command
-from benchmarks.record import machine, markdown_table, write_json
+from benchmarks.record import destination, machine, markdown_table, write_json
 from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, judge
 from evaluation.journal import Score
 from evaluation.metrics import Metric, MetricError
@@ -221,7 +221,8 @@ def main(
     device: str = "auto",
     precision: str = "auto",
     work: str = "runs/few_steps",
-    output: str = "benchmarks/results",
+    output: str = "runs/benchmarks",
+    publish: bool = False,
 ) -> None:
     """Score the checkpoint, and write the table, its numbers and the plot.
 
@@ -239,7 +240,9 @@ def main(
         precision: as for evaluate.py.
         work: folder for the scores of each image.
         output: folder for few_steps.md, .json and .png.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     named = {}
     for given in data:
         name, _, folder = given.rpartition("=")

@@ -16,6 +16,7 @@ import torch
 from base.files import replacing
 from base.revision import commit
 
+RESULTS = Path(__file__).parent / "results"
 CODE = ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
 
 
@@ -42,6 +43,13 @@ def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> An
     """Run function(*arguments) in a new process with this many torch threads, and with its own memory and caches."""
     with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
         return process.submit(function, *arguments).result()
+
+
+def destination(output: str, publish: bool) -> str:
+    """Where a benchmark writes: its output, or what the documents cite, if that is to be replaced."""
+    if not publish:
+        return output
+    return str(RESULTS / Path(output).name if Path(output).suffix else RESULTS)
 
 
 def write_json(path: str | Path, result: Any) -> None:

@@ -11,10 +11,10 @@ fastest calls.
 from typing import Literal
 
 import torch
-from jsonargparse import auto_cli
 from tqdm import tqdm
 
-from benchmarks.record import machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, machine, write_json
 from benchmarks.timing import seconds_of
 from models.checkpoints import load_pipeline
 from models.devices import choose_device
@@ -31,7 +31,8 @@ def main(
     rounds: int = 4,
     precision: Literal["fp32", "bf16"] = "bf16",
     device: str = "cpu",
-    output: str = "benchmarks/results/reference.json",
+    output: str = "runs/benchmarks/reference.json",
+    publish: bool = False,
 ) -> None:
     """Time both and write the results.
 
@@ -43,7 +44,9 @@ def main(
         precision: of both.
         device: cpu, cuda, cuda:1 or mps.
         output: JSON file; it is replaced.
+        publish: write into benchmarks/results, under the name of the output.
     """
+    output = destination(output, publish)
     from spandrel.architectures.NAFNet import NAFNet
 
     place = choose_device(device)
@@ -73,4 +76,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main)
+    call(main, None, "-m benchmarks.reference", positional=0)

@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import mean, median
 
 import torch
-from jsonargparse import auto_cli
 from tqdm import tqdm
 
-from benchmarks.record import in_own_process, machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, in_own_process, machine, write_json
 from benchmarks.timing import matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
@@ -167,7 +167,8 @@ def main(
     checkpoint: str | None = None,
     config: str = "configs/gopro_lite.yaml",
     cases: str = "*/*",
-    output: str = "benchmarks/results/sampling.json",
+    output: str = "runs/benchmarks/sampling.json",
+    publish: bool = False,
     device: str = "cpu",
     threads: int | None = None,
     repeats: int = 3,
@@ -183,6 +184,7 @@ def main(
         config: instead of a checkpoint: the untrained networks of this training config.
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
+        publish: write into benchmarks/results, under the name of the output.
         device: cpu or cuda.
         threads: of torch; none: torch's default.
         repeats: timed calls after the first; their median counts.
@@ -191,6 +193,7 @@ def main(
         photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
         quick: tiny images, to try the program.
     """
+    output = destination(output, publish)
     chosen = [name for name in (*CASES, *OTHERS) if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:
         raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)} {' '.join(OTHERS)}")
@@ -222,4 +225,4 @@ def main(
 
 
 if __name__ == "__main__":
-    auto_cli(main, as_positional=False)
+    call(main, None, "-m benchmarks.sampling", positional=0)

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from base.command_line import call
+from base.progress import ProgressBar
 from base.stop import run_command
 from data import images
 from data.layouts import DatasetError, find_pairs
@@ -44,7 +44,7 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
     pipeline = load_pipeline(checkpoint, on)
     facts = {"pairs": pairs, "split": split, "teacher": checkpoint, "sha256": checkpoint_hash(checkpoint)}
     with resumable(folder, "teacher.json", facts) as part:
-        for pair in tqdm(found, unit="pair", dynamic_ncols=True):
+        for pair in ProgressBar(found, unit="pair"):
             target = part / "sharp" / f"{pair.name}.png"
             if target.is_file():
                 continue

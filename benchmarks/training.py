@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from jsonargparse import auto_cli
 from lightning.pytorch import Callback
 from tqdm import tqdm
 
-from benchmarks.record import in_own_process, machine, write_json
+from base.command_line import call
+from benchmarks.record import destination, in_own_process, machine, write_json
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
@@ -145,7 +145,8 @@ def ratios(cases: dict) -> dict:
 
 def main(
     cases: str = "*/*",
-    output: str = "benchmarks/results/training.json",
+    output: str = "runs/benchmarks/training.json",
+    publish: bool = False,
     photos: str | None = None,
     pairs: str | None = None,
     device: str = "cpu",
@@ -159,6 +160,7 @@ def main(
     Args:
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
+        publish: write into benchmarks/results, under the name of the output.
         photos: folder of sharp photographs for demo; none: those of the demo.
         pairs: dataset of pairs for the other configs; none: four of 1280x720 are made.
         device: cpu or cuda.
@@ -167,6 +169,7 @@ def main(
         flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
         quick: tiny crops, to try the program.
     """
+    output = destination(output, publish)
     chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
     if not chosen:
         raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)}")
@@ -206,4 +209,4 @@ def _pairs(given: str | None, folder: Path, quick: bool) -> str:
 
 
 if __name__ == "__main__":
-    auto_cli(main, as_positional=False)
+    call(main, None, "-m benchmarks.training", positional=0)

@@ -4,8 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from base.progress import ProgressBar
 from data import images
 from data.formats import opened
 from data.layouts import DatasetError, Pair
@@ -17,7 +16,7 @@ def check_files(items: Sequence[Pair | Path]) -> None:
     All faults are reported in one DatasetError.
     """
     faults, unit = [], "file" if isinstance(items[0], Path) else "pair"
-    for item in tqdm(items, desc="checking files", unit=unit, dynamic_ncols=True, leave=False, delay=2):
+    for item in ProgressBar(items, desc="checking files", unit=unit, leave=False, delay=2):
         files = [item] if isinstance(item, Path) else [item.blurry, item.sharp]
         try:
             sizes = [_head(file) for file in files]

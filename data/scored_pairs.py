@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
-from tqdm import tqdm
 
+from base.progress import ProgressBar
 from data import images, search
 from data.layouts import Listing, Pair, list_pairs, paired
 from data.pairs import read_pair
@@ -41,7 +41,7 @@ def scored_pairs(root: str, split: str, variant: str, limit: int | None) -> Scor
     count = min(limit or len(pairs), len(pairs))
     pairs = [pairs[k * len(pairs) // count] for k in range(count)]
     sizes, hashes = [], {}
-    for pair in tqdm(pairs, desc="checking the images", unit="pair", dynamic_ncols=True):
+    for pair in ProgressBar(pairs, desc="checking the images", unit="pair"):
         blurry, _ = read_pair(pair)
         sizes.append(tuple(blurry.shape[1:]))
         hashes[pair.name] = hashlib.sha256(pair.blurry.read_bytes() + pair.sharp.read_bytes()).hexdigest()

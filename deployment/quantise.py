@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from base.progress import ProgressBar
 from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import networks
@@ -97,7 +97,7 @@ def calibrate(pipeline: DeblurPipeline, folder: Path, pairs: str) -> Calibration
     settings = replace(pipeline.default_settings, num_samples=1)
     if pipeline.denoiser is None:
         settings = replace(settings, blend=0.0)
-    for k, (blurry, _) in enumerate(tqdm(crops, "calibration", unit="crop")):
+    for k, (blurry, _) in enumerate(ProgressBar(crops, "calibration", unit="crop")):
         pipeline(blurry, settings, names=[str(k)], output_type="pt", tile=side, predictor_tile=side)
     for hook in hooks:
         hook.remove()
@@ -181,7 +181,8 @@ class Quantiser:
     def ranking(self) -> list[str]:
         """The layers, most sensitive first: the one whose quantisation alone changes the output most."""
         damage = {
-            layer: self._error(self.network(self.quantised(only=[layer]))) for layer in tqdm(self.layers, "sensitivity")
+            layer: self._error(self.network(self.quantised(only=[layer])))
+            for layer in ProgressBar(self.layers, "sensitivity")
         }
         return sorted(damage, key=damage.get, reverse=True)
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
-from tqdm import tqdm
 
 from base.files import replacing
-from base.progress import counted
+from base.progress import ProgressBar, counted
 from evaluation.metrics import Metric
 from evaluation.panels import panel
 from evaluation.pixels import eight_bits
@@ -58,7 +57,7 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     examples = _choose(summary)
     names = sorted({example.image for example in examples})
     steps = sum(steps_of([example.row.settings]) for example in examples)
-    with tqdm(total=steps, desc="examples of the front", unit="step", dynamic_ncols=True, disable=not steps) as bar:
+    with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
         for number, name in enumerate(names):
             blurry, sharp, prediction = _predict(plan, images[name])
             shown = {"blurry": blurry[0], "predictor": prediction[0, :3], "sharp": sharp}
@@ -86,7 +85,7 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> bool:
     images = [plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)]
     columns = {name: [] for name in ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")}
     steps = count * steps_of([setting])
-    with tqdm(total=steps, desc="panel", unit="step", dynamic_ncols=True) as bar:
+    with ProgressBar(total=steps, desc="panel", unit="step") as bar:
         for image in images:
             blurry, sharp, prediction = _predict(plan, image)
             [out] = plan.pipeline.refine_shared(blurry, prediction, [setting], plan.seed, [image.name], counted(bar, 1))

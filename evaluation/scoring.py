@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from base.files import replacing
-from base.progress import counted
+from base.progress import ProgressBar, counted
 from evaluation.controls import RECIPES, control_images
 from evaluation.journal import Facts, Journal, Processes, Score
 from evaluation.metrics import Metric
@@ -181,7 +180,7 @@ def score_images(plan: Plan) -> None:
     steps = sum(len(b.images) * steps_of([row.settings for row in group]) for b in batches for group in b.groups)
     total, unit = (steps, "step") if steps else (sum(len(batch.images) for batch in batches), "image")
     text, hidden = f"{len(plan.settings)} settings", plan.processes.global_rank > 0
-    with tqdm(total=total, desc=text, unit=unit, dynamic_ncols=True, disable=hidden) as bar:
+    with ProgressBar(total=total, desc=text, unit=unit, disable=hidden) as bar:
         for batch in batches:
             blurry, sharp = batch.read()
             score = partial(batch.score, sharp)

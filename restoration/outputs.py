@@ -120,12 +120,11 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
         work: each image and the file of its restoration.
         size: images per group; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
-    from tqdm import tqdm
-
+    from base.progress import ProgressBar
     from data.images import header_size
 
     groups: dict = {}
-    for path, target in tqdm(work, "sizes", delay=2, leave=False, disable=size == 1):
+    for path, target in ProgressBar(work, "sizes", delay=2, leave=False, disable=size == 1):
         groups.setdefault((header_size(path) if size != 1 else None) or path, []).append((path, target))
     for shape, group in groups.items():
         fitting = BATCH_PIXELS // (shape[0] * shape[1]) if isinstance(shape, tuple) else 1

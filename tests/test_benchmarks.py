@@ -1,8 +1,12 @@
 """The benchmarks on tiny images: that they measure, merge and say what they ran on, not what comes out."""
 
+import inspect
 import json
+import os
 import subprocess
 import sys
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 from diffusers import DDPMScheduler
 from matplotlib.figure import Figure
 
-from benchmarks import calibration, curves, deployment, startup
+from benchmarks import calibration, curves, deployment, record, startup
 from benchmarks.record import machine, write_json
 from models.pipeline import DeblurPipeline
 from models.unet import UNetPredictor
@@ -84,7 +88,7 @@ def test_startup_measures_and_merges(tmp_path):
     found = json.loads((tmp_path / "startup.json").read_text())["cases"]
     new = found["train/none"]
     assert set(found) == {"sample/help", "train/none"} and new["cpu_seconds"] > 0 and new["seconds"] > 0
-    assert new["wanted"] == 4 and new["commit"] and new["cores"] and new["torch"]
+    assert new["wanted"] == 15 and new["commit"] and new["cores"] and new["torch"]
 
 
 @pytest.mark.slow
@@ -155,3 +159,26 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
         "2 steps",
         "0.5, sharp kept",
     ] and axes.yaxis_inverted()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_a_benchmark_replaces_what_is_published_only_if_it_is_told(name):
+    """By its arguments: what the documents cite lies in benchmarks/results."""
+    main = getattr(import_module(f"benchmarks.{name}"), "main", None)
+    arguments = signature(main).parameters if main else {}
+    for argument in arguments.values():
+        assert "benchmarks/results" not in str(argument.default)
+    if "publish" in arguments:
+        assert arguments["publish"].default is False and arguments["output"].default.startswith("runs/benchmarks")
+        assert "destination(output, publish)" in inspect.getsource(main)
+
+
+def test_a_benchmark_writes_to_runs_unless_it_publishes(tmp_path):
+    before = (ROOT / "benchmarks" / "results" / "startup.json").read_bytes()
+    command = [sys.executable, "-m", "benchmarks.startup", "--cases", "sample/help", "--repeats", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    assert "sample/help" in json.loads((tmp_path / "runs/benchmarks/startup.json").read_text())["cases"]
+    assert (ROOT / "benchmarks" / "results" / "startup.json").read_bytes() == before
+    assert record.destination("runs/benchmarks/a.json", True) == str(ROOT / "benchmarks" / "results" / "a.json")
+    assert record.destination("runs/benchmarks", True) == str(ROOT / "benchmarks" / "results")

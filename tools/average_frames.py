@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from base.command_line import call
+from base.progress import ProgressBar
 from base.stop import run_command
 from data import images, search
 from data.blur import from_light, to_light
@@ -91,7 +91,7 @@ def main(
         raise DatasetError(f"{folder} is there already: give another --scene.")
     kind = "blur_gamma" if response == "gamma" else "blur"
     last, count, step = deque(maxlen=frames), 0, stride or frames
-    for number, frame in enumerate(tqdm(read_frames(source), desc="averaging", unit="frame", dynamic_ncols=True)):
+    for number, frame in enumerate(ProgressBar(read_frames(source), desc="averaging", unit="frame")):
         if last and frame.shape != last[-1].shape:
             raise DatasetError(f"{source} has frames of different sizes, at frame {number}.")
         last.append(frame)

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from base.command_line import call
 from base.files import replacing
+from base.progress import ProgressBar
 from base.stop import run_command
 from data import images
 from data.layouts import COUNTS, SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
@@ -95,14 +95,14 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
 
 def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[tuple[list[Fault], bytes | None]]:
     """Examine all pairs, in order, with a progress bar."""
-    bar = {"total": len(work), "desc": "examining", "unit": "pair", "dynamic_ncols": True}
+    bar = {"total": len(work), "desc": "examining", "unit": "pair"}
     workers = min(os.cpu_count() or 1 if num_workers is None else num_workers, len(work) // 8)
     if workers < 2:
-        yield from tqdm(map(examine, *zip(*work, strict=True)) if work else (), **bar)
+        yield from ProgressBar(map(examine, *zip(*work, strict=True)) if work else (), **bar)
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     try:
-        yield from tqdm(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
+        yield from ProgressBar(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
     except BrokenProcessPool:
         # The pool would wait forever for a process that was just starting when another one was killed.
         for process in active_children():

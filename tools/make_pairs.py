@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
-from tqdm import tqdm
 
 from base.command_line import call
 from base.files import require_free
 from base.messages import explain
+from base.progress import ProgressBar
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
@@ -164,15 +164,15 @@ def make(
     facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
-        bar = {"total": len(found), "unit": "photo", "dynamic_ncols": True}
+        bar = {"total": len(found), "unit": "photo"}
         # A process takes as long to start as a few photographs take to blur.
         workers = min(workers or min(len(os.sched_getaffinity(0)), -(-len(found) // 4)), len(found))
         if workers == 1:
-            for name, place in tqdm(found.items(), **bar):
+            for name, place in ProgressBar(found.items(), **bar):
                 work(name, place)
         else:
             with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-                for _ in tqdm(pool.map(work, found, found.values()), **bar):
+                for _ in ProgressBar(pool.map(work, found, found.values()), **bar):
                     pass
         pairs = [name for photo in found for name in names_of(photo, crops)]
         kernels = {}

@@ -18,7 +18,8 @@ def labels_of(settings) -> list[str]:
     return [row.label for row in rows_of(settings)]
 
 
-def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys):
+def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("base.progress.SECONDS", 0)  # of a log, which shows the last step, too
     toy = Toy([(24, 20), (16, 12)], pause=0.002)
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
     found = toy.summary(tmp_path, settings)
