@@ -41,6 +41,29 @@ def test_every_config_builds(config, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["demo", "finetune"])
+def test_lite_is_trained_further_on_the_blurry_images_of_pairs(name, tmp_path):
+    """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights."""
+    sharp, weights = torch.rand(3, 48, 48), {}
+    flags = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
+    flags += ["--data.val=null", "--model.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
+    for kind, blurry in (("blurred", sharp.roll(2, -1)), ("black", torch.zeros_like(sharp))):
+        images.write(tmp_path / kind / "sharp" / "a.png", sharp)
+        images.write(tmp_path / kind / "blur" / "a.png", blurry)
+        given = [f"--data.train={tmp_path / kind}", f"--trainer.default_root_dir={tmp_path / 'runs' / kind}"]
+        assert train.main(["fit", "--config", str(CONFIGS[0].with_name(f"{name}.yaml")), *flags, *given]) == 0
+        weights[kind] = load_pipeline(
+            str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32"
+        ).predictor.state_dict()
+    lite = load_pipeline("lite", precision="fp32").predictor.state_dict()
+    for one in weights.values():
+        assert one.keys() == lite.keys() and any(not torch.equal(one[key], lite[key]) for key in lite)
+        assert all((one[key] - lite[key]).abs().max() < 1e-3 for key in lite)  # a step of 1e-4 from its weights
+    assert any(not torch.equal(weights["blurred"][key], weights["black"][key]) for key in lite)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
     runs = {s.stem: build(s, tmp_path, "--model.init_from", "null") for s in STAGES if not s.stem.startswith("pairs")}
     models = {stage: built.model for stage, built in runs.items()}

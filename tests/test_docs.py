@@ -85,7 +85,7 @@ def place(tmp_path_factory):
         write(*(f"{data}/{side}/{name}.png" for side in ("blur", "sharp") for name in ("a", "b")))
     for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL):
         (folder / name).write_text(text)
-    for name in ("runs/demo", "runs/gopro_lite", "runs/first", "runs/int8", "first", "second"):
+    for name in ("runs/demo", "runs/finetune", "runs/gopro_lite", "runs/first", "runs/int8", "first", "second"):
         pipeline = tiny_pipeline()
         # As evaluate.py --save_presets true stores them; eta belongs to ddim, and pages choose other samplers.
         pipeline.register_to_config(presets={"balanced": {"steps": 2, "eta": 1.0}, "perceptual": {"steps": 2}})
