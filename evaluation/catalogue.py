@@ -18,6 +18,8 @@ METRICS = {
     "psnr": Column("PSNR (dB)", 2, True),
     "ssim": Column("SSIM", 4, True),
     "lpips": Column("LPIPS (AlexNet)", 4, False),
+    "dists": Column("DISTS", 4, False),
+    "niqe": Column("NIQE", 2, False),
     "psnr_aligned": Column("aligned PSNR (dB)", 2, True),
     "ssim_aligned": Column("aligned SSIM", 4, True),
 }

@@ -1,8 +1,8 @@
 """All metrics by column name, each with the recipe of its numbers or the reason why it is missing.
 
 A grid scores many settings of many images. So a metric takes a batch on the device where it was restored, returns a
-value per image, as intervals and paired differences need, and copies only numbers to the host (the aligned scores:
-images, for OpenCV).
+value per image, as intervals and paired differences need, and copies only numbers to the host (the aligned scores and
+NIQE: images, for OpenCV and SciPy).
 """
 
 import hashlib
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from evaluation.alignment import Aligned
 from evaluation.catalogue import METRICS, Column, require_known
+from evaluation.dists import Dists
+from evaluation.niqe import Niqe
 from evaluation.perceptual import Lpips
 from evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
 
@@ -101,4 +103,9 @@ def _own_metric(path: str) -> Metric:
 
 
 _FUNCTIONS = {"psnr": (psnr, PSNR_RECIPE), "ssim": (ssim, SSIM_RECIPE)}
-_CLASSES = {"psnr_aligned": partial(Aligned, "psnr"), "ssim_aligned": partial(Aligned, "ssim")}
+_CLASSES = {
+    "dists": Dists,
+    "niqe": Niqe,
+    "psnr_aligned": partial(Aligned, "psnr"),
+    "ssim_aligned": partial(Aligned, "ssim"),
+}

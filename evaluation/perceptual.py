@@ -15,9 +15,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from evaluation.backbones import read_backbone, sha256
+from evaluation.backbones import SkippedInitialisation, read_backbone, sha256
 from evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
 
 
@@ -37,19 +36,6 @@ _SQUEEZENET = _Backbone("SqueezeNet", "squeezenet1_1", 17, _SHIPPED / "squeezene
 _VGG16 = _Backbone("VGG16", "vgg16", 16)
 _NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
 Net = Literal["alex", "squeeze", "vgg"]
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """Skips the random initialisation of layers before weights are loaded.
-
-    It takes 0.4 s for AlexNet and more for VGG16, and would change the random numbers of a training with the metric.
-    """
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return function(*args, **kwargs)
 
 
 class Lpips:
@@ -84,7 +70,7 @@ class Lpips:
 
         import lpips  # takes seconds to import, and only this metric needs it
 
-        with warnings.catch_warnings(), _NothingDrawn():
+        with warnings.catch_warnings(), SkippedInitialisation():
             warnings.simplefilter("ignore", UserWarning)  # lpips uses torchvision's arguments from before 0.13
             network = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, verbose=False)
         # lpips stores feature layer 3 of torchvision as `slice2.3`.

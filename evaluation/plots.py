@@ -31,11 +31,11 @@ def curve(summary: Summary) -> Figure:
     """
     places = {row.label: place for row in summary.rows if (place := _place(row, summary.perception)) is not None}
     drawn = [row for row in summary.rows if row.label in places and row.label not in CONTROLS]
-    front = [places[row.label] for row in summary.front]
+    front = [places[row.label] for row in drawn if row in summary.front]
     figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     if front:
-        axes.plot(*zip(*front, strict=True), color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
+        axes.plot(*zip(*sorted(front), strict=True), color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
     _draw_rows(axes, drawn, places, summary.perception)
     least = min((places[row.label][0] for row in drawn), default=0.0)
     for (control, labels), style in zip(LABELS.items(), ("--", ":"), strict=True):

@@ -18,7 +18,7 @@ from evaluation.metrics import MetricError, make_metrics, psnr
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
 TABLE = Path(__file__).with_name("expected_metrics.json")
-HERE = ("psnr", "ssim", "lpips")
+HERE = ("psnr", "ssim", "lpips", "niqe")
 
 
 def scores(names: tuple[str, ...], restored: torch.Tensor) -> dict[str, float]:
@@ -35,14 +35,16 @@ def test_values_do_not_drift(name):
 def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
     made = make_metrics(reversed(METRICS))
     assert list(made) == [*METRICS]
-    assert [name for name in made if not made[name].column.higher_is_better] == ["lpips"]
+    assert [name for name in made if not made[name].column.higher_is_better] == ["lpips", "dists", "niqe"]
     assert set(Evaluation("", "").metrics.split(",")) <= METRICS.keys()
     for name, metric in made.items():
         assert metric.column == METRICS[name]
         assert (metric.reason is None) != (metric.recipe is None), name
         if metric.reason is None:
             assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
-            assert any(library in metric.recipe for library in ("torch 2", "lpips 0", "OpenCV"))
+            assert any(
+                library in metric.recipe for library in ("torch 2", "lpips 0", "torchmetrics 1", "scipy 1", "OpenCV")
+            )
     recipes = [metric.recipe for metric in made.values() if metric.recipe]
     assert len(set(recipes)) == len(recipes)
 

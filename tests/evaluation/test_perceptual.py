@@ -106,7 +106,7 @@ def test_lpips_gives_the_authors_values_in_silence_without_a_network(net, no_net
 
 
 def test_the_shipped_weights_are_those_of_their_card():
-    for file in WEIGHTS.glob("*.safetensors"):
+    for file in (*WEIGHTS.glob("*.safetensors"), *WEIGHTS.glob("*.npz")):
         assert f"`{hashlib.sha256(file.read_bytes()).hexdigest()}`" in (WEIGHTS / "README.md").read_text()
 
 

@@ -11,6 +11,8 @@ from PIL import Image
 from evaluation.controls import LABELS
 from evaluation.plots import curve
 from evaluation.rows import Row
+from evaluation.statistics import Estimate
+from evaluation.summary import RowSummary
 from models.settings import SamplingSettings
 from tests.evaluation.document import SAMPLERS, metric, of_rows, scored, summary_of
 
@@ -55,6 +57,17 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
     assert axes.yaxis_inverted() and not axes.xaxis_inverted()
     assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
+
+
+def test_images_equal_to_the_ground_truth_have_no_place_on_the_curve():
+    """Their PSNR is infinite: another program's copy of the ground truth, on the front."""
+    rows = summary_of().rows
+    equal = {"psnr": Estimate(float("inf"), None, None, 6), "lpips": Estimate(0.0, None, None, 6)}
+    summary = of_rows([*rows, RowSummary(Row("outputs copy"), 6, 0.0, equal)])
+    assert [row.label for row in summary.front] == ["outputs copy"]
+    axes = curve(summary).axes[0]
+    assert "Pareto front" not in [line.get_label() for line in axes.lines]
+    assert "outputs copy" not in [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize("field", ["blend", "steps", "sampler"])
