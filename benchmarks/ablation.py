@@ -152,10 +152,10 @@ def score(checkpoint: Path, settings: dict[str, dict], tests: dict[str, Path], m
     for test, root in tests.items():
         for pair in find_pairs(root):
             blurry, sharp = (side[None] for side in read_pair(pair))
-            x_init = pipeline.predict(blurry)
-            restored = {"blurry": blurry, "prediction": x_init.clamp(0, 1)}
+            prediction = pipeline.predict(blurry)
+            restored = {"blurry": blurry, "prediction": prediction.images}
             for name, setting in samplings.items() if test == "crops" else ():
-                [output] = pipeline.refine_shared(blurry, x_init, [setting], names=[pair.name])
+                [output] = pipeline.refine_shared(blurry, prediction, [setting], names=[pair.name])
                 restored[name] = output.images
             for what, image in restored.items():
                 for metric, compute in metrics.items():

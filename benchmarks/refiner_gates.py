@@ -26,7 +26,7 @@ from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.diffusion import add_noise, estimate_r_0, residual
-from models.pipeline import DeblurPipeline
+from models.pipeline import DeblurPipeline, Prediction
 from models.samples import to_network, to_world
 from models.sampling import noise_generator
 from models.schedules import level_of
@@ -109,13 +109,12 @@ def refiner_gates(
     return gates
 
 
-def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, ...]:
+def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor | Prediction, ...]:
     """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
-    own = torch.cat([to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-    blurry, x_init = to_network(blurry), own[:, :3]
-    return blurry, x_init, pipeline.scale(own, blurry), to_network(sharp) - x_init, prediction
+    x_init = prediction.x_init
+    return to_network(blurry), x_init, pipeline.scale(prediction, blurry), to_network(sharp) - x_init, prediction
 
 
 def main(

@@ -52,7 +52,7 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
             blurry_copy = part / "blur" / f"{pair.name}{pair.blurry.suffix}"
             blurry_copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(pair.blurry, blurry_copy)
-            prediction = pipeline.predict(blurry[None].to(on))[0, :3].cpu()
+            prediction = pipeline.predict(blurry[None].to(on)).images[0].cpu()
             images.write(target, teach(prediction, blurry, sharp), compress_level=1)
     print(f"{folder}: {len(found)} pairs, their targets from {checkpoint}")
 

@@ -29,7 +29,7 @@ from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
 from models.hub import find_folder
 from models.index import ONNX, CheckpointError
-from models.memory import Footprint
+from models.memory import bytes_per_pixel
 from models.onnx_network import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, OnnxNetwork, require_packages
 from models.pipeline import DeblurPipeline
 from models.spandrel_predictor import SpandrelPredictor
@@ -132,7 +132,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
             network.stride,
             getattr(network, "multiple", network.stride),
             network.receptive_field,
-            round(_bytes_per_pixel(network, example), 1),
+            round(bytes_per_pixel(network), 1),
             getattr(network, "prediction_type", None),
         )
     except ValueError as error:
@@ -145,17 +145,6 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
     model = _traced(network, what, names, example, facts)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
-
-
-def _bytes_per_pixel(network: nn.Module, example: tuple[Tensor, ...]) -> float:
-    """PyTorch's memory for a network's activations; onnxruntime does not report its own, which is no larger."""
-    levels = [x for x in example if x.ndim == 1]
-
-    def run(*images: Tensor) -> Tensor:
-        return network(*images[:2], *levels, *images[2:])
-
-    with torch.no_grad():
-        return Footprint()(run, [x for x in example if x.ndim == 4])
 
 
 def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts):

@@ -60,7 +60,7 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
         for number, name in enumerate(names):
             blurry, sharp, prediction = _predict(plan, images[name])
-            shown = {"blurry": blurry[0], "predictor": prediction[0, :3], "sharp": sharp}
+            shown = {"blurry": blurry[0], "predictor": prediction.images[0], "sharp": sharp}
             of_image = {what: f"examples/{number}_{what}.png" for what in shown}
             for what, image in shown.items():
                 _write(folder / of_image[what], image)

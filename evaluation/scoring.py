@@ -192,8 +192,8 @@ def score_images(plan: Plan) -> None:
                 start = _now(plan.device)
                 prediction = plan.pipeline.predict(blurry)
                 before = (_now(plan.device) - start) / len(blurry)
-                score(prediction[:, :3], Row(PREDICTOR), before)
-                for label, images in _controls(batch, blurry, prediction[:, :3]):
+                score(prediction.images, Row(PREDICTOR), before)
+                for label, images in _controls(batch, blurry, prediction.images):
                     score(images, Row(label), before)
             for group in batch.groups:
                 settings, start = [row.settings for row in group], _now(plan.device)

@@ -2,44 +2,32 @@
 
 import ctypes
 import os
-import sys
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
-SAMPLE = 128  # side of the image part that is measured
-COPIES = 3 / 2  # allowance for the copies inside convolutions, which no tensor shows
+# Bytes of features that a network holds at once, for each pixel and channel at its first resolution, in float32. They
+# were measured once, as the largest sum of living tensors and half as much again for the copies inside convolutions.
+FOOTPRINTS = {"UNetPredictor": 72, "Denoiser": 72, "U2NetPredictor": 60, "SlimPredictor": 60, "SlimDenoiser": 60}
+UNKNOWN = 10_000  # bytes per pixel of any other network: two and a half times those of the paper's U-Net
 CPU_MEMORY = 3.5  # GB; a constant, so that a photo's tiles do not depend on the machine's other load
 CPU_PIXELS = 24_000_000  # images of this size fit into CPU_MEMORY; each further pixel takes seven floats per channel
 
 
-class Footprint:
-    """Bytes that a function needs per pixel of an image: given, or measured once on a small part of the first image.
+def bytes_per_pixel(network: nn.Module) -> float:
+    """Bytes that a network needs for each pixel of an image, in evaluation mode; its attribute of this name, if any."""
+    own = getattr(network, "bytes_per_pixel", None)
+    if own is not None:
+        return own
+    factor, first = FOOTPRINTS.get(type(network).__name__), _first_convolution(network)
+    if factor is None or first is None:
+        return UNKNOWN if next(network.parameters(), None) is not None else 3 * 4  # one copy of the image
+    return factor * first.out_channels * first.weight.element_size() / 4 / network.config.unshuffle**2
 
-    torch reports the peak memory of a GPU but not of a CPU. Its profiler could, but takes seconds and writes to the
-    terminal, so the tensors are counted instead.
-    """
 
-    def __init__(self, bytes_per_pixel: float | None = None):
-        self.bytes_per_pixel = bytes_per_pixel
-
-    def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> float:
-        """Bytes per pixel of function(*images), for images (N, C, H, W)."""
-        if self.bytes_per_pixel is None:
-            parts = [image[:1, :, :SAMPLE, :SAMPLE] for image in images]
-            height, width = parts[0].shape[-2:]
-            # If the compiler is not loaded nothing is compiled, and loading it here would take seconds.
-            loaded = "torch._dynamo" in sys.modules
-            with torch.compiler.set_stance("force_eager") if loaded else nullcontext(), _LiveBytes() as live:
-                function(*parts)
-            self.bytes_per_pixel = COPIES * live.peak / (height * width)
-        return self.bytes_per_pixel
+def _first_convolution(network: nn.Module) -> nn.Conv2d | None:
+    return next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
 
 
 def free_memory(device: torch.device) -> int:
@@ -99,36 +87,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory, whichever allocator raised it."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or ("memory" in text and "alloc" in text)
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live tensors that were created while it is active; `peak` is the maximum."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self._counted = weakref.WeakSet()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False, since nothing compiled is counted; the default would load the compiler to exclude it below."""
-        return False
-
-    def __torch_dispatch__(
-        self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        given = [x.untyped_storage() for x in args if isinstance(x, Tensor)]  # their views take no memory
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage not in self._counted and storage not in given:
-                self._counted.add(storage)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._gone, storage.nbytes())
-                self.peak = max(self.peak, self.now)
-        return result
-
-    def _gone(self, size: int) -> None:
-        self.now -= size

@@ -1,8 +1,8 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -13,19 +13,38 @@ import torch
 from torch import Tensor, nn
 
 from models.arrays import OUTPUT_TYPES, read_images, write_images
-from models.bands import InBands, is_large
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, residual_size
-from models.memory import Footprint
+from models.memory import bytes_per_pixel
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.samples import Samples, blended, refined_share, to_network, to_world
-from models.sampling import Progress, make_scheduler, noise_generator, sample_residual
+from models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
 from models.settings import SamplingSettings, preset_settings
 from models.tiling import Tiling
-from models.unet import UNet
 
-Keep = Callable[[Literal["x_init", "s", "r_0"], Tensor], None]
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictor's estimates, in the networks' range [-1, 1].
+
+    Args:
+        x_init: (N, 3, H, W), float32, not clipped.
+        log_size: log of the expected |x - x_init|, (N, 1, H, W); None if the predictor has no size head.
+    """
+
+    x_init: Tensor
+    log_size: Tensor | None = None
+
+    @property
+    def images(self) -> Tensor:
+        """The estimates in [0, 1], clipped."""
+        return to_world(self.x_init)
+
+    @property
+    def expected_error(self) -> Tensor | None:
+        """The expected |x - x_init| (N, 1, H, W) in units of the [0, 1] range, if the predictor has a size head."""
+        return None if self.log_size is None else self.log_size.exp().div_(2)
 
 
 @dataclass
@@ -80,7 +99,6 @@ class DeblurPipeline(ConfigMixin):
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
-        self._footprints: dict[tuple, Footprint] = defaultdict(Footprint)
 
     @property
     def device(self) -> torch.device:
@@ -122,27 +140,60 @@ class DeblurPipeline(ConfigMixin):
         return preset_settings(self.config.presets)
 
     @torch.no_grad()
-    def predict(self, blurry: Tensor, tile: int | None = None) -> Tensor:
-        """Predict x_init from blurry images (N, 3, H, W) in [0, 1]: same shape and range, float32, not clipped.
+    def predict(self, blurry: Tensor, tile: int | None = None, memory: int | None = None) -> Prediction:
+        """Predict from blurry images (N, 3, H, W) in [0, 1].
 
-        With a size head the result is (N, 4, H, W). Its last channel, which `refine_shared` may need, is the log of the
-        expected |x - x_init| on the [-1, 1] scale.
-
-        `tile` is the side of the tiles' cores; None: the whole image, or tiles that fit into memory.
+        `tile` is the side of the tiles' cores, `memory` as in `__call__`; None: the whole image, or tiles that fit into
+        memory.
         """
-        prediction = self._predict(to_network(blurry.float()), tile)
-        prediction[:, :3].add_(1).div_(2)
-        return prediction
+        self._tilings = {}
+        tiling = self._tiling("predictor", tile, memory)
+        output = tiling(self.predictor, [to_network(blurry.float())])
+        return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        blurry: Tensor,
+        prediction: Prediction,
+        settings: SamplingSettings,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        progress: Progress = iter,
+        tile: int | None = None,
+        memory: int | None = None,
+    ) -> Iterator[Tensor]:
+        """Draw `settings.num_samples` samples of the scaled residual r_0 (N, 3, H, W), one at a time.
+
+        `models.samples.blended` makes images from them; the other arguments are those of `refine_shared` and
+        `__call__`.
+
+        Raises:
+            ValueError: this checkpoint has no denoiser, or there are not as many names as images.
+        """
+        if self.denoiser is None:
+            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
+        names, count = _names(names, len(blurry)), settings.num_samples
+        fields = 3 + 2 * (count > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
+        tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
+        blurry = to_network(blurry.float())
+        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s)
+        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        scheduler = make_scheduler(settings, training_betas)
+        draws = ([noise_generator(seed, name, k) for name in names] for k in range(count))
+        return map(partial(sample_residual, denoise, scheduler, settings.eta, progress, blurry), draws)
 
     @torch.no_grad()
     def refine_shared(
         self,
         blurry: Tensor,
-        prediction: Tensor,
+        prediction: Prediction,
         settings: Sequence[SamplingSettings],
         seed: int = 0,
         names: Sequence[str] | None = None,
         progress: Progress = iter,
+        tile: int | None = None,
+        memory: int | None = None,
     ) -> list[DeblurOutput]:
         """The diffusion part alone, once for each of several settings, which share their samples.
 
@@ -156,12 +207,34 @@ class DeblurPipeline(ConfigMixin):
             seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
                 names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
+            tile, memory: as in `__call__`.
 
         Returns:
             `DeblurOutput` of tensors for each of the settings.
         """
-        prediction = torch.cat([to_network(prediction[:, :3]), prediction[:, 3:]], dim=1)
-        return self._refine(to_network(blurry.float()), prediction, settings, seed, names, progress)
+        names = _names(names, len(blurry))
+        collected = [Samples(setting) for setting in settings]
+        most = max(settings, key=lambda setting: setting.num_samples)
+        if most.blend == 0:
+            for samples in collected:
+                for _ in range(samples.setting.num_samples):
+                    samples.add(prediction.images)
+        else:
+            s = self.scale(prediction, blurry)
+            error = prediction.expected_error
+            shares = {level: refined_share(error, level) for level in {setting.keep_sharp for setting in settings}}
+            del error
+            drawn = self.sample(blurry, prediction, most, seed, names, progress, tile, memory)
+            for k, r_0 in enumerate(drawn):
+                wanted = [samples for samples in collected if k < samples.setting.num_samples]
+                for samples in wanted:
+                    setting, last = samples.setting, samples is wanted[-1]  # the last one may overwrite r_0
+                    share = shares[setting.keep_sharp]
+                    size = s * share if setting.keep_sharp else s
+                    samples.add(blended(prediction.x_init, r_0, size, setting.blend, in_place=last))
+                del r_0
+        images, error = prediction.images, prediction.expected_error
+        return [DeblurOutput(samples.images(), images, samples.std(), error) for samples in collected]
 
     @torch.no_grad()
     def __call__(
@@ -176,7 +249,6 @@ class DeblurPipeline(ConfigMixin):
         predictor_tile: int | None = None,
         memory: int | None = None,
         preset: str | None = None,
-        keep: Keep | None = None,
     ) -> DeblurOutput:
         """Restore one image or a batch of images of one size.
 
@@ -192,8 +264,6 @@ class DeblurPipeline(ConfigMixin):
             predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tile size.
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
-            keep: called with a name and a tensor for each input of `blended`, to be copied at once: x_init, then s,
-                then r_0 of each sample in turn; with blend 0 x_init alone.
 
         Raises:
             ValueError: images of different sizes, of an unknown shape, type or range; an unknown output_type or
@@ -208,13 +278,11 @@ class DeblurPipeline(ConfigMixin):
             raise ValueError(f"give settings or the preset {preset!r}, not both")
         settings = self.preset(preset) if preset is not None else settings
         batch, layouts = read_images(image)
-        self._tilings = {}
-        blurry = to_network(batch.to(self.device))
-        del batch
-        prediction = self._predict(blurry, predictor_tile, memory)
-        settings = [settings or self.default_settings]
-        [output] = self._refine(blurry, prediction, settings, seed, names, progress, tile, memory, keep)
-        output.tiles = {name: tiling.side(blurry) for name, tiling in self._tilings.items()}
+        settings = settings or self.default_settings
+        blurry = batch.to(self.device)
+        prediction = self.predict(blurry, predictor_tile, memory)
+        [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)
+        output.tiles = self.tiles(blurry)
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
             output.predictions = write_images(output.predictions, layouts, output_type)
@@ -237,85 +305,37 @@ class DeblurPipeline(ConfigMixin):
             graphs = "reduce-overhead" if self.device.type == "cuda" else None
             self.denoiser.compile(dynamic=False, mode=graphs)
 
-    def _predict(self, blurry: Tensor, tile: int | None, memory: int | None = None) -> Tensor:
-        predictor, tiling = self._for_size("predictor", blurry, tile, memory)
-        return tiling(predictor, [blurry])
+    def tiles(self, image: Tensor) -> dict[str, int | None]:
+        """Side of each network's tiles in the last call, for an image (N, C, H, W); None for the whole image."""
+        return {name: tiling.side(image) for name, tiling in self._tilings.items()}
 
-    def _for_size(
-        self,
-        name: Literal["predictor", "denoiser"],
-        image: Tensor,
-        tile: int | None,
-        memory: int | None,
-        fields: int = 1,
-    ) -> tuple[Callable[..., Tensor], Tiling]:
-        """A network as a function suited to images of this size, and its tiling."""
+    def _tiling(
+        self, name: Literal["predictor", "denoiser"], tile: int | None, memory: int | None, fields: int = 1
+    ) -> Tiling:
+        """How a network is called on images of any size."""
         network = getattr(self, name)
         if isinstance(network, OnnxNetwork):
             facts = network.facts
-            footprint, fixed = Footprint(facts.bytes_per_pixel), facts.side and (facts.side, facts.halo)
-            tiling = Tiling(facts.receptive_field, facts.stride, tile, memory, fields, footprint, fixed)
-            self._tilings[name] = tiling
-            return network, tiling
-        side = None if tile is None else tile + 2 * (network.receptive_field or 0)
-        # torch.compile would generate code for every band.
-        has_bands = isinstance(getattr(network, "unet", None), UNet) and not self.compiled
-        banded = has_bands and is_large(image, side)
-        footprint = self._footprints[name, banded, image.device.type]
-        tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, footprint)
+            fixed = (facts.side, facts.halo) if facts.side else None
+            tiling = Tiling(facts.receptive_field, facts.stride, tile, memory, fields, facts.bytes_per_pixel, fixed)
+        else:
+            takes = bytes_per_pixel(network)
+            tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes)
         self._tilings[name] = tiling
-        return InBands(network) if banded else network, tiling
+        return tiling
 
-    def scale(self, prediction: Tensor, blurry: Tensor) -> Tensor:
-        """s(p) (N, 1, H, W), from images in [-1, 1]."""
-        return self.config.residual_scale * residual_size(self.config.scale_kind, prediction, blurry)
+    def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
+        """s(p) (N, 1, H, W), from blurry images in [0, 1]."""
+        kind, known = self.config.scale_kind, prediction.x_init
+        if kind == "local":
+            blurry = to_network(blurry.float())
+        elif kind == "learned":  # which uses the fourth channel alone
+            known = prediction.log_size.expand(-1, 4, -1, -1)
+        return self.config.residual_scale * residual_size(kind, known, blurry)
 
-    def _refine(
-        self,
-        blurry: Tensor,
-        prediction: Tensor,
-        settings: Sequence[SamplingSettings],
-        seed: int,
-        names: Sequence[str] | None,
-        progress: Progress,
-        tile: int | None = None,
-        memory: int | None = None,
-        keep: Keep | None = None,
-    ) -> list[DeblurOutput]:
-        """`refine_shared` on images in [-1, 1]. At 24 megapixels a tensor has 288 MB, so few are kept alive."""
-        names = [""] * len(blurry) if names is None else names
-        if len(names) != len(blurry):
-            raise ValueError(f"{len(blurry)} images, but {len(names)} names")
-        one, K, x_init = settings[0], max(setting.num_samples for setting in settings), prediction[:, :3]
-        if self.denoiser is None and one.blend > 0:
-            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        expected_error = prediction[:, 3:].exp().div_(2) if prediction.shape[1] > 3 else None
-        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        if keep is not None:
-            keep("x_init", x_init)
-        if one.blend > 0:
-            s = self.scale(prediction, blurry)
-            shares = {level: refined_share(expected_error, level) for level in {own.keep_sharp for own in settings}}
-            if keep is not None:
-                keep("s", s * shares[one.keep_sharp])
-            fields = 3 + 2 * (K > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
-            denoiser, tiling = self._for_size("denoiser", blurry, tile, memory, fields)
-        collected = [Samples(setting) for setting in settings]
-        for k in range(K):
-            wanted = [samples for samples in collected if k < samples.setting.num_samples]
-            if one.blend == 0:
-                for samples in wanted:
-                    samples.add(to_world(x_init))
-                continue
-            shared = [noise_generator(seed, name, k) for name in names], s, progress, tiling
-            scheduler = make_scheduler(one, training_betas)
-            r_0 = sample_residual(denoiser, blurry, x_init, scheduler, one.eta, *shared)
-            if keep is not None:
-                keep("r_0", r_0)
-            for samples in wanted:
-                last, own = samples is wanted[-1], samples.setting  # the last one may overwrite r_0
-                shown = s * shares[own.keep_sharp] if own.keep_sharp else s
-                samples.add(blended(x_init, r_0, shown, own.blend, in_place=last))
-            del r_0
-        predictions = to_world(x_init)
-        return [DeblurOutput(samples.images(), predictions, samples.std(), expected_error) for samples in collected]
+
+def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:
+    """One name for each image, empty if none are given."""
+    if names is not None and len(names) != images:
+        raise ValueError(f"{images} images, but {len(names)} names")
+    return [""] * images if names is None else names

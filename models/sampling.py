@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,64 +53,85 @@ def noise_generator(seed: int, name: str, sample: int) -> torch.Generator:
     return torch.Generator().manual_seed(noise_seed(seed, sample, name))
 
 
+@torch.no_grad()
 def sample_residual(
-    denoiser: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    blurry: Tensor,
-    x_init: Tensor,
+    denoise: Callable[[Tensor, float], Tensor],
     scheduler: SchedulerMixin,
     eta: float,
-    generators: list[torch.Generator],
-    s: Tensor,
     progress: Progress,
-    tiling: Tiled,
+    like: Tensor,
+    generators: list[torch.Generator],
 ) -> Tensor:
     """Sample the scaled residual r_0 (the paper's section 3; Ho et al. 2020, algorithm 2).
 
     It starts at the schedule's noisiest level, alpha_bar_T, from sqrt(1 - alpha_bar_T) eps. That is pure noise if
-    alpha_bar_T is near 0, and otherwise noise around r_0 = 0, the prediction. Estimates of r_0 are clipped so that
-    x_init + s r_0 stays in [-1, 1]. The noise field is that of the whole image, however it is tiled.
+    alpha_bar_T is near 0, and otherwise noise around r_0 = 0, the prediction. Each step goes from r_t and the estimate
+    of r_0 to r_{t-1}.
 
     Args:
-        denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
-        blurry, x_init: (N, 3, H, W) in [-1, 1].
+        denoise: (r_t, alpha_bar) -> the estimate of r_0, all (N, 3, H, W); see `Denoise`.
         scheduler: from `make_scheduler`.
         eta: for DDIM.
-        generators: one per image.
-        s: (N, 1, H, W).
         progress: wraps the steps, e.g. tqdm.
-        tiling: calls the denoiser on images (N, C, H, W), as `models.tiling.Tiling` does.
-
-    Returns:
-        r_0 (N, 3, H, W), in the dtype of `blurry`, which all arithmetic outside the denoiser uses.
+        like: has the shape, device and dtype of r_0.
+        generators: one per image.
     """
     levels = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].tolist()
-    r_t = randn_tensor(blurry.shape, generators, blurry.device, blurry.dtype)
-    r_t *= math.sqrt(1 - levels[0])
-    options = {}
-    if isinstance(scheduler, DDIMScheduler):
-        options = {"eta": eta, "generator": generators}
-    elif isinstance(scheduler, DDPMScheduler):
-        options = {"generator": generators}
-    # A step is elementwise, so it is done in bands of rows to keep its temporaries small.
-    rows = max(1, BAND // blurry.shape[-1])
-    bands = [(slice(top, top + rows), deepcopy(scheduler)) for top in range(0, blurry.shape[-2], rows)]
-    estimate = partial(_estimate, denoiser)
+    r_t = math.sqrt(1 - levels[0]) * randn_tensor(like.shape, generators, like.device, like.dtype)
+    step = Stepper(scheduler, eta, generators)
     for t, alpha_bar in zip(scheduler.timesteps.tolist(), progress(levels), strict=True):
-        r_0 = tiling(estimate, [r_t, blurry, x_init, _field(alpha_bar, blurry), s])
-        for band, own in bands:
-            before = r_t[..., band, :].clone()  # multistep schedulers keep it
-            r_t[..., band, :] = own.step(r_0[..., band, :], t, before, **options).prev_sample
-        del r_0  # free it before the next one is made
+        step(denoise(r_t, alpha_bar), t, r_t)
     return r_t
 
 
-def _field(alpha_bar: float, like: Tensor) -> Tensor:
-    """A noise level expanded to images (N, 1, H, W), without copies, so that it can be tiled like the other inputs."""
-    return torch.tensor(alpha_bar, device=like.device, dtype=like.dtype).expand(len(like), 1, *like.shape[-2:])
+class Stepper:
+    """A scheduler's step on images in bands of rows: it is elementwise, and so its temporaries stay small.
+
+    Multistep schedulers keep estimates between steps, so each band has a scheduler of its own.
+    """
+
+    def __init__(self, scheduler: SchedulerMixin, eta: float, generators: list[torch.Generator]):
+        self.scheduler, self.bands, self.options = scheduler, [], {}
+        if isinstance(scheduler, DDIMScheduler):
+            self.options = {"eta": eta, "generator": generators}
+        elif isinstance(scheduler, DDPMScheduler):
+            self.options = {"generator": generators}
+
+    def __call__(self, r_0: Tensor, t: int, r_t: Tensor) -> None:
+        """Replace r_t by r_{t-1}, given the estimate of r_0; all (N, 3, H, W)."""
+        rows = max(1, BAND // r_t.shape[-1])
+        self.bands = self.bands or [deepcopy(self.scheduler) for _ in range(0, r_t.shape[-2], rows)]
+        parts = zip(self.bands, r_0.split(rows, dim=-2), r_t.split(rows, dim=-2), strict=True)
+        for scheduler, estimate, band in parts:
+            before = band.clone()  # multistep schedulers keep it
+            band.copy_(scheduler.step(estimate, t, before, **self.options).prev_sample)
 
 
-def _estimate(denoiser, r_t: Tensor, blurry: Tensor, x_init: Tensor, levels: Tensor, s: Tensor) -> Tensor:
-    alpha_bar = levels[:, 0, 0, 0]
-    output = denoiser(r_t, blurry, alpha_bar, x_init, s)
-    r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
-    return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))
+@dataclass(frozen=True)
+class Denoise:
+    """The denoiser's estimate of r_0, on whole images or in tiles, clipped so that x_init + s r_0 stays in [-1, 1].
+
+    Args:
+        denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
+        tiling: calls a function on images (N, C, H, W), as `models.tiling.Tiling` does.
+        blurry, x_init: (N, 3, H, W) in [-1, 1].
+        s: (N, 1, H, W).
+    """
+
+    denoiser: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    tiling: Tiled
+    blurry: Tensor
+    x_init: Tensor
+    s: Tensor
+
+    def __call__(self, r_t: Tensor, alpha_bar: float) -> Tensor:
+        """The estimate (N, 3, H, W) of r_0 from r_t at one noise level."""
+        # The level is an image without memory of its own, which is tiled like the others.
+        level = torch.tensor(alpha_bar, device=r_t.device, dtype=r_t.dtype).expand_as(self.s)
+        return self.tiling(self._estimate, [r_t, self.blurry, self.x_init, level, self.s])
+
+    def _estimate(self, r_t: Tensor, blurry: Tensor, x_init: Tensor, level: Tensor, s: Tensor) -> Tensor:
+        alpha_bar = level[:, 0, 0, 0]
+        output = self.denoiser(r_t, blurry, alpha_bar, x_init, s)
+        r_0 = estimate_r_0(output, r_t, alpha_bar, self.denoiser.prediction_type)
+        return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))

@@ -6,18 +6,17 @@ multiples of the network's stride, and no tile extends beyond the image (whose b
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from models.memory import Footprint, free_memory, give_back, is_out_of_memory, used_memory
+from models.memory import UNKNOWN, free_memory, give_back, is_out_of_memory, used_memory
 from models.settings import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
 SHARE_OF_FREE_MEMORY = 0.5
-GREATEST_FOOTPRINT = 20_000  # bytes per pixel: five times that of the largest network here, the paper's U-Net
 
 
 class TooLittleMemory(ValueError):
@@ -57,7 +56,7 @@ class Tiling:
         memory: bytes that the process (on a GPU: its tensors there) may hold; half of the free memory is always a
             limit.
         fields: tensors of the image's size that are allocated later, including the result.
-        footprint: measured on first use.
+        bytes_per_pixel: memory that the function needs for each pixel of a tile.
         fixed: side (halo included) and halo, for a function that takes tiles of one size only and pads smaller ones
             itself; `memory` then has no effect.
 
@@ -71,7 +70,7 @@ class Tiling:
     tile: int | None = None
     memory: int | None = None
     fields: int = 1
-    footprint: Footprint = field(default_factory=Footprint)
+    bytes_per_pixel: float = UNKNOWN
     fixed: tuple[int, int] | None = None
 
     def __post_init__(self):
@@ -89,49 +88,51 @@ class Tiling:
 
     def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
         """Compute function(*images) for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
-        if self.fixed is not None:
-            return self._run_some(function, images, 1)
-        if self.tile is None:
-            self._fit(function, images)
-        count = len(images[0])
-        while True:
-            together = min(self.together or count, count)
+        if self.tile is None and self.fixed is None:
+            self._fit(images[0])
+        count, result = len(images[0]), None
+        while result is None:
+            together = 1 if self.fixed else min(self.together or count, count)
             try:
-                return self._run_some(function, images, together)
+                for first in range(0, count, together):
+                    for rows, columns, weights in self._tiles(images[0]):
+                        (top, y0, y1, bottom), (left, x0, x1, right) = rows, columns
+                        given = (x[first : first + together, :, top:bottom, left:right] for x in images)
+                        part = function(*given)
+                        if part.shape[0] == count and part.shape[-2:] == images[0].shape[-2:]:
+                            return part  # the whole image is one tile
+                        give_back()
+                        if result is None:
+                            result = part.new_zeros(count, part.shape[1], *images[0].shape[-2:])
+                        target = result[first : first + together]
+                        if weights is not None:
+                            target[..., top:bottom, left:right] += part * weights.to(part)
+                        else:
+                            target[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or (together == 1 and self.tile <= SMALLEST):
+                if not is_out_of_memory(error) or self.fixed or (together == 1 and self.tile <= SMALLEST):
                     raise
+                result = part = target = None
             # Outside the except block the error's frames are gone, and the tensors they held are freed.
-            if together > 1:
+            if result is None and together > 1:
                 self.together = together // 2
-            else:
+            elif result is None:
                 self.tile = max(SMALLEST, min(self.tile, max(images[0].shape[-2:])) // 2)
+        return result
 
-    def _run_some(self, function: Callable[..., Tensor], images: Sequence[Tensor], together: int) -> Tensor:
-        chunks = list(zip(*(image.split(together) for image in images), strict=True))
-        parts = [self._run(function, chunk) for chunk in chunks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _run(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-        height, width = images[0].shape[-2:]
-        if self.side(images[0]) is None:
-            return function(*images)
-        blends, result = self.receptive_field is None, None
+    def _tiles(self, image: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], Tensor | None]]:
+        """The tiles of an image as spans of rows and columns, with blending weights (h, w) where tiles are blended."""
+        height, width = image.shape[-2:]
+        if self.side(image) is None:
+            yield (0, 0, height, height), (0, 0, width, width), None
+            return
         halo, columns = self._spans(width)
         for rows in self._spans(height)[1]:
             for cols in columns:
-                (top, y0, y1, bottom), (left, x0, x1, right) = rows, cols
-                part = function(*(image[..., top:bottom, left:right] for image in images))
-                give_back()
-                if result is None:
-                    result = part.new_zeros(*part.shape[:2], height, width)
-                if blends:
-                    weight_y = ramps(rows, height, halo // 2).to(part)
-                    weight_x = ramps(cols, width, halo // 2).to(part)
-                    result[..., top:bottom, left:right] += part * weight_y[:, None] * weight_x
-                else:
-                    result[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
-        return result
+                weights = None
+                if self.receptive_field is None:
+                    weights = ramps(rows, height, halo // 2)[:, None] * ramps(cols, width, halo // 2)
+                yield rows, cols, weights
 
     def _spans(self, length: int) -> tuple[int, list[tuple[int, int, int, int]]]:
         """The halo, and the tiles along one axis."""
@@ -150,21 +151,19 @@ class Tiling:
         pixels = self._core(tile) // 4 if self.receptive_field is None else self.receptive_field
         return -(-pixels // self.stride) * self.stride
 
-    def _fit(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> None:
+    def _fit(self, image: Tensor) -> None:
         """Choose `tile`, and `together` to suit it."""
-        height, width = images[0].shape[-2:]
-        self.tile, budget = max(height, width), self._budget(images[0])
-        if self.tile <= 2 * SMALLEST or GREATEST_FOOTPRINT * len(images[0]) * height * width <= budget:
-            return  # measuring would take longer than restoring a small image
-        bytes_per_pixel = self.footprint(function, images)
-        give_back()
+        height, width = image.shape[-2:]
+        self.tile, budget = max(height, width), self._budget(image)
+        if self.tile <= 2 * SMALLEST:
+            return
 
         def needed(tile: int) -> float:
             side = self._core(tile) + 2 * self._halo(tile)
-            return bytes_per_pixel * min(side, height) * min(side, width)
+            return self.bytes_per_pixel * min(side, height) * min(side, width)
 
         if needed(self.tile) > budget:
-            least = self._held(images[0]) + needed(SMALLEST)
+            least = self._held(image) + needed(SMALLEST)
             if self.memory is not None and least > self.memory:
                 raise TooLittleMemory(int(least))
             smaller = [side for side in SIDES if side < self.tile]

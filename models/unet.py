@@ -5,7 +5,7 @@ It is SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al
 (c = 64, 26.6 M parameters) and as `Denoiser` (c = 32, 6.8 M).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -213,13 +213,12 @@ class UNetPredictor(Predictor):
         self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
 
-    def forward(self, blurry: Tensor, run: Callable[..., Tensor] = UNet.__call__) -> Tensor:
+    def forward(self, blurry: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
 
-        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|. `run`
-        calls the U-Net; `models.bands.unet_in_bands` does so in less memory.
+        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """
-        out = run(self.unet, blurry).float()
+        out = self.unet(blurry).float()
         x_init = blurry.float() + out[:, :3]
         return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
 
@@ -268,7 +267,6 @@ class Denoiser(ModelMixin, ConfigMixin):
         alpha_bar: Tensor,
         x_init: Tensor,
         s: Tensor | None = None,
-        run: Callable[..., Tensor] = UNet.__call__,
     ) -> Tensor:
         """One denoising evaluation.
 
@@ -277,14 +275,13 @@ class Denoiser(ModelMixin, ConfigMixin):
             blurry, x_init: (N, 3, H, W) in [-1, 1]; x_init is used if `condition` includes it.
             alpha_bar: noise level of each image (N,), in (0, 1].
             s: the residual's scale (N, 1, H, W), which only other denoisers use.
-            run: calls the U-Net, as in `UNetPredictor.forward`.
 
         Returns:
             The quantity named by `prediction_type`, (N, 3, H, W), float32.
         """
         images = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
-        return run(self.unet, *images, embedding=embedding).float()
+        return self.unet(*images, embedding=embedding).float()
 
 
 class NoiseLevelEmbedding(nn.Module):

@@ -169,7 +169,18 @@ class Restorer:
         out, start = None, time.perf_counter()
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
             try:
-                out = self._run(loaded, bar)
+                pixels = torch.stack([image.pixels for _, _, image in loaded])
+                out = self.pipeline(
+                    pixels,
+                    self.settings,
+                    self.options.seed,
+                    names=[path.stem for path, _, _ in loaded],
+                    output_type="pt",
+                    progress=counted(bar, len(loaded)),
+                    tile=self.options.tile,
+                    predictor_tile=self.options.predictor_tile,
+                    memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
+                )
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 out = refusal(error, *loaded[0][2].pixels.shape[-2:])
                 if out is None:
@@ -187,20 +198,6 @@ class Restorer:
             found = faults(own.images[0], own.predictions[0], image.pixels) if self.settings.blend > 0 else []
             back = bool(found) and self.options.on_fault == "fallback"
             yield Restoration(path, target, None, image, own, found, back, seconds + time.perf_counter() - start)
-
-    def _run(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> DeblurOutput:
-        pixels = torch.stack([image.pixels for _, _, image in loaded])
-        return self.pipeline(
-            pixels,
-            self.settings,
-            self.options.seed,
-            names=[path.stem for path, _, _ in loaded],
-            output_type="pt",
-            progress=counted(bar, len(loaded)),
-            tile=self.options.tile,
-            predictor_tile=self.options.predictor_tile,
-            memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
-        )
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:

@@ -140,7 +140,9 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
     grid.write_text("product: {steps: 2, blend: [0.0, 0.5, 1.0]}")
     for number in range(3):
         blurry = torch.rand(3, 40, 48)
-        sharp = load_pipeline(str(checkpoint)).predict(blurry[None])[0] + 0.02 * (number + 1) * torch.randn(3, 40, 48)
+        sharp = load_pipeline(str(checkpoint)).predict(blurry[None]).images[0] + 0.02 * (number + 1) * torch.randn(
+            3, 40, 48
+        )
         images.write(tmp_path / "data" / "blur" / f"{number}.png", blurry)
         images.write(tmp_path / "data" / "sharp" / f"{number}.png", sharp.clamp(0, 1))
     given = arguments(place, tmp_path / "scores", checkpoint=checkpoint, grid=grid, save_presets=True)
@@ -182,7 +184,7 @@ def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
         if line["setting"] == "blurry":
             restored = blurry[None]
         elif line["setting"] in CONTROLS:
-            prediction = pipeline.predict(blurry[None])[0].clamp(0, 1)
+            prediction = pipeline.predict(blurry[None]).images[0]
             restored = dict(control_images(prediction, blurry, 7, line["image"]))[line["setting"]][None]
         else:
             sampler, _, steps = line["setting"].partition(" ")

@@ -20,7 +20,7 @@ MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "faults"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
-    {"u2net", "slim_unet", "bands", "sampling", "samples", "objective"},
+    {"u2net", "slim_unet", "sampling", "samples", "objective"},
     {"pipeline", "hub", "classes"},
     {"checkpoints"},
     {"export", "warm_start"},

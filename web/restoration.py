@@ -3,21 +3,22 @@
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Event, Lock
 
 from huggingface_hub import metadata_load
 
 from data.images import ImageError, header_size, read_file
+from models.arrays import read_images
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.faults import faults
 from models.hub import find_folder
 from models.index import name_of, pretrained
 from models.memory import allowed_memory, give_back, require_memory
+from models.samples import refined_share
 from models.settings import SamplingSettings
 from models.tiling import refusal
-from web.results import Photo, Result
+from web.results import Kept, Photo, Result
 from web.visits import Visit
 
 
@@ -99,24 +100,14 @@ class Restorer:
         photo, stop, base = visit.photo, visit.stop, self.preset(preset)
         settings = base.changed(numbers)
         draws = self.pipeline.denoiser is not None
-        # Samples do not depend on the strength, but strength 0 would draw none. Their mean is a single image.
-        drawn = replace(settings, blend=(settings.blend or 1.0) if draws else 0.0, average=True)
-        pixels, size = photo.image.pixels[None], photo.size[0] * photo.size[1]
+        size = photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell)
         with self._free:
             kept = visit.new_kept()
             try:
                 clock.start()
-                out = self.pipeline(
-                    pixels,
-                    drawn,
-                    seed,
-                    names=[photo.path.stem],
-                    output_type="pt",
-                    progress=clock.watch,
-                    memory=allowed_memory(self.flags.get("memory"), size, self.pipeline.device),
-                    keep=kept,
-                )
+                memory = allowed_memory(self.flags.get("memory"), size, self.pipeline.device)
+                tiles = self._draw(photo, kept, settings, seed, clock, memory)
             except BaseException as error:
                 shutil.rmtree(kept.folder, ignore_errors=True)
                 if stop.is_set():  # closing the visit removed its folder
@@ -127,9 +118,8 @@ class Restorer:
                 raise
             predicting, refining = clock.seconds()
         flags = self.flags | ({"preset": preset} if preset else {}) | ({"seed": seed} if seed else {})
-        result = Result(visit.runs, photo, kept, settings, base, flags, tiles=out.tiles)
-        del out
-        warnings = photo.image.remarks
+        result = Result(visit.runs, photo, kept, settings, base, flags, tiles=tiles)
+        warnings = list(photo.image.remarks)
         if draws and settings.blend > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
         sides = ", ".join(f"{name} in tiles of {side}" for name, side in result.tiles.items() if side) or "whole image"
@@ -145,6 +135,22 @@ class Restorer:
         }
         give_back()
         return result
+
+    def _draw(
+        self, photo: Photo, kept: Kept, settings: SamplingSettings, seed: int, clock: "_Clock", memory: int | None
+    ) -> dict[str, int | None]:
+        """Predict, and keep the prediction and samples, which do not depend on the strength; returns the tiles."""
+        pipeline = self.pipeline
+        blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
+        prediction = pipeline.predict(blurry, memory=memory)
+        kept.store("x_init", prediction.x_init)
+        if pipeline.denoiser is not None:
+            share = refined_share(prediction.expected_error, settings.keep_sharp)
+            kept.store("s", pipeline.scale(prediction, blurry) * share)
+            drawn = pipeline.sample(blurry, prediction, settings, seed, [photo.path.stem], clock.watch, memory=memory)
+            for k, r_0 in enumerate(drawn):
+                kept.store(f"r_{k}", r_0)
+        return pipeline.tiles(blurry)
 
 
 class _Clock:

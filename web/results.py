@@ -39,13 +39,16 @@ class Kept:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.samples = folder, 0
+        self.folder = folder
         folder.mkdir()
 
-    def __call__(self, name: str, values: Tensor) -> None:
-        """Store a tensor; this is the `keep` argument of `DeblurPipeline`."""
-        if name == "r_0":
-            name, self.samples = f"r_{self.samples}", self.samples + 1
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(list(self.folder.glob("r_*.npy")))
+
+    def store(self, name: str, values: Tensor) -> None:
+        """Store a tensor under a name, those of the samples being r_0, r_1, and so on."""
         np.save(self.folder / f"{name}.npy", values.cpu().numpy())
 
     def read(self, name: str) -> Tensor:

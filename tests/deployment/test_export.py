@@ -52,8 +52,8 @@ def test_a_folder_restores_as_its_checkpoint(place, kind, size):
 def test_half_precision_and_batches(place):
     blurry = torch.cat([image(120, 130), image(120, 130).flip(-1)])
     half, theirs = load_pipeline(str(place / "half")), load_pipeline(str(place / "alone"), precision="fp32")
-    assert 60 < psnr(half.predict(blurry), theirs.predict(blurry)) < 120
-    assert torch.equal(half.predict(blurry)[:1], half.predict(blurry[:1]))
+    assert 60 < psnr(half.predict(blurry).images, theirs.predict(blurry).images) < 120
+    assert torch.equal(half.predict(blurry).x_init[:1], half.predict(blurry[:1]).x_init)
     graph = onnx.load(place / "half" / "predictor" / "model.onnx").graph
     assert {t.data_type for t in graph.initializer if len(t.dims) == 4} == {onnx.TensorProto.FLOAT16}
 

@@ -53,13 +53,13 @@ class Toy:
     def predict(self, blurry):
         self.log.append("predict")
         assert blurry.ndim == 4 and len(blurry) <= self.batch_size
-        return blurry - 20 / 255
+        return SimpleNamespace(images=blurry - 20 / 255)
 
     def refine_shared(self, blurry, prediction, settings, seed, names, progress):
         self.log.append(f"refine {' '.join(names)}")
         for _ in progress(range(steps_of(settings))):
             time.sleep(self.pause)
-        return [SimpleNamespace(images=self.samples(prediction, setting, names)) for setting in settings]
+        return [SimpleNamespace(images=self.samples(prediction.images, setting, names)) for setting in settings]
 
     def samples(self, prediction, setting, names):
         """(N * num_samples, 3, H, W)."""

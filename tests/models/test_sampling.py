@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.diffusion import PREDICTION_TYPES, target
-from models.sampling import make_scheduler, noise_generator, sample_residual
+from models.sampling import Denoise, make_scheduler, noise_generator, sample_residual
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser
@@ -51,8 +51,8 @@ def generators(count, seed=0):
 def run(denoiser, settings, blurry=None, seed=0, dtype=torch.float64):
     blurry = torch.full(SHAPE, GaussianPosterior.y, dtype=dtype) if blurry is None else blurry
     scheduler = make_scheduler(settings, TRAINING_BETAS)
-    known = denoiser, blurry, torch.zeros_like(blurry), scheduler, settings.eta
-    return sample_residual(*known, generators(len(blurry), seed), wide(blurry), iter, whole)
+    denoise = Denoise(denoiser, whole, blurry, torch.zeros_like(blurry), wide(blurry))
+    return sample_residual(denoise, scheduler, settings.eta, iter, blurry, generators(len(blurry), seed))
 
 
 @pytest.mark.parametrize("schedule", ["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"])
@@ -124,7 +124,8 @@ def test_the_denoiser_is_told_the_level_the_scheduler_is_at(sampler, schedule, s
 
     denoiser.prediction_type = "sample"
     blurry = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
-    sample_residual(denoiser, blurry, blurry, scheduler, 0.0, generators(1), wide(blurry), iter, whole)
+    denoise = Denoise(denoiser, whole, blurry, blurry, wide(blurry))
+    sample_residual(denoise, scheduler, 0.0, iter, blurry, generators(1))
     exact = (1 - settings.betas(TRAINING_BETAS)).cumprod(0).flip(0)
     assert told == pytest.approx(exact.tolist(), rel=1e-12)
     if hasattr(scheduler, "sigmas"):  # the multistep solvers keep sqrt((1 - alpha_bar) / alpha_bar) of their own
@@ -214,7 +215,7 @@ def test_estimates_are_clipped_to_the_range_of_images(estimate, clipped):
     x_init = torch.full((1, 3, 4, 4), -0.5)
     scheduler = make_scheduler(SamplingSettings(steps=3), TRAINING_BETAS)
     s = torch.full((1, 1, 4, 4), 0.5)
-    r_0 = sample_residual(denoiser, x_init, x_init, scheduler, 0.0, generators(1), s, iter, whole)
+    r_0 = sample_residual(Denoise(denoiser, whole, x_init, x_init, s), scheduler, 0.0, iter, x_init, generators(1))
     assert (r_0 == clipped).all()  # x = x_init + s r_0 is 1 or -1
 
 
@@ -272,8 +273,8 @@ def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler
 
     def sampled():
         scheduler = make_scheduler(SamplingSettings(sampler, steps=6), TRAINING_BETAS)
-        with torch.no_grad():
-            return sample_residual(network, blurry, -blurry, scheduler, 0.0, generators(2), s, iter, whole)
+        denoise = Denoise(network, whole, blurry, -blurry, s)
+        return sample_residual(denoise, scheduler, 0.0, iter, blurry, generators(2))
 
     at_once = sampled()
     monkeypatch.setattr("models.sampling.BAND", 300)  # ten rows

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from models.bands import InBands
-from models.memory import Footprint, _LiveBytes
+from models.memory import bytes_per_pixel
 from models.settings import SamplingSettings
-from models.slim_unet import SlimUNet
+from models.slim_unet import SlimDenoiser, SlimPredictor, SlimUNet
 from models.tiling import Tiling, TooLittleMemory, ramps, spans
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNet, UNetPredictor
@@ -86,7 +85,7 @@ def test_u2net_in_blended_tiles_shows_no_seam():
     pipeline = tiny_pipeline(predictor)
     rows = torch.linspace(0, 6, 330)[:, None] + torch.linspace(0, 7, 390)
     blurry = torch.stack([rows.sin(), rows.cos(), (2 * rows).sin()])[None] * 0.4 + 0.5
-    whole, tiled = (pipeline.predict(blurry, tile) for tile in (1024, 128))
+    whole, tiled = (pipeline.predict(blurry, tile).images for tile in (1024, 128))
     error = (whole - tiled).abs()
 
     assert (whole - blurry).square().mean().sqrt() > 0.01  # the predictor does something
@@ -154,59 +153,53 @@ def test_tiles_that_are_too_small_are_refused():
         tiny_pipeline().predict(torch.rand(1, 3, 8, 8), tile=8)
 
 
-def test_live_bytes_are_counted_and_forgotten():
-    given = torch.zeros(1000)
-    with _LiveBytes() as live:
-        a = torch.zeros(1000)
-        del a
-        b = torch.zeros(500)
-        sum_of_view = b[:10] + given[:10]
-    assert live.peak == 4000 and live.now == 2000 + 40 and len(sum_of_view) == 10
+NETWORKS = [
+    UNetPredictor(8, (1, 2), 1),
+    UNetPredictor(16, (1, 2, 3), 3, unshuffle=2, norm="pixel"),
+    Denoiser(8),
+    U2NetPredictor("lite"),
+    U2NetPredictor("small", "pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True),
+    SlimPredictor(),
+    SlimDenoiser((16, 24), (1, 2), "naf"),
+]
 
 
-def test_what_a_pixel_takes_is_measured_once_and_holds_for_any_size():
-    network, sizes = UNetPredictor(8, (1, 2), 1).eval(), []
-    network.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape)))
-    for function in (network, InBands(network)):
-        footprint = Footprint()
-        with torch.no_grad():
-            measured = [footprint(function, [torch.rand(3, 3, 200, 160)]) for _ in range(2)]
-            with _LiveBytes() as live:
-                function(torch.rand(1, 3, 192, 256))
-        assert sizes == [(1, 3, 128, 128), (1, 3, 192, 256)] and measured[0] == measured[1]
-        assert live.peak < measured[0] * 192 * 256 < 2 * live.peak
-        sizes.clear()
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: type(network).__name__)
+def test_what_a_pixel_takes_is_no_less_than_what_a_network_holds(network):
+    """The largest sum of tensors alive at once, as torch's profiler counts them."""
+    image, inputs = torch.rand(1, 3, 256, 256), 1
+    given = [image]
+    if hasattr(network, "prediction_type"):
+        given, inputs = [image, image, torch.tensor([0.5]), image, image[:, :1] + 0.1], 3
+    profiler = torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU])
+    with torch.no_grad(), profiler as seen:
+        network.eval()(*given)
+    now = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    assert 0.3 * 256**2 * bytes_per_pixel(network) < most + inputs * image.nbytes < 256**2 * bytes_per_pixel(network)
 
 
-def test_a_small_image_is_not_measured_where_any_network_has_room_for_it(monkeypatch):
-    monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
-    monkeypatch.setattr("models.tiling.used_memory", lambda device: 400_000_000)
-    image, sizes = torch.rand(2, 3, 200, 160), []
-
-    def function(image):
-        sizes.append(tuple(image.shape[-2:]))
-        return image
-
-    needed = 400_000_000 + image[:1].nbytes + 20_000 * 200 * 160
-    for count, memory, expected in ((1, needed, [(200, 160)]), (1, needed - 1, [(128, 128), (200, 160)])):
-        Tiling(16, 16, memory=memory)(function, [image[:count]])
-        assert sizes == expected
-        sizes.clear()
-    Tiling(16, 16, memory=needed)(function, [image])  # two images take more
-    assert sizes[0] == (128, 128)
+def test_half_the_precision_takes_half_and_a_network_may_say_what_it_takes():
+    network = SlimPredictor()
+    full = bytes_per_pixel(network)
+    assert bytes_per_pixel(network.to(torch.bfloat16)) == full / 2
+    network.bytes_per_pixel = 7.5
+    assert bytes_per_pixel(network) == 7.5
+    assert bytes_per_pixel(torch.nn.Conv2d(3, 3, 1)) == 10_000 and bytes_per_pixel(IdentityPredictor()) == 12
 
 
 def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     """24 megapixels at 1000 bytes a pixel: the largest tile whose core and halo fit into what is left."""
     monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
     monkeypatch.setattr("models.tiling.used_memory", lambda device: 400_000_000)
-    footprint = Footprint()
-    footprint.bytes_per_pixel = 1000.0
     image = torch.empty(1, 1).expand(1, 3, 4000, 6000)  # no memory of its own
 
     def chosen(memory, count=1, fields=1, receptive_field=352):
-        tiling = Tiling(receptive_field, 16, memory=memory, fields=fields, footprint=footprint)
-        tiling._fit(None, [image.expand(count, -1, -1, -1)])
+        tiling = Tiling(receptive_field, 16, memory=memory, fields=fields, bytes_per_pixel=1000.0)
+        tiling._fit(image.expand(count, -1, -1, -1))
         return tiling.tile, tiling.together
 
     own = 400_000_000 + 4000 * 6000 * 3 * 4
@@ -252,7 +245,7 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
 def test_the_identity_is_tiled_too():
     pipeline = tiny_pipeline(IdentityPredictor())
     x = torch.rand(1, 3, 150, 70)
-    assert torch.equal(pipeline.predict(x, tile=64), pipeline.predict(x))
+    assert torch.equal(pipeline.predict(x, tile=64).x_init, pipeline.predict(x).x_init)
 
 
 def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():

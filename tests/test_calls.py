@@ -1,0 +1,38 @@
+"""How many calls lead from the scripts to the denoiser; docs/design.md names them."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+import evaluate
+import sample
+from data import images
+from models.unet import Denoiser
+from tests.models.test_pipeline import tiny_pipeline
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("script", "most"), [("sample", 9), ("evaluate", 8)])
+@pytest.mark.filterwarnings("ignore")
+def test_few_calls_lead_from_a_script_to_the_denoiser(script, most, tmp_path, monkeypatch):
+    for side in ("blur", "sharp"):
+        images.write(tmp_path / "pairs" / side / "a.png", torch.rand(3, 64, 64))
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "grid.yaml").write_text("settings: [{steps: 1}]")
+    stacks, forward = [], Denoiser.forward
+
+    def recorded(self, *inputs):
+        stacks.append([frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(ROOT)])
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(Denoiser, "forward", recorded)
+    common = ["--checkpoint", str(tmp_path / "checkpoint"), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    if script == "sample":
+        assert sample.main([str(tmp_path / "pairs" / "blur" / "a.png"), *common, "--steps", "1"]) == 0
+    else:
+        evaluate.cli(["--data", str(tmp_path / "pairs"), "--grid", str(tmp_path / "grid.yaml"), *common])
+    calls = [frame.name for frame in stacks[0][[Path(f.filename).stem for f in stacks[0]][::-1].index(script) * -1 :]]
+    assert len(calls) <= most, calls
