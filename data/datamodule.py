@@ -163,6 +163,7 @@ class DeblurDataModule(pl.LightningDataModule):
         if self._pairs(source, "train"):
             return TrainPairs(self._list(source, "train"), self.patch_size, **options)
         files = find_sharp(source.root, source.split or "train")
+        rank_zero_info(f"train: {len(files)} photographs of {source.root}, blurred by {type(self.blur).__name__}")
         if self.on_error == "stop":
             check_files(files)
         return TrainSharp(files, self.patch_size, self.blur.margin, **options)
@@ -172,6 +173,7 @@ class DeblurDataModule(pl.LightningDataModule):
             return FramePairs(self._list(source, split), crop)
         split = source.split or split
         files = find_sharp(source.root, split)
+        rank_zero_info(f"{split}: {len(files)} photographs of {source.root}, blurred by {type(self.blur).__name__}")
         listed = (Path(source.root) / f"{split}.txt").is_file()
         base = Path(source.root) if listed else split_folder(source.root, split)
         return FrameSharp(files, base, self.blur.margin, self.seed, crop)

@@ -31,15 +31,14 @@ class Scale(Callback):
         batch, processes = trainer.datamodule.batch_size, trainer.world_size
         accumulated = trainer.accumulate_grad_batches
         crops = batch * processes * accumulated
-        scaled = ""
         if self.lr_batch is not None:
             factor = math.sqrt(crops / self.lr_batch)
             pl_module.lr *= factor
-            scaled = f", {factor:.3g} times model.lr: the root of {crops} / {self.lr_batch}"
-        rank_zero_info(
-            f"a step: {processes} processes x {batch} crops x {accumulated} accumulated batches = {crops} crops;"
-            f" learning rate {pl_module.lr:.3g} at its peak{scaled}"
-        )
+            rank_zero_info(
+                f"a step: {processes} processes x {batch} crops x {accumulated} accumulated batches = {crops} crops;"
+                f" learning rate {pl_module.lr:.3g} at its peak, {factor:.3g} times model.lr: the root of {crops} /"
+                f" {self.lr_batch}"
+            )
         self.crops = crops
         if self.activation_checkpointing:
             for network in (pl_module.predictor, getattr(pl_module, "denoiser", None)):

@@ -15,6 +15,7 @@ NOISE = (
     "TPU available",
     "Using bfloat16 Automatic",
     "Using 16bit Automatic",
+    "`Trainer(val_check_interval=",  # without a sanity check; a config says so
     "Restoring states from",
     "Restored all states",
     "Found current_model_state",

@@ -41,7 +41,7 @@ class Track(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums = self.sums.to(pl_module.device)
         text = recipe(trainer, pl_module)
-        rank_zero_info(text)
+        rank_zero_info(text.partition("\n")[2])  # the data module has named the data
         for logger in _image_loggers(trainer):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
@@ -94,7 +94,7 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
     data = trainer.datamodule
     made = f"synthetic blur, {type(data.blur).__name__}" if data.makes_blur else "blur as in the data"
     networks = [
-        f"{name} {type(network).__name__}, {sum(one.numel() for one in network.parameters()):,} parameters"
+        f"{name}: {type(network).__name__}, {sum(one.numel() for one in network.parameters()):,} parameters"
         for name, network in pl_module.named_children()
     ]
     values = pl_module.objective_values()
@@ -104,11 +104,13 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
     used = [f"{name} {value}" for name, value in values.items() if value not in (None, False, 0)]
     return "\n".join(
         [
-            f"data: train {data.roots['train']}, val {data.roots['val']}; {made}; crops of {data.patch_size} pixels,"
+            f"train: {data.roots['train']}, val: {data.roots['val']}; {made}; crops of {data.patch_size} pixels,"
             f" seed {data.seed}",
-            f"networks: {'; '.join(networks)}",
+            "; ".join(networks),
             f"objective: {', '.join(used)}",
-            f"{trainer.max_steps} steps, {trainer.precision}, seed {torch.initial_seed()}",
+            f"{trainer.max_steps} steps of {trainer.world_size} x {data.batch_size} x {trainer.accumulate_grad_batches}"
+            f" crops (processes, batch, accumulated), learning rate {pl_module.lr:.3g} at its peak,"
+            f" {trainer.precision}, seed {torch.initial_seed()}",
         ]
     )
 

@@ -86,4 +86,4 @@ def test_a_run_says_how_large_its_steps_are(caplog):
     flags += ["--trainer.val_check_interval", "3"]
     assert train.main([*COMMAND, "run", *flags]) == 0
     assert "1 processes x 2 crops x 3 accumulated batches = 6 crops; learning rate 0.005 at its peak" in caplog.text
-    assert "2 steps, 32-true, seed 3" in caplog.text
+    assert "2 steps of 1 x 2 x 3 crops" in caplog.text and "32-true, seed 3" in caplog.text
