@@ -1,6 +1,7 @@
 """The panel's columns, lines and colours, read back from the file."""
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageDraw
 
@@ -45,6 +46,25 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
             assert words(pixels, (centre, tops[line] + heights[line] + CAPTION // 2), captions[line][column], 20)
     for line in range(2):
         assert pixels[tops[line] : tops[line] + heights[line], GAP // 2 : GAP // 2 + NAME].min() < 100  # its name
+
+
+@pytest.mark.parametrize("level", [2, 10, 60])
+def test_the_colour_bar_tells_the_level_of_every_colour(tmp_path, level):
+    """Rows of the heat map from 0 to a level: their colours stand in the bar at the height of their numbers."""
+    spread = torch.linspace(0, level / 255, 200).view(1, -1, 1).expand(3, -1, 240)
+    panel({"std": [spread]}, tmp_path / "panel.png")
+    pixels = np.asarray(Image.open(tmp_path / "panel.png")).astype(int)
+    heat, bar = pixels[TITLE : TITLE + 400, GAP + WIDTH // 2], pixels[TITLE : TITLE + 400, GAP + WIDTH + GAP // 2 + 9]
+    at = np.array([abs(bar - colour).sum(axis=1).argmin() for colour in heat])
+    top = np.percentile(spread.mean(0).numpy() * 255, 99.5)
+    shown = (1 - at / 399) * top
+    assert shown == pytest.approx(np.linspace(0, level, 400).clip(max=top), abs=0.02 * level)
+    for share, anchor in ((1.0, "la"), (0.5, "lm"), (0.0, "ld")):
+        place = GAP + WIDTH + GAP // 2 + 24, TITLE + (1 - share) * 399
+        expected = Image.new("RGB", pixels.shape[1::-1], "white")
+        ImageDraw.Draw(expected).text(place, f"{share * top:.3g}", "black", _font(18), anchor)
+        inked = np.asarray(expected).min(axis=2) < 255
+        assert inked.any() and (pixels[inked] == np.asarray(expected)[inked]).all(), share
 
 
 def test_panel_of_one_image_without_ground_truth(tmp_path):
