@@ -20,7 +20,7 @@ from restoration.options import Options
 if TYPE_CHECKING:
     from web.page import Page
 
-SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory")  # flags of sample.py
+SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory", "metadata")  # flags of sample.py
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,10 +32,13 @@ class Served:
         host: address to serve at; 127.0.0.1 is reachable from this machine only, 0.0.0.0 from its network. The
             environment variable GRADIO_SERVER_NAME overrides the default.
         port: of the page.
-        checkpoint, device, precision, provider, classes, memory: as in sample.py.
+        checkpoint, device, precision, provider, classes, memory, metadata: as in sample.py.
         auth: NAME:PASSWORD that visitors have to give.
         max_size: largest uploaded file in megabytes (1e6 bytes).
         max_pixels: largest photograph in megapixels.
+        max_steps: most steps of a sample.
+        max_samples: most samples of a run.
+        max_seconds: longest run; it ends after the step in which it becomes too long.
     """
 
     host: str = os.environ.get("GRADIO_SERVER_NAME", LOCAL[0])
@@ -46,12 +49,16 @@ class Served:
     provider: Literal["cpu", "cuda", "tensorrt"] | None = None
     classes: str | None = None
     memory: float | None = None
+    metadata: Literal["keep", "private", "none"] | None = None
     auth: str | None = None
     max_size: float = 200
     max_pixels: float = 50
+    max_steps: int = 100
+    max_samples: int = 16
+    max_seconds: float = 600
 
     def __post_init__(self):
-        for name in ("max_size", "max_pixels", "memory"):
+        for name in ("max_size", "max_pixels", "max_steps", "max_samples", "max_seconds", "memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"--{name} must be above 0, got {value:g}")
@@ -76,11 +83,14 @@ def start(served: Served, folder: Path) -> "Page":
     kept.mkdir()
     os.environ |= {"GRADIO_TEMP_DIR": str(files), "GRADIO_ANALYTICS_ENABLED": "False"}
     # Not at the top: these take seconds to import, and gradio reads the environment at import.
+    from data.formats import refuse_others
     from web.page import Page
-    from web.restoration import Restorer
+    from web.restoration import Limits, Restorer
     from web.visits import Visits
 
-    restorer = Restorer({name: getattr(served, name) for name in SHARED}, int(1e6 * served.max_pixels))
+    refuse_others()  # gradio opens what a visitor sends as a mask
+    limits = Limits(int(1e6 * served.max_pixels), served.max_steps, served.max_samples, served.max_seconds)
+    restorer = Restorer({name: getattr(served, name) for name in SHARED}, limits)
     page = Page(restorer, Visits(kept, files))
     page.launch(served.host, served.port, served.auth, int(1e6 * served.max_size))
     return page

@@ -87,7 +87,7 @@ class Worker:
                     continue
                 files, facts = self.restorer.write(one)
                 contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
-                done = self.row(row, written=list(contents), remarks=one.image.remarks, **facts)
+                done = self.row(row, written=list(contents), remarks=list(one.image.remarks), **facts)
                 sent.append((threads.submit(self.job.target.write, contents), done))
             for writing, done in sent:
                 writing.result()

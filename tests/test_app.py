@@ -22,11 +22,13 @@ from PIL import Image, ImageCms
 
 import app
 import sample
+from data import metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.conftest import ROOT
 from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import free_port
+from web.restoration import Limits
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SETTINGS = SamplingSettings("ddim", steps=2, eta=1.0, blend=0.35)
@@ -41,7 +43,8 @@ def page(tmp_path_factory):
     tiny_pipeline().save_pretrained(folder / "checkpoint")
     save_presets(folder / "checkpoint", {"balanced": SETTINGS, "perceptual": replace(SETTINGS, blend=0.8)})
     (folder / "visitors").mkdir()
-    served = app.Served(port=free_port(), checkpoint=str(folder / "checkpoint"), device="cpu", precision="fp32")
+    checkpoint = str(folder / "checkpoint")
+    served = app.Served(port=free_port(), checkpoint=checkpoint, device="cpu", precision="fp32", max_steps=1000)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
             patch.setenv(name, "")  # put back what was there
@@ -214,6 +217,7 @@ def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, p
     choose(visitor, "preset", "perceptual")
     visitor.wait_for_function("() => document.querySelector('#strength input[type=number]').value === '0.8'")
     second = run(visitor, count=2)
+    assert visitor.locator("#count input").input_value() == "2"
     assert visitor.locator("#right input").input_value() == f"{second}: mean of 2 samples, perceptual 0.80"
     source = visitor.locator(SLIDER).nth(0).get_attribute("src")
     choose(visitor, "left", f"{first}: restored, balanced 0.35")
@@ -222,6 +226,16 @@ def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, p
     visitor.wait_for_function("() => document.querySelector('#heat img')?.naturalWidth === 60")
     visitor.get_by_role("tab", name="Numbers").click()
     visitor.fill("#count input", "1")
+
+
+@pytest.mark.browser
+def test_run_takes_what_is_typed_before_the_page_knows_it(second, photo, denoiser_calls):
+    """The number stands in its field, but no event has told the page, as when Run is clicked at once."""
+    upload(second, photo)
+    second.evaluate("document.querySelector('#steps input').value = 7")
+    second.click("#run")
+    second.locator("#status").get_by_text("Run ").wait_for()
+    assert len(denoiser_calls) == 7
 
 
 @pytest.mark.browser
@@ -235,7 +249,7 @@ def test_a_jpeg_keeps_its_exif_and_its_profile(visitor, tmp_path):
     (tmp_path / "saved").mkdir()
     with Image.open(saved(visitor, tmp_path / "saved")) as written:
         assert written.format == "JPEG" and written.size == (40, 64) and written.info["icc_profile"] == profile
-        assert dict(written.getexif()) == {0x010F: "Camera"}
+        assert dict(written.getexif()) == {0x010F: "Camera", 0x0131: metadata.SOFTWARE}
 
 
 @pytest.mark.browser
@@ -335,6 +349,67 @@ def test_the_api_of_the_docs(page, tmp_path, monkeypatch):
         assert restored.format == "JPEG" and restored.size == (64, 40)
 
 
+@pytest.fixture
+def client(page, tmp_path):
+    """A visitor who calls the API, and a photograph."""
+    from gradio_client import Client
+
+    Image.fromarray(np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / "photo.png")
+    return Client(page.url, verbose=False)
+
+
+def opened(client, folder):
+    from gradio_client import handle_file
+
+    return client.predict(handle_file(folder / "photo.png"), "photo.png", api_name="/open")
+
+
+def test_what_a_call_of_the_api_leaves_out_follows_its_preset(client, page, tmp_path):
+    opened(client, tmp_path)
+    array = np.asarray(Image.open(tmp_path / "photo.png"))
+    for given, settings in (
+        ({"preset": "perceptual"}, replace(SETTINGS, blend=0.8)),
+        ({}, SETTINGS),
+        ({"preset": "perceptual", "steps": 3}, replace(SETTINGS, blend=0.8, steps=3)),
+        ({"sampler": "ddpm", "strength": 1}, replace(SETTINGS, sampler="ddpm", eta=0.0, blend=1.0)),
+    ):
+        client.predict(**given, seed=1, api_name="/restore")
+        [expected] = page.restorer.pipeline(array, settings, seed=1, names=["photo"]).images
+        assert np.array_equal(np.asarray(Image.open(client.predict(api_name="/save"))), expected), given
+
+
+def test_every_call_of_a_client_gets_its_files(client, tmp_path):
+    for _ in range(20):
+        opened(client, tmp_path)
+    client.predict(api_name="/restore")
+    for number in range(20):
+        client.predict(number / 20, api_name="/strength")
+        assert Image.open(client.predict(api_name="/save")).size == (64, 40)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "words"),
+    [
+        ("/restore", {"steps": 1_000_000}, "this page takes at most 1000 steps, not 1000000"),
+        ("/restore", {"count": 17}, "this page takes at most 16 samples, not 17"),
+        ("/restore", {"steps": 0}, "steps must be a whole number of 1 or more, got 0"),
+        ("/restore", {"steps": 2.5}, "steps must be a whole number of 1 or more, got 2.5"),
+        ("/restore", {"seed": -1}, "seed must be a whole number of 0 or more, got -1"),
+        ("/restore", {"strength": 7}, "blend must be between 0 and 1, got 7"),
+        ("/restore", {"sampler": "euler"}, "sampler must be one of ddpm, ddim"),
+        ("/restore", {"preset": "vivid"}, "no preset 'vivid'"),
+        ("/strength", {"strength": -1}, "blend must be between 0 and 1, got -1"),
+        ("/save", {"right": "9/restored"}, "there is no result 9/restored in this visit"),
+    ],
+)
+def test_a_value_that_is_refused_is_a_sentence_and_no_traceback(client, tmp_path, capfd, endpoint, given, words):
+    opened(client, tmp_path)
+    client.predict(api_name="/restore")
+    with pytest.raises(Exception, match=re.escape(words)):
+        client.predict(**given, api_name=endpoint)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -378,7 +453,7 @@ def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):
 
 def test_an_upload_of_too_many_pixels_is_refused(page, tmp_path, monkeypatch):
     Image.new("RGB", (30, 20)).save(tmp_path / "photo.png")
-    monkeypatch.setattr(page.restorer, "most_pixels", 500)
+    monkeypatch.setattr(page.restorer, "limits", Limits(500))
     with pytest.raises(ValueError, match=r"photo\.png has 30 x 20 pixels, more than the 0\.0005 megapixels"):
         page.restorer.open(tmp_path / "photo.png", "photo.png")
 

@@ -12,7 +12,8 @@ from uuid import uuid4
 import gradio as gr
 from torch import Tensor
 
-from data import images
+from base.messages import in_words
+from data import images, metadata
 from restoration.maps import heat_map
 from web.restoration import Cancelled, Restorer
 from web.results import Photo, Result, mask_of, shown
@@ -33,8 +34,8 @@ def _sentences(action: Callable) -> Callable:
     def said(*given):
         try:
             return action(*given)
-        except (ValueError, OSError) as error:
-            raise gr.Error(str(error), duration=None, title="Not done", print_exception=False) from None
+        except (ValueError, TypeError, OSError) as error:  # TypeError: an API's text in place of a number
+            raise gr.Error(in_words(error), duration=None, title="Not done", print_exception=False) from None
 
     return said
 
@@ -62,31 +63,27 @@ class Actions:
         """Open one of the repository's example photographs."""
         return self._open(EXAMPLES[number], EXAMPLES[number].name, request)
 
-    def numbers(self, preset: str) -> list[Any]:
-        """A preset's sampler, steps, number of samples and strength."""
-        settings = self.restorer.preset(preset)
-        return [settings.sampler, settings.steps, settings.num_samples, settings.blend]
-
     @_sentences
     def restore(
         self,
-        preset: str | None,
-        sampler: str,
-        steps: int,
-        count: int,
-        seed: int,
-        strength: float,
-        request: gr.Request,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio looks for it here)
+        preset: str | None = None,
+        sampler: str | None = None,
+        steps: int | None = None,
+        count: int | None = None,
+        seed: int = 0,
+        strength: float | None = None,
+        request: gr.Request = None,  # gradio looks for these two here
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        """Restore the open photograph."""
+        """Restore the open photograph. What is None follows the preset."""
         visit = self._visit(request)
         if visit.photo is None:
             raise ValueError("there is no photograph yet: upload one")
-        if seed is None:
-            raise ValueError("seed must be a whole number, got nothing")
-        numbers = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": float(strength)}
-        if sampler != "ddim":
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
+        given = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
+        numbers = {name: value for name, value in given.items() if value is not None}
+        if sampler not in (None, "ddim"):
             numbers["eta"] = 0.0  # eta belongs to ddim alone
         visit.stop.clear()
         try:
@@ -105,14 +102,18 @@ class Actions:
         self._visit(request).stop.set()
         return "<p>Cancelled.</p>"
 
-    def strength(self, strength: float, left: str, right: str, request: gr.Request) -> list[Any]:
+    @_sentences
+    def strength(
+        self, strength: float, left: str | None = None, right: str | None = None, request: gr.Request = None
+    ) -> list[Any]:
         """Blend the newest result again with a new strength."""
         visit = self._visit(request)
         with visit.lock:
             if (result := visit.newest()) is not None:
                 result.settings = replace(result.settings, blend=float(strength))
-            return self._view(visit, left, right)
+            return self._view(visit, left or BEFORE[1], right or NEWEST[1])
 
+    @_sentences
     def mask(self, painted: dict | None, where: str, left: str, right: str, request: gr.Request) -> list[Any]:
         """Blend the newest result again with a painted mask."""
         visit = self._visit(request)
@@ -121,6 +122,7 @@ class Actions:
                 result.mask = mask_of((painted or {}).get("layers", []), where == NOT_PAINTED)
             return self._view(visit, left, right)
 
+    @_sentences
     def look(self, left: str, right: str, request: gr.Request) -> list[Any]:
         """Show other images."""
         visit = self._visit(request)
@@ -128,14 +130,15 @@ class Actions:
             return self._view(visit, left, right)
 
     @_sentences
-    def save(self, right: str, request: gr.Request) -> str:
+    def save(self, right: str | None = None, request: gr.Request = None) -> str:
         """Write an image as sample.py would and return the file."""
         visit = self._visit(request)
         with visit.lock:
-            photo, result, kind = self._chosen(visit, right)
+            photo, result, kind = self._chosen(visit, right or NEWEST[1])
             name = photo.path.with_suffix(".png").name if result is None else result.file_name(kind)
             path = visit.serve(None, name)
-            images.write(path, self._image(photo, result, kind), photo.image)
+            like = metadata.kept(photo.image, self.restorer.flags.get("metadata", "keep"))
+            images.write(path, self._image(photo, result, kind), like)
             return str(path)
 
     def leave(self, request: gr.Request) -> None:
@@ -221,7 +224,7 @@ class Actions:
 
     def _show(self, visit: Visit, key: object, photo: Photo, image: Tensor) -> str:
         path = visit.serve(key, "image.png")
-        like = replace(photo.image, exif=None, alpha=None)
+        like = replace(photo.image, exif=None, xmp=None, alpha=None)
         images.write(path, image, like, depth=8, compress_level=1)
         return str(path)
 

@@ -1,5 +1,6 @@
 """The page's layout and controls."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -13,6 +14,7 @@ from web.visits import Visits
 
 LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
 FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # events that run no network
+ALONE = {"concurrency_id": "device", "concurrency_limit": 1}  # events that run the networks
 PASTE = """<script>
 addEventListener("paste", (event) => {
   const files = event.clipboardData.files;
@@ -22,6 +24,11 @@ addEventListener("paste", (event) => {
   input.dispatchEvent(new Event("change", { bubbles: true }));
 });
 </script>"""
+# Run takes what the fields show: a number that was just typed may not have reached the page's state yet.
+TYPED = """(preset, sampler, ...numbers) => [preset, sampler, ...["steps", "count", "seed", "strength"].map((id, k) => {
+  const field = document.querySelector(`#${id} input[type=number]`);
+  return field === null ? numbers[k] : field.value === "" ? null : Number(field.value);
+})]"""
 
 
 class Page:
@@ -128,12 +135,10 @@ def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
         )
         with gr.Row():
             ui.sampler = gr.Dropdown(samplers, value=first.sampler, label="Sampler", min_width=120, elem_id="sampler")
-            ui.steps = gr.Number(first.steps, label="Steps", precision=0, minimum=1, min_width=80, elem_id="steps")
+            ui.steps = gr.Number(first.steps, label="Steps", precision=0, min_width=80, elem_id="steps")
         with gr.Row():
-            ui.count = gr.Number(
-                first.num_samples, label="Samples", precision=0, minimum=1, min_width=80, elem_id="count"
-            )
-            ui.seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
+            ui.count = gr.Number(first.num_samples, label="Samples", precision=0, min_width=80, elem_id="count")
+            ui.seed = gr.Number(0, label="Seed", precision=0, min_width=80, elem_id="seed")
         with gr.Row():
             ui.run = gr.Button("Run", variant="primary", min_width=80, elem_id="run")
             ui.cancel = gr.Button("Cancel", min_width=80, elem_id="cancel")
@@ -197,6 +202,8 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     result = [ui.left, ui.right, ui.slider, ui.facts, ui.command, ui.heat]
     opened = [ui.photo, ui.status, ui.mask, *result]
     numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
+    for control in (ui.preset, *numbers, ui.seed):
+        _take_any(control)
     opening = ui.photo.upload(
         actions.open,
         [ui.photo, ui.name],
@@ -208,22 +215,27 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: None, None, ui.photo, api_visibility="private", show_progress="hidden")
     ui.examples.click(actions.example, ui.examples, opened, api_visibility="private", show_progress_on=ui.status)
-    ui.preset.input(actions.numbers, ui.preset, numbers, api_visibility="private", **FAST)
+    settings = {name: actions.restorer.preset(name) for name in actions.restorer.pipeline.config.presets}
+    table = {name: [one.sampler, one.steps, one.num_samples, one.blend] for name, one in settings.items()}
+    # In the browser, so that no late answer overwrites what is typed meanwhile.
+    ui.preset.input(None, ui.preset, numbers, js=f"(preset) => ({json.dumps(table)})[preset]")
     running = ui.run.click(
         actions.restore,
         [ui.preset, ui.sampler, ui.steps, ui.count, ui.seed, ui.strength],
         [ui.status, *result],
-        api_name="restore",
+        js=TYPED,
+        api_name="run",
+        api_visibility="private",
         show_progress_on=ui.status,
-        concurrency_id="device",
-        concurrency_limit=1,
+        **ALONE,
     )
     ui.cancel.click(actions.cancel, None, ui.status, cancels=running, api_name="cancel", queue=False)
     ui.strength.input(
         actions.strength,
         [ui.strength, ui.left, ui.right],
         result,
-        api_name="strength",
+        api_name="slide",
+        api_visibility="private",
         trigger_mode="always_last",
         **FAST,
     )
@@ -238,6 +250,24 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         )
     for choice in (ui.left, ui.right):
         choice.input(actions.look, [ui.left, ui.right], result, api_visibility="private", **FAST)
-    ui.save.click(actions.save, ui.right, ui.file, api_name="save", **FAST).success(
+    ui.save.click(actions.save, ui.right, ui.file, api_name="download", api_visibility="private", **FAST).success(
         None, js="() => document.querySelector('#file a, a#file, #file').click()"
     )
+    _offer_api(ui, actions, result)
+
+
+def _offer_api(ui: SimpleNamespace, actions: Actions, result: list[gr.components.Component]) -> None:
+    """Endpoints with fields of their own, which have no values: what a call leaves out follows its preset."""
+    texts = [gr.Textbox(visible=False) for _ in range(4)]
+    numbers = [gr.Number(value, visible=False) for value in (None, None, 0, None)]  # steps, samples, seed, strength
+    for number in numbers:
+        _take_any(number)
+    button = gr.Button(visible=False)
+    button.click(actions.restore, [*texts[:2], *numbers], [ui.status, *result], api_name="restore", **ALONE)
+    button.click(actions.strength, [numbers[3], *texts[2:]], result, api_name="strength", **FAST)
+    button.click(actions.save, texts[3], ui.file, api_name="save", **FAST)
+
+
+def _take_any(control: gr.components.Component) -> None:
+    """Let the handlers refuse a control's wrong values by their sentences; gradio would print a traceback."""
+    control.preprocess = lambda payload: payload

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
@@ -26,20 +27,30 @@ class Cancelled(Exception):
     """The visitor stopped a restoration; the message gives its progress."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a visitor may ask for: pixels of a photograph, steps of a sample, samples and seconds of a run."""
+
+    pixels: int
+    steps: int = 100
+    samples: int = 16
+    seconds: float = 600
+
+
 class Restorer:
     """A pipeline that restores one photograph at a time.
 
     Args:
-        flags: flags that app.py shares with sample.py: checkpoint, device, precision, provider, memory.
-        most_pixels: largest accepted photograph.
+        flags: flags that app.py shares with sample.py: checkpoint, device, precision, provider, memory, metadata.
+        limits: of a photograph and a run.
 
     Raises:
         ValueError: no such checkpoint or device, or too little memory.
     """
 
-    def __init__(self, flags: dict[str, str | float | None], most_pixels: int):
+    def __init__(self, flags: dict[str, str | float | None], limits: Limits):
         self.flags = {name: value for name, value in flags.items() if value is not None}
-        self.most_pixels, self._free = most_pixels, Lock()
+        self.limits, self._free = limits, Lock()
         source = self.flags.get("checkpoint") or pretrained()
         of_pipeline = ("device", "precision", "provider", "classes")
         given = {name: self.flags[name] for name in of_pipeline if name in self.flags}
@@ -66,9 +77,9 @@ class Restorer:
             ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
         """
         width, height = header_size(path) or (0, 0)
-        if width * height > self.most_pixels:
+        if width * height > self.limits.pixels:
             raise ImageError(
-                f"{name} has {width} x {height} pixels, more than the {self.most_pixels / 1e6:g} megapixels that this"
+                f"{name} has {width} x {height} pixels, more than the {self.limits.pixels / 1e6:g} megapixels that this"
                 " page takes: restore it with sample.py"
             )
         try:
@@ -99,9 +110,15 @@ class Restorer:
         """
         photo, stop, base = visit.photo, visit.stop, self.preset(preset)
         settings = base.changed(numbers)
+        for flag, value, most in (
+            ("steps", settings.steps, self.limits.steps),
+            ("samples", settings.num_samples, self.limits.samples),
+        ):
+            if value > most:
+                raise ValueError(f"this page takes at most {most} {flag}, not {value}: restore it with sample.py")
         draws = self.pipeline.denoiser is not None
         size = photo.size[0] * photo.size[1]
-        clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell)
+        clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell, self.limits.seconds)
         with self._free:
             kept = visit.new_kept()
             try:
@@ -154,10 +171,10 @@ class Restorer:
 
 
 class _Clock:
-    """Reports the progress of a restoration, measures its time, and ends it on request."""
+    """Reports the progress of a restoration, measures its time, and ends it on request or after `most` seconds."""
 
-    def __init__(self, total: int, stop: Event, tell: Callable[[int, int, str], None]):
-        self.total, self.stop, self.tell = total, stop, tell
+    def __init__(self, total: int, stop: Event, tell: Callable[[int, int, str], None], most: float):
+        self.total, self.stop, self.tell, self.most = total, stop, tell, most
         self.done, self.begun = 0, None
 
     def start(self) -> None:
@@ -173,6 +190,11 @@ class _Clock:
         for step in steps:
             if self.stop.is_set():
                 raise Cancelled
+            if time.perf_counter() - self.started > self.most:
+                raise ValueError(
+                    f"the run took longer than the {self.most:g} seconds that this page takes, with {self.words()}:"
+                    " give fewer steps or samples, or restore the photograph with sample.py"
+                )
             yield step
             self.done += 1
             left = (time.perf_counter() - self.begun) / self.done * (self.total - self.done)

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Event, RLock
@@ -27,7 +28,7 @@ class Visit:
         self.folder, self.served = folder, served
         self.photo: Photo | None = None
         self.results: list[Result] = []
-        self.stop, self.lock, self.used, self.runs = Event(), RLock(), time.monotonic(), 0
+        self.stop, self.lock, self.used, self.runs = Event(), RLock(), 0.0, 0
         self._files: OrderedDict[object, Path] = OrderedDict()
 
     def new_kept(self) -> Kept:
@@ -53,9 +54,12 @@ class Visit:
         """A path in a new folder for a file to serve; beyond MOST_FILES the oldest file is removed."""
         path = self.served / uuid4().hex / name
         path.parent.mkdir(parents=True)
-        self._files[key] = path
+        gone = [self._files.pop(key)] if key in self._files else []
+        self._files[key] = path  # as the newest
         while len(self._files) > MOST_FILES:
-            shutil.rmtree(self._files.popitem(last=False)[1].parent, ignore_errors=True)
+            gone.append(self._files.popitem(last=False)[1])
+        for old in gone:
+            shutil.rmtree(old.parent, ignore_errors=True)
         return path
 
     def close(self) -> None:
@@ -71,14 +75,15 @@ class Visits:
     Args:
         folder: for private files.
         served: for files that the browser may fetch.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, folder: Path, served: Path):
-        self.folder, self.served, self._visits, self._lock = folder, served, {}, RLock()
+    def __init__(self, folder: Path, served: Path, clock: Callable[[], float] = time.monotonic):
+        self.folder, self.served, self.clock, self._visits, self._lock = folder, served, clock, {}, RLock()
 
     def of(self, name: str) -> Visit:
         """The visit of that name, created if necessary; visits that were idle too long are closed."""
-        now = time.monotonic()
+        now = self.clock()
         with self._lock:
             for other in [other for other, visit in self._visits.items() if now - visit.used > IDLE]:
                 self.close(other)

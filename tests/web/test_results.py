@@ -2,16 +2,20 @@
 
 import shlex
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import sample
-from data import images
+from data import images, metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.models.test_pipeline import tiny_pipeline
-from web.restoration import Cancelled, Restorer
+from web.actions import Actions
+from web.restoration import Cancelled, Limits, Restorer
 from web.results import mask_of, shown
 from web.visits import Visits
 
@@ -23,7 +27,7 @@ def restorer(tmp_path_factory):
     checkpoint = tmp_path_factory.mktemp("web") / "checkpoint"
     tiny_pipeline().save_pretrained(checkpoint)
     save_presets(checkpoint, {"balanced": PRESET})
-    return Restorer({"checkpoint": str(checkpoint), "device": "cpu", "precision": "fp32"}, 1_000_000)
+    return Restorer({"checkpoint": str(checkpoint), "device": "cpu", "precision": "fp32"}, Limits(1_000_000))
 
 
 @pytest.fixture
@@ -96,7 +100,8 @@ def test_what_is_painted_becomes_a_mask(restorer):
 )
 def test_the_command_writes_the_same_bytes(restorer, visit, tmp_path, monkeypatch, kind, numbers):
     result = restored(restorer, visit, "balanced", 3, **numbers)
-    images.write(tmp_path / "page" / result.file_name(kind), result.image(kind), visit.photo.image)
+    like = metadata.kept(visit.photo.image, "keep")
+    images.write(tmp_path / "page" / result.file_name(kind), result.image(kind), like)
     command = shlex.split(result.command(kind))
     monkeypatch.chdir(tmp_path)
     assert command[:2] == ["python", "sample.py"] and sample.main(command[2:]) == 0
@@ -108,7 +113,7 @@ def test_a_result_says_how_it_was_made(restorer, visit):
     facts = restored(restorer, visit, "balanced", 3).facts
     assert facts["preset"] == "balanced" and facts["seed"] == "3" and facts["device"] == "cpu, fp32"
     assert facts["checkpoint"].endswith("licence not stated") and len(facts["sha256"]) == 64
-    assert "cc-by-sa-4.0" in Restorer({}, 1).licence
+    assert "cc-by-sa-4.0" in Restorer({}, Limits(1)).licence
 
 
 def test_a_predictor_alone_has_its_prediction(restorer, visit, monkeypatch):
@@ -147,17 +152,73 @@ def test_old_results_make_room_and_a_closed_visit_leaves_no_file(restorer, visit
     assert not [path for path in (tmp_path / "kept", tmp_path / "served") if list(path.iterdir())]
 
 
-def test_visits_end_when_they_are_idle_for_long(tmp_path, monkeypatch):
-    visits = Visits(tmp_path, tmp_path)
-    first = visits.of("first")
-    assert visits.of("first") is first and visits.of("second") is not first
-    monkeypatch.setattr("web.visits.IDLE", -1)
-    visits.of("third")
-    assert first.stop.is_set() and not first.folder.exists() and visits.of("first") is not first
+def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp_path):
+    now = [0.0]
+    visits = Visits(tmp_path / "kept", tmp_path / "served", lambda: now[0])
+    (tmp_path / "kept").mkdir()
+    used, idle = visits.of("used"), visits.of("idle")
+    for now[0] in (1800.0, 3599.0, 5400.0, 9000.0):
+        assert visits.of("used") is used and not used.stop.is_set()
+        assert idle.stop.is_set() == (now[0] > 3600) and idle.folder.exists() == (now[0] <= 3600)
+    now[0] = 12600.1
+    visits.of("another")
+    assert used.stop.is_set() and not used.folder.exists() and visits.of("used") is not used
 
 
 def test_files_are_served_under_other_names_each_time(visit):
     assert visit.serve(1, "a.png") != visit.serve(1, "a.png")
+
+
+def test_a_file_that_was_served_anew_is_the_newest_and_the_old_one_is_gone(visit):
+    for number in range(30):
+        paths = [visit.serve(key, "a.png") for key in ("mask", number)]
+        for path in paths:
+            path.write_bytes(b"")
+        assert all(path.is_file() for path in paths)
+    assert len(list(visit.served.iterdir())) == 8 and visit.served_before("mask") == paths[0]
+
+
+@pytest.mark.parametrize("change", ["strength", "mask", "where"])
+def test_the_slider_shows_what_was_changed_last(restorer, tmp_path, change):
+    for name in ("kept", "served"):
+        (tmp_path / name).mkdir()
+    images.write(tmp_path / "a.png", torch.rand(3, 40, 52))
+    visits, request = Visits(tmp_path / "kept", tmp_path / "served"), SimpleNamespace(session_hash="somebody")
+    actions = Actions(restorer, visits)
+    actions.open(str(tmp_path / "a.png"), "a.png", request)
+    visit = visits.of("somebody")
+    visit.add(restored(restorer, visit))
+    painted = {"layers": [np.full((20, 26, 4), (0, 0, 255, 200), np.uint8)]}
+    sides = "blurry", "newest"
+
+    def shown_right(view):
+        return images.read(view[2][1])
+
+    views = [shown_right(actions.look(*sides, request))]
+    for value in (0.9, 0.5, 0.9):
+        layer = painted["layers"][0].copy()
+        layer[: int(20 * value)] = 0
+        if change == "strength":
+            views.append(shown_right(actions.strength(value, *sides, request)))
+        elif change == "mask":
+            views.append(shown_right(actions.mask({"layers": [layer]}, "only where painted", *sides, request)))
+        else:
+            where = "everywhere but where painted" if value == 0.5 else "only where painted"
+            views.append(shown_right(actions.mask(painted, where, *sides, request)))
+        expected = (visit.newest().image("restored") * 255).round() / 255
+        assert (views[-1] - expected).abs().max() < 1e-6
+    assert not any(torch.equal(one, other) for one, other in pairwise(views))
+    assert torch.equal(views[1], views[3])
+
+
+def test_a_run_has_limits(restorer, visit, monkeypatch):
+    for numbers, words in (({"steps": 101}, "at most 100 steps, not 101"), ({"num_samples": 17}, "at most 16 samples")):
+        with pytest.raises(ValueError, match=words):
+            restored(restorer, visit, **numbers)
+    monkeypatch.setattr(restorer, "limits", Limits(1_000_000, seconds=1e-9))
+    with pytest.raises(ValueError, match="longer than the 1e-09 seconds that this page takes, with 0 of 2 steps done"):
+        restored(restorer, visit)
+    assert not list(visit.folder.iterdir())
 
 
 def test_large_photographs_are_shown_smaller():
