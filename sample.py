@@ -53,6 +53,10 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
         run.go()
     except Stopped as stopped:
         raise Stopped(stopped.signal, STOPPED.format(run.written)) from None
+    if options.index:
+        from restoration.index import write_index  # not at the top, as below
+
+        print(f"before and after: {write_index(outputs.folder)}")
     return run.say_how_it_went()
 
 

@@ -102,7 +102,7 @@ def _private(exif: Image.Exif) -> Image.Exif:
 
 def _said(xmp: bytes | None) -> bytes:
     """An XMP packet that says that the image was enhanced, without an orientation: images are written upright."""
-    text = (xmp or b"").decode(errors="ignore").rstrip("\0 ")
+    text = (xmp or b"").decode(errors="ignore").rstrip("\0 ").replace(SAID, "")
     for name in (r"\w+:DigitalSourceType", "tiff:Orientation"):
         text = re.sub(rf'\s{name}\s*=\s*("[^"]*"|\'[^\']*\')|<{name}>[^<]*</{name}>', "", text)
     before, end, after = text.rpartition("</rdf:RDF>")

@@ -134,6 +134,7 @@ def _write(
     )
     templates.filters |= {"number": _number, "plain": _plain}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
+    sides = ("A, restored", "B, restored") if changes else ("blurry", "restored")
     drawn = {name: base64.b64encode(path.read_bytes()).decode() for name, path in curves.items()}
     page = templates.get_template("report.html").render(
         title=title,
@@ -141,7 +142,7 @@ def _write(
         summary=summary,
         changes=changes,
         curves=drawn,
-        shown=shown,
+        shown=shown | dict(zip(("left", "right"), sides, strict=True)),
         nothing=NOTHING,
         recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
     )

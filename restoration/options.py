@@ -51,6 +51,7 @@ class Options:
             (float, in units of the [0, 1] range). If the predictor has a size head, also write the error that it
             expects of its estimate, as NAME_error.png and .tif; this needs no sample.
         compare: also write NAME_compare.png: blurry, prediction, restored.
+        index: also write index.html: the folder's images before and after, the blurriest first, with their warnings.
         overwrite: restore images again that the manifest lists as done with the same checkpoint, settings and seed.
     """
 
@@ -73,6 +74,7 @@ class Options:
     on_fault: Literal["warn", "fallback"] = "warn"
     uncertainty: bool = False
     compare: bool = False
+    index: bool = False
     overwrite: bool = False
 
     def __post_init__(self):

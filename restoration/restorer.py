@@ -138,7 +138,7 @@ class Restorer:
         like = metadata.kept(one.image, options.metadata)
         for file, restored in one.files.items():
             images.write(file, restored, like, options.depth)
-        written, whites = list(one.files), {}
+        written, whites = list(one.files), {"blur": _blur(one.image.values, out)}
         for kind, values in {"std": out.std, "error": out.expected_error}.items():
             if options.uncertainty and values is not None:
                 heat = target.with_name(f"{target.stem}_{kind}.png")
@@ -209,6 +209,12 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
         std=None if out.std is None else out.std[i : i + 1],
         expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
     )
+
+
+def _blur(blurry: Tensor, out: DeblurOutput) -> float:
+    """How blurry an image is, in 8-bit levels: the error that the predictor expects, or else the change it makes."""
+    values = (out.predictions[0].cpu() - blurry).abs() if out.expected_error is None else out.expected_error
+    return round(255 * values.mean().item(), 3)
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:

@@ -3,15 +3,20 @@
 import os
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import app
 import evaluate
 import sample
 import train
 from data import images
+from data.formats import MOST_METADATA
+from data.search import READ
 from tests.conftest import ROOT
 from tests.models.test_pipeline import tiny_pipeline
 from training.command import require_files
@@ -143,3 +148,25 @@ def test_the_python_of_the_pages(place, monkeypatch, capsys):
         names = {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)}
         exec(code, names)
     assert Path("restored.png").is_file() and capsys.readouterr().out.count("RGB, clipped to [0, 1]") == 3
+
+
+def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
+    glossary = ROOT / "docs" / "glossary.md"
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)#]+)", page.read_text())
+        assert page == glossary or glossary in [(page.parent / link).resolve() for link in links], page
+    words = re.findall(r"^\| `?(\w+)", glossary.read_text(), re.MULTILINE)
+    assert {"predictor_training", "scale_kind", "noises", "keep_sharp", "start", "blend"} <= set(words)
+    sources = "".join(path.read_text() for path in (ROOT / "models").glob("*.py"))
+    for name in re.findall(r"^\| `(\w+)", glossary.read_text(), re.MULTILINE):
+        assert re.search(rf"\b{name}\b", sources), name
+
+
+def test_the_citation_and_the_security_page_say_what_the_program_has():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0" and citation["preferred-citation"]["year"] == 2022
+    security = (ROOT / "SECURITY.md").read_text()
+    flags = {field.name for kind in (app.Served, sample.Options) for field in fields(kind)}
+    assert set(re.findall(r"--(\w+)", security)) - {"require"} <= flags | {"hashes"}
+    assert f"limited to {MOST_METADATA >> 20} MiB" in security
+    assert all(name.lower() in security.lower() for name in READ)

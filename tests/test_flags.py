@@ -178,6 +178,7 @@ SAMPLE = {
     ),
     "uncertainty": ([*DRAWN, "--num_samples", "2"], [], lambda a, b: {"a_std.png"} <= b.files.keys() - a.files.keys()),
     "compare": (DRAWN, [], lambda a, b: {"a_compare.png", "b_compare.png"} == b.files.keys() - a.files.keys()),
+    "index": (DRAWN, [], lambda a, b: (b.folder / "index.html").is_file() and not (a.folder / "index.html").exists()),
     "sampler": (DRAWN, ["ddpm"], differ),
     "schedule": (DRAWN, ["cosine"], differ),
     "steps": (

@@ -83,8 +83,6 @@ class Actions:
             raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
         given = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
         numbers = {name: value for name, value in given.items() if value is not None}
-        if sampler not in (None, "ddim"):
-            numbers["eta"] = 0.0  # eta belongs to ddim alone
         visit.stop.clear()
         try:
             result = self.restorer.restore(

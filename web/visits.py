@@ -47,7 +47,9 @@ class Visit:
         return next((result for result in reversed(self.results) if result.photo is self.photo), None)
 
     def served_before(self, key: object) -> Path | None:
-        """The file that was served under a key, if it still exists."""
+        """The file that was served under a key, if it still exists; it then counts as the newest."""
+        if key in self._files:
+            self._files.move_to_end(key)
         return self._files.get(key)
 
     def serve(self, key: object, name: str) -> Path:

@@ -175,6 +175,10 @@ def test_a_file_that_was_served_anew_is_the_newest_and_the_old_one_is_gone(visit
         for path in paths:
             path.write_bytes(b"")
         assert all(path.is_file() for path in paths)
+    kept = visit.served_before("mask")
+    for number in range(7):
+        visit.serve(f"more {number}", "a.png")
+    assert visit.served_before("mask") == kept and kept.is_file()
     assert len(list(visit.served.iterdir())) == 8 and visit.served_before("mask") == paths[0]
 
 

@@ -1,0 +1,142 @@
+"""Every tag of a photograph through every format that is written, by each choice of --metadata."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image, ImageCms
+from PIL.TiffImagePlugin import IFDRational
+
+from data import images, metadata
+from data.search import HEIF, WRITABLE
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
+# Of the first directory, by whether `private` keeps them; Software is set anew.
+FIRST = {
+    "Make": ("Camera", True),
+    "Model": ("One", True),
+    "DateTime": ("2026:11:01 10:00:00", True),
+    "ImageDescription": ("Anna at home", False),
+    "Artist": ("Anna", False),
+    "Copyright": ("(c) Anna", False),
+    "HostComputer": ("Anna's", False),
+}
+SETTINGS = {
+    "ExposureTime": (IFDRational(1, 60), True),
+    "FNumber": (IFDRational(28, 10), True),
+    "ISOSpeedRatings": (400, True),
+    "DateTimeOriginal": ("2026:11:01 10:00:00", True),
+    "DateTimeDigitized": ("2026:11:01 10:00:01", True),
+    "SubsecTimeOriginal": ("12", True),
+    "OffsetTimeOriginal": ("+01:00", True),
+    "FocalLength": (IFDRational(50), True),
+    "LensModel": ("50mm", True),
+    "LensMake": ("Lens", True),
+    "WhiteBalance": (1, True),
+    "ExposureBiasValue": (IFDRational(-1, 3), True),
+    "MakerNote": (b"serial 123" * 9, False),
+    "UserComment": (b"ASCII\0\0\0for Anna", False),
+    "CameraOwnerName": ("Anna", False),
+    "BodySerialNumber": ("123", False),
+    "LensSerialNumber": ("456", False),
+    "ImageUniqueID": ("f00", False),
+    "SubjectLocation": ((3, 4), False),
+}
+PLACE = {1: "N", 2: (52.0, 30.0, 12.5), 3: "E", 4: (13.0, 24.0, 1.25), 29: "2026:11:01"}
+XMP = (
+    b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    b'<rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmlns:tiff="http://ns.adobe.com/tiff/1.0/"'
+    b' xmp:Rating="5" xmp:Label="Anna" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+)
+FORMATS = [(suffix, deep) for suffix in sorted(WRITABLE - {".bmp"}) for deep in {False, suffix in images.DEEP}]
+
+
+def exif():
+    block = Image.Exif()
+    for name, (value, _) in FIRST.items():
+        block[ExifTags.Base[name]] = value
+    block[ExifTags.Base.Software], block[ExifTags.Base.Orientation] = "Editor", 6
+    for name, (value, _) in SETTINGS.items():
+        block.get_ifd(EXIF)[ExifTags.Base[name]] = value
+    block.get_ifd(GPS).update(PLACE)
+    return block
+
+
+@pytest.fixture(params=["photo.jpg", "photo.png", "photo.tif", "photo.webp", "photo.avif"])
+def photo(request, tmp_path):
+    """A photograph with all tags in one of the formats that are read."""
+    flat, block = Image.fromarray(np.full((16, 20, 3), 90, np.uint8)), exif()
+    path = tmp_path / "in" / request.param
+    path.parent.mkdir()
+    more = {"xmp": XMP}
+    if path.suffix == ".tif":
+        block.load(block.tobytes())  # as Pillow wants it for TIFF
+        block[metadata.XMP], more = XMP, {}
+    if path.suffix == ".png":
+        flat.save(path)
+        whole = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint8), exif=block.tobytes(), icc=PROFILE, xmp=XMP)
+        path.write_bytes(images._with_metadata(path.read_bytes(), whole))
+    else:
+        flat.save(path, exif=block, icc_profile=PROFILE, **more)
+    return path
+
+
+def written(photo: Path, suffix: str, deep: bool, choice: str) -> images.ImageFile:
+    image = images.read_file(photo)
+    target = photo.parent.parent / f"out{suffix}"
+    images.write(target, image.values, metadata.kept(image, choice), depth=16 if deep else 8)
+    return images.read_file(target)
+
+
+def close(one, other):
+    numbers = (tuple, list, float, int, IFDRational)
+    if isinstance(other, numbers):
+        return np.allclose(np.float64(one), np.float64(other))
+    return (one.encode() if isinstance(other, bytes) and isinstance(one, str) else one) == other
+
+
+@pytest.mark.parametrize(("suffix", "deep"), FORMATS)
+@pytest.mark.parametrize("choice", ["keep", "private", "none"])
+def test_tag_by_tag(photo, suffix, deep, choice):
+    if suffix in HEIF:
+        pytest.importorskip("pillow_heif")
+    found = written(photo, suffix, deep, choice)
+    assert found.icc == PROFILE and found.pixels.dtype == (torch.uint16 if deep else torch.uint8)
+    block = metadata.exif_of(found)
+    for tags, directory in ((FIRST, block), (SETTINGS, block.get_ifd(EXIF))):
+        for name, (value, private) in tags.items():
+            stays = choice == "keep" or (choice == "private" and private)
+            there = directory.get(ExifTags.Base[name])
+            assert close(there, value) if stays else there is None, name
+    for tag, value in PLACE.items():
+        there = block.get_ifd(GPS).get(tag)
+        assert close(there, value) if choice == "keep" else there is None, tag
+    assert block.get(ExifTags.Base.Software) == (None if choice == "none" else metadata.SOFTWARE)
+    assert block.get(ExifTags.Base.Orientation, 1) == 1
+    packet = (found.xmp or b"").decode()
+    assert (f'DigitalSourceType="{metadata.SOURCE}"' in packet) == (choice != "none")
+    assert ('xmp:Rating="5"' in packet and "Anna" in packet) == (choice == "keep") and "Orientation" not in packet
+    if choice != "keep":
+        whole = (photo.parent.parent / f"out{suffix}").read_bytes()
+        assert not re.search(rb"Anna|serial|Editor", whole)
+
+
+def test_a_second_restoration_says_it_once(photo):
+    image = metadata.kept(images.read_file(photo), "keep")
+    assert metadata.kept(image, "keep").xmp == image.xmp
+
+
+def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
+    block = exif()
+    block.get_ifd(EXIF)[ExifTags.Base.MakerNote] = bytes(70_000)
+    large = XMP.replace(b"Anna", b"a" * 70_000)
+    like = images.ImageFile(torch.zeros(3, 4, 5, dtype=torch.uint8), exif=block.tobytes(), xmp=large)
+    for suffix, holds in ((".jpg", False), (".png", True)):
+        images.write(tmp_path / f"a{suffix}", like.values, metadata.kept(like, "keep"))
+        found = images.read_file(tmp_path / f"a{suffix}")
+        directory = metadata.exif_of(found).get_ifd(EXIF)
+        assert directory[ExifTags.Base.LensModel] == "50mm" and metadata.SOURCE.encode() in found.xmp
+        assert (ExifTags.Base.MakerNote in directory) == (b"a" * 70_000 in found.xmp) == holds
