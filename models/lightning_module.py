@@ -28,7 +28,7 @@ from models.diffusion import (
     residual,
     residual_size,
 )
-from models.objective import Objective
+from models.objective import Crops, Distance, Objective, distance
 from models.parts import DDPMScheduler, randn_tensor
 from models.pipeline import DeblurOutput, DeblurPipeline
 from models.samples import to_network
@@ -36,7 +36,6 @@ from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
 from models.warm_start import copy_weights
 
-Distance = Literal["l1", "l2", "psnr"]
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
 
@@ -98,11 +97,7 @@ class Predict(L.LightningModule):
     def objective_values(self) -> dict:
         """The training objective as plain values. It is stored with a checkpoint and must not change on resume."""
         perceptual = None if self.perceptual is None else repr(self.perceptual)
-        return {
-            "perceptual": perceptual,
-            "loss": self.loss,
-            "fft_weight": self.fft_weight,
-        }
+        return {"perceptual": perceptual, "loss": self.loss, "fft_weight": self.fft_weight}
 
     def predictor_loss(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """The output of the predictor's forward and its loss; images in [-1, 1]."""
@@ -265,8 +260,7 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        scale = float(self.scale())
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=self.scale_kind)
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), None, self.scale_kind)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -279,62 +273,62 @@ class PredictAndRefine(Predict):
         }
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
-        """The loss and, for callbacks, the denoiser's loss and noise level of each noisy crop, both (N noises,)."""
-        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
-        if self.predictor_training == "frozen":
-            with torch.no_grad():
-                prediction, predictor_loss = self.predictor.estimates(blurry)[0], 0.0
-        else:
-            prediction, predictor_loss = self.predictor_loss(blurry, sharp)
-            self.log("train/predictor_loss", predictor_loss)
-        size = residual_size(self.scale_kind, prediction.detach(), blurry)
-        x_init = prediction[:, :3]
-        if self.residual_scale is None:
-            self._measure_residual(residual(sharp, x_init.detach(), size))
-
-        s = self.scale() * size
-        missed = residual(sharp, x_init if self.predictor_training == "joint" else x_init.detach(), s)
-        x_init, generators = x_init.detach(), self.crop_generators(len(missed))
-        u = self._draw_uniform(generators)
-        if self.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
-            missed, blurry, x_init, sharp, s = (
-                x.repeat_interleave(self.noises, 0) for x in (missed, blurry, x_init, sharp, s)
-            )
-            generators = [generator for generator in generators for _ in range(self.noises)]
-        eps = randn_tensor(missed.shape, generators, self.device)
-        alpha_bar, kind = self.objective.draw(self.alphas_cumprod, u), self.denoiser.prediction_type
-        r_t = add_noise(missed, eps, alpha_bar)
-        output = self.denoiser(r_t, blurry, alpha_bar, x_init, s)
-        losses = self.objective.losses(output, missed, eps, alpha_bar, kind)
-        denoiser_loss = losses.mean()
-        noisy = alpha_bar <= self.perceptual_level
-        if self.refiner_perceptual is not None and noisy.any():
-            restored = add_residual(x_init, estimate_r_0(output, r_t, alpha_bar, kind), s)
-            # A mean over all crops: those below perceptual_sigma count as zero.
-            perceptual = self.refiner_perceptual(restored[noisy], sharp[noisy]) * noisy.float().mean()
-            self.log("train/refiner_perceptual", perceptual)
-            start, end = self.perceptual_ramp
-            share = min(1.0, max(0.0, (self.global_step - start + 1) / max(1, end - start)))
-            denoiser_loss = denoiser_loss + share * perceptual
-
+        """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
+        crops, predictor_loss = self._crops(to_network(batch["blurry"]), to_network(batch["sharp"]))
+        u, eps = self._draw(crops.r_0)
+        alpha_bar = self.objective.draw(self.alphas_cumprod, u)
+        r_t = add_noise(crops.r_0, eps, alpha_bar)
+        output = self.denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
+        losses = self.objective.losses(output, crops.r_0, eps, alpha_bar, self.denoiser.prediction_type)
+        denoiser_loss = losses.mean() + self._perceptual_term(crops, output, r_t, alpha_bar)
         loss = denoiser_loss + self.predictor_weight * predictor_loss
-        self.log("train/denoiser_loss", denoiser_loss)
-        self.log("train/residual_scale", self.scale())
+        self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": self.scale()})
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
-    def _draw_uniform(self, generators: list[torch.Generator]) -> Tensor:
-        """Uniform numbers (N noises,), float64, that place each crop's noise levels in their distribution."""
-        u = torch.stack(
-            [torch.rand(self.noises, generator=g, dtype=torch.float64, device=self.device) for g in generators]
-        )
+    def _crops(self, blurry: Tensor, sharp: Tensor) -> tuple[Crops, Tensor | float]:
+        """Predict crops in [-1, 1], repeated for each of their noises, and the predictor's loss."""
+        if self.predictor_training == "frozen":
+            with torch.no_grad():
+                prediction, loss = self.predictor.estimates(blurry)[0], 0.0
+        else:
+            prediction, loss = self.predictor_loss(blurry, sharp)
+            self.log("train/predictor_loss", loss)
+        size = residual_size(self.scale_kind, prediction.detach(), blurry)
+        x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
+        if self.residual_scale is None:
+            self._measure_residual(residual(sharp, fixed, size))
+        s = self.scale() * size
+        r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)
+        crops = Crops(blurry, sharp, fixed, s, r_0)
+        # (N, ...) -> (N noises, ...), with the noises of one crop in a row
+        return crops if self.noises == 1 else Crops(*(x.repeat_interleave(self.noises, 0) for x in crops)), loss
+
+    def _draw(self, r_0: Tensor) -> tuple[Tensor, Tensor]:
+        """The random numbers of noisy crops: u (N noises,), which places their levels in [0, 1), and eps, like r_0."""
+        generators = self.crop_generators(len(r_0) // self.noises)
+        like = {"dtype": torch.float64, "device": self.device}
+        u = torch.stack([torch.rand(self.noises, generator=generator, **like) for generator in generators])
         if self.objective.stratified:
             crops = len(generators) * self.trainer.world_size
             first = self.trainer.global_rank * len(generators)
             # Noise k of crop n gets share k crops + n, so that one crop sees levels far apart.
             share = torch.arange(self.noises)[None] * crops + (first + torch.arange(len(generators)))[:, None]
             u = (share.to(u) + u) / (crops * self.noises)
-        return u.flatten()
+        each = [generator for generator in generators for _ in range(self.noises)]
+        return u.flatten(), randn_tensor(r_0.shape, each, self.device)
+
+    def _perceptual_term(self, crops: Crops, output: Tensor, r_t: Tensor, alpha_bar: Tensor) -> Tensor | float:
+        """The refiner's perceptual loss, on the images that its estimates of r_0 make."""
+        noisy, kind = alpha_bar <= self.perceptual_level, self.denoiser.prediction_type
+        if self.refiner_perceptual is None or not noisy.any():
+            return 0.0
+        restored = add_residual(crops.x_init, estimate_r_0(output, r_t, alpha_bar, kind), crops.s)
+        # A mean over all crops: those below perceptual_sigma count as zero.
+        perceptual = self.refiner_perceptual(restored[noisy], crops.sharp[noisy]) * noisy.float().mean()
+        self.log("train/refiner_perceptual", perceptual)
+        start, end = self.perceptual_ramp
+        return min(1.0, max(0.0, (self.global_step - start + 1) / max(1, end - start))) * perceptual
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
@@ -351,19 +345,3 @@ class PredictAndRefine(Predict):
         square = self.trainer.strategy.reduce(missed.square().mean(), reduce_op="mean")
         self.residual_steps += 1
         self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
-
-
-def distance(error: Tensor, loss: Distance) -> Tensor:
-    """The mean size of errors (N, 3, H, W) in [-1, 1] over the crops.
-
-    - l1: the absolute error.
-    - l2: the square, whose best estimate is the mean. Crops with large errors dominate.
-    - psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its relative improvement. For crops below 30 dB it
-      is proportional to the PSNR (NAFNet's loss, Chen et al., ECCV 2022, with a floor). With a floor at 50 dB, nearly
-      sharp crops dominated, and a network that deblurred went back to the identity.
-    """
-    if loss == "l1":
-        return error.abs().mean()
-    if loss == "l2":
-        return error.square().mean()
-    return (error.square().mean((1, 2, 3)) / 4e-3).log1p().mean()

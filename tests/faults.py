@@ -74,13 +74,13 @@ FAULTS = [
         "models/test_lightning_module.py models/test_residual_scale.py training/test_values.py",
         (
             "the detached predictor gets the denoiser's gradient through x_init",
-            "x_init, generators = x_init.detach(), self.crop_generators",
-            "x_init, generators = x_init, self.crop_generators",
+            "x_init, fixed = prediction[:, :3], prediction[:, :3].detach()",
+            "x_init = fixed = prediction[:, :3]",
         ),
         (
             "joint training does not reach the predictor",
-            'x_init if self.predictor_training == "joint" else x_init.detach(), s)',
-            "x_init.detach(), s)",
+            'x_init if self.predictor_training == "joint" else fixed, s)',
+            "fixed, s)",
         ),
         (
             "the residual's scale is that of the last 10 steps",
