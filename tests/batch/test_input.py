@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from batch import command
-from batch.store import Place
+from batch.store import Place, StoreError
 from batch.worker import Job, Worker
 from data import images
 from data.pairs import generator_of
@@ -92,3 +92,29 @@ def test_a_full_disk_ends_the_job_with_what_was_done(place, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large" in rows[-1]["stop"] and not list(Path(target.url).glob("**/*.png"))
+
+
+class Failing(Place):
+    """A folder that refuses the k-th write."""
+
+    left = 0
+
+    def write(self, files):
+        self.left -= 1
+        if self.left == 0:
+            raise StoreError(f"{self.url} cannot be written: No space left on device")
+        super().write(files)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
+    keys = ["a/deep/0.png", "b/1.png", "b/2.png"]
+    target = Failing(str(tmp_path / "out"))
+    target.left = k
+    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
+    worker = Worker(Job(options, {"steps": 1}, Place(str(place / "photos")), target))
+    chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key} for key in keys]
+    rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
+    listed = {row["image"] for row in rows if not row.get("stop")}
+    assert (len(rows) > len(listed)) == (k <= 3) and all((tmp_path / "out" / key).is_file() for key in listed)
+    assert len(listed) == (k - 1 if k <= 3 else 3) and ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
