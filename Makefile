@@ -31,9 +31,9 @@ test: $(VENV)/extras
 test-slow: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs -m slow
 
-# Put small faults into a copy of the program, one at a time, and list those that no test notices.
+# Put 150 mutants into a copy of the program, one at a time, and show those that no test notices: hours.
 mutate: $(VENV)/extras
-	$(PY) -m tests.mutate --output docs/faults.md
+	$(PY) -m tests.mutation
 
 # On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed

@@ -1,0 +1,191 @@
+"""Put mutants into a copy of the program, one at a time, and show those that no test notices: python -m tests.mutation
+
+The mutants are drawn by a seed from all places of the product where one of cosmic-ray's operators applies; none is
+chosen by hand. Each is tried against the tests that import its file, and if these pass, against the whole suite.
+"""
+
+import ast
+import difflib
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).parents[1]
+NO_PRODUCT = ("tests/", "benchmarks/")
+LIBRARIES = ["torch", "torchvision", "lightning", "diffusers", "jsonargparse", "kornia", "pandas", "scipy.stats"]
+LIMIT = 3600  # seconds for the tests of one mutant; only one that hangs takes so long
+PASSED = pytest.ExitCode.OK
+# Most | join types or dicts: with another operator the file cannot be imported, which proves nothing about tests.
+LEFT_OUT = re.compile("NoOp|BinaryOperator_BitOr_")
+
+# Those of one operator's replacements (+ by -, + by *, ...) apply at the same places: one of them is asked.
+OPERATORS: dict[str, list[str]] = defaultdict(list)
+for _name in operator_names():
+    if not LEFT_OUT.search(_name) and not get_operator(_name).arguments():
+        OPERATORS[_name.rpartition("_")[0] or _name].append(_name)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place of one file: `text` is the whole file with the change."""
+
+    file: str
+    text: str
+
+    def diff(self, root: Path = ROOT) -> str:
+        """The change as a unified diff."""
+        before = (root / self.file).read_text(encoding="utf-8").splitlines()
+        return "\n".join(difflib.unified_diff(before, self.text.splitlines(), self.file, self.file, lineterm="", n=1))
+
+
+def main(count: int = 150, seed: int = 0) -> int:
+    """Try mutants, print the survivors, and return the exit code: 1 if more than a tenth survived.
+
+    Args:
+        count: number of mutants.
+        seed: of the draw.
+    """
+    survivors = []
+    with copied() as copy:
+        if run(copy, ["tests"]) != PASSED:
+            raise SystemExit("the tests fail without any mutant: mend that first")
+        for number, mutant in enumerate(draw(count, seed, copy), start=1):
+            noticed = tried(copy, mutant)
+            print(f"{number:4} {'noticed' if noticed else 'survived'} {mutant.file}", flush=True)
+            if not noticed:
+                survivors.append(mutant)
+                print(mutant.diff(), flush=True)
+    print(f"{len(survivors)} of {count} mutants survived (seed {seed})")
+    return 1 if len(survivors) > count / 10 else 0
+
+
+def draw(count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
+    """Draw mutants: a place uniformly, then one of the changes that are possible there."""
+    places = [(file, *place) for file in product(root) for place in sorted(changes(root / file).items())]
+    chosen = random.Random(seed)
+    mutants = []
+    for file, _, possible in chosen.sample(places, count):
+        name, occurrence = chosen.choice(possible)
+        text = mutate_code((root / file).read_text(encoding="utf-8"), get_operator(name)(), occurrence)
+        mutants.append(Mutant(file, text))
+    return mutants
+
+
+def product(root: Path = ROOT) -> list[str]:
+    """The Python files of the product, by their paths from the root."""
+    files = (file.relative_to(root).as_posix() for file in root.rglob("*.py"))
+    return sorted(file for file in files if not file.startswith((".", *NO_PRODUCT)))
+
+
+def changes(file: Path) -> dict[tuple, list[tuple[str, int]]]:
+    """The places of a file where operators apply: (start, end) -> (operator's name, number of its occurrence)."""
+    found = defaultdict(list)
+    nodes = list(ast_nodes(get_ast(file.read_text(encoding="utf-8"))))
+    for alike in OPERATORS.values():
+        operator = get_operator(alike[0])()
+        places = (place for node in nodes for place in operator.mutation_positions(node))
+        for occurrence, place in enumerate(places):
+            found[tuple(place)] += [(name, occurrence) for name in alike]
+    return found
+
+
+def importing(file: str, root: Path = ROOT) -> list[str]:
+    """The test files that import a file of the product, themselves or through helpers in tests/, or start it."""
+    module = file.removesuffix(".py").replace("/", ".")
+    names = re.compile(rf"(?<![\w./]){re.escape(file)}\b|-m {re.escape(module)}\b")
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("*.py"))}
+    imports = {path: imported(text) for path, text in texts.items()}
+    reached = {path for path, text in texts.items() if module in imports[path] or names.search(text)}
+    while True:
+        helpers = {path.relative_to(root).with_suffix("").as_posix().replace("/", ".") for path in reached}
+        more = {path for path in texts if imports[path] & helpers} - reached
+        if not more:
+            return [path.relative_to(root).as_posix() for path in sorted(reached) if path.name.startswith("test_")]
+        reached |= more
+
+
+def imported(text: str) -> set[str]:
+    """The modules that a text imports; `from a import b` counts as a and as a.b."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def tried(copy: Path, mutant: Mutant) -> bool:
+    """Whether a test of the copy notices a mutant."""
+    file = copy / mutant.file
+    right = file.read_text(encoding="utf-8")
+    file.write_text(mutant.text, encoding="utf-8")
+    try:
+        first = importing(mutant.file, copy)
+        return bool(first and run(copy, first) != PASSED) or run(copy, ["tests"]) != PASSED
+    finally:
+        file.write_text(right, encoding="utf-8")
+
+
+@contextmanager
+def copied(root: Path = ROOT) -> Iterator[Path]:
+    """A copy of the working tree with its history, without what git ignores; removed at the end."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "-q", "--shared", root, copy], check=True)
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+        for name in {file.relative_to(copy).as_posix() for file in copy.rglob("*.py")} - set(names):
+            (copy / name).unlink()
+        for name in filter(None, names):
+            if (root / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(root / name, copy / name)
+        yield copy
+
+
+def run(root: Path, tests: Sequence[str]) -> int:
+    """pytest's exit code for some tests of the program at `root`, in a process that has loaded the libraries."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(LIBRARIES)
+    process = forks.Process(target=_run_tests, args=(str(root), list(tests)))
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return process.exitcode
+
+
+def _run_tests(root: str, tests: list[str]) -> None:
+    os.setsid()  # what the tests start ends with them
+    os.chdir(root)
+    sys.dont_write_bytecode = True  # two mutants of one size within a second would have one cache
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("base", "tests")]:
+        del sys.modules[name]  # of the repository, not of the copy
+    sys.path[:] = [root, *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    sys.exit(pytest.main(["-x", "-n", "2" if tests == ["tests"] else "0", "-p", "no:cacheprovider", *tests]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
