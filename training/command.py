@@ -240,7 +240,7 @@ def require_files(name: str | None, config: Namespace) -> None:
             if root is not None and not Path(path).exists() and not root.exists():
                 raise UsageError(f"data.{split}: {path} does not exist")
     path = config.ckpt_path
-    if path is not None and path.endswith(".ckpt") and not Path(path).is_file():
+    if name is not None and path is not None and path.endswith(".ckpt") and not Path(path).is_file():
         raise UsageError(f"ckpt_path: {path} does not exist")
 
 
