@@ -11,11 +11,24 @@ from typing import Literal
 import imagecodecs
 import numpy as np
 import torch
+import torch.nn.functional as F
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
-from kornia.filters import get_gaussian_kernel2d
+from kornia.filters import gaussian_blur2d, get_gaussian_kernel2d
 from torch import Generator, Tensor
 
-from data.camera import CameraShake, Defocus, MeasuredKernels, Range, SixDegrees, between, check_ranges, convolve, cut
+from data.camera import (
+    CameraShake,
+    Defocus,
+    MeasuredKernels,
+    Range,
+    SixDegrees,
+    TiltedDefocus,
+    Together,
+    between,
+    check_ranges,
+    convolve,
+    cut,
+)
 
 
 class ObjectMotion:
@@ -100,7 +113,8 @@ class SyntheticBlur:
 
     The order is that of Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022: softening,
     inverse response to light, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and read
-    noise, response, JPEG. All random choices are made separately for each image.
+    noise, response; then what phones add: a sharpening halo and resampling; JPEG. All random choices are made separately
+    for each image.
 
     Args:
         camera: kinds of blur of the whole image; one of them is drawn for each image.
@@ -118,12 +132,14 @@ class SyntheticBlur:
             1 / (electrons of a full pixel); 0: off.
         read_noise: range of the standard deviation of the sensor's Gaussian noise, in light; 0: off.
         jpeg: range of the JPEG quality, 1 to 100, rounded; none: no JPEG.
-        clean: share of the images without noise and JPEG.
+        clean: share of the images without noise, halo, resampling and JPEG.
+        halo: range of the amount of an unsharp mask; 0: off.
+        resample: range of the share of its sides to which the image is resized and back; from 1 up: off.
     """
 
     def __init__(
         self,
-        camera: list[CameraShake | MeasuredKernels | SixDegrees | Defocus] | None = None,
+        camera: list[CameraShake | MeasuredKernels | SixDegrees | Defocus | TiltedDefocus | Together] | None = None,
         weights: list[float] | None = None,
         moving: ObjectMotion | None = None,
         soften: Softening | None = None,
@@ -135,8 +151,13 @@ class SyntheticBlur:
         read_noise: Range = (0.0, 0.0),
         jpeg: Range | None = None,
         clean: float = 0.0,
+        halo: Range = (0.0, 0.0),
+        resample: Range = (1.0, 1.0),
     ):
-        check_ranges("SyntheticBlur", saturation=saturation, shot_noise=shot_noise, read_noise=read_noise)
+        check_ranges("SyntheticBlur", saturation=saturation, shot_noise=shot_noise, read_noise=read_noise, halo=halo)
+        check_ranges("SyntheticBlur", resample=resample)
+        if not resample[0] > 0:
+            raise ValueError(f"SyntheticBlur's resample must be above 0, not {resample[0]}: from 1 up it is off.")
         _check_shares("SyntheticBlur", file_values=file_values, clean=clean)
         self.camera = camera or []
         self.weights = torch.tensor([1.0] * len(self.camera) if weights is None else weights)
@@ -152,7 +173,7 @@ class SyntheticBlur:
         self.moving, self.soften = moving, soften
         self.response, self.gamma, self.file_values = response, gamma, file_values
         self.saturation, self.shot_noise, self.read_noise = saturation, shot_noise, read_noise
-        self.jpeg, self.clean = jpeg, clean
+        self.jpeg, self.clean, self.halo, self.resample = jpeg, clean, halo, resample
         parts = [*self.camera, *([moving] if moving else [])]
         self.margin = max((part.margin for part in parts), default=0) + (soften.margin if soften else 0)
 
@@ -169,7 +190,7 @@ class SyntheticBlur:
     @property
     def has_kernels(self) -> bool:
         """Whether every image is blurred by a single kernel, which excludes SixDegrees and moving objects."""
-        return self.moving is None and not any(isinstance(part, SixDegrees) for part in self.camera)
+        return self.moving is None and all(hasattr(part, "kernel") for part in self.camera)
 
     def kernel(self, generator: Generator) -> Tensor:
         """The (K, K) kernel of sum 1, the point spread function of a blur that `has_kernels`."""
@@ -180,12 +201,12 @@ class SyntheticBlur:
 
     def uniform(self) -> "SyntheticBlur":
         """The same blur without the parts that have no single kernel; ValueError if none is left."""
-        kept = [at for at, part in enumerate(self.camera) if not isinstance(part, SixDegrees)]
+        kept = [at for at, part in enumerate(self.camera) if hasattr(part, "kernel")]
         if not kept:
             raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
         soften = self.soften and Softening([self.softens[at] for at in kept], self.soften.sigma)
         camera, weights = [self.camera[at] for at in kept], self.weights[kept].tolist()
-        sensor = self.saturation, self.shot_noise, self.read_noise, self.jpeg, self.clean
+        sensor = self.saturation, self.shot_noise, self.read_noise, self.jpeg, self.clean, self.halo, self.resample
         return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, self.gamma, *sensor)
 
     def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
@@ -228,6 +249,9 @@ class SyntheticBlur:
             scene = scene.clamp(0, 1)
             scene = add_noise(scene, shot, read, grain).clamp(0, 1) if noisy else scene
             blurry = from_light(scene, response, self.gamma)
+        if not clean:
+            phone = Generator().manual_seed(seed + 4)
+            blurry = shrink(sharpen(blurry, between(phone, self.halo)), between(phone, self.resample))
         if self.jpeg is not None and not clean:
             blurry = compress(blurry, round(self.jpeg[0] + (self.jpeg[1] - self.jpeg[0]) * quality))
         return blurry, ground_truth
@@ -262,6 +286,24 @@ def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> 
     """
     grain = torch.randn(light.shape, generator=generator).to(light)
     return light + grain * (shot * light + read**2).sqrt()
+
+
+def sharpen(image: Tensor, amount: float) -> Tensor:
+    """The unsharp mask of a phone's processing, with a Gaussian of one pixel, which leaves halos; (3, H, W)."""
+    if not amount:
+        return image
+    soft = gaussian_blur2d(image[None], (7, 7), (1.0, 1.0), "replicate")[0]
+    return (image + amount * (image - soft)).clamp(0, 1)
+
+
+def shrink(image: Tensor, share: float) -> Tensor:
+    """Resize a (3, H, W) image to this share of its sides and back, as a digital zoom or a messenger does."""
+    height, width = image.shape[-2:]
+    if share >= 1:
+        return image
+    small = max(1, round(share * height)), max(1, round(share * width))
+    smaller = F.interpolate(image[None], small, mode="bicubic", antialias=True)
+    return F.interpolate(smaller, (height, width), mode="bicubic")[0].clamp(0, 1)
 
 
 def compress(image: Tensor, quality: int) -> Tensor:

@@ -116,6 +116,53 @@ class Defocus:
         return convolve(light, self.kernel(generator), self.margin)
 
 
+class TiltedDefocus:
+    """The focus on a sheet that is not parallel to the sensor: the disc's radius changes linearly across the image.
+
+    Every pixel blends the two of LEVELS discs whose radii are nearest to its own.
+
+    Args:
+        radius: range from which the radii at the two opposite ends of the image are drawn, in pixels.
+    """
+
+    LEVELS = 5
+
+    def __init__(self, radius: Range = (0.0, 4.0)):
+        check_ranges("TiltedDefocus", radius=radius)
+        self.radius = radius
+        self.margin = math.ceil(radius[1] + 0.5)
+
+    def __call__(self, light: Tensor, generator: Generator) -> Tensor:
+        first, last = between(generator, self.radius), between(generator, self.radius)
+        angle = 2 * math.pi * torch.rand((), generator=generator).item()
+        height, width = (side - 2 * self.margin for side in light.shape[-2:])
+        x, y = torch.linspace(-1, 1, width, device=light.device), torch.linspace(-1, 1, height, device=light.device)
+        across = math.cos(angle) * x + math.sin(angle) * y[:, None]
+        place = (across / (abs(math.cos(angle)) + abs(math.sin(angle))) + 1) / 2 * (self.LEVELS - 1)  # 0 to LEVELS - 1
+        total = 0
+        for level in range(self.LEVELS):
+            radius = first + (last - first) * level / (self.LEVELS - 1)
+            total = total + (1 - (place - level).abs()).clamp_min(0) * convolve(light, disc(radius), self.margin)
+        return total
+
+
+class Together:
+    """Several kinds of blur of the same image, one after the other, such as defocus and shake.
+
+    Args:
+        parts: kinds of blur; convolutions do not depend on their order.
+    """
+
+    def __init__(self, parts: list[CameraShake | Defocus | TiltedDefocus]):
+        self.parts = parts
+        self.margin = sum(part.margin for part in parts)
+
+    def __call__(self, light: Tensor, generator: Generator) -> Tensor:
+        for part in self.parts:
+            light = part(light, generator)
+        return light
+
+
 class SixDegrees:
     """A hand-held camera that rotates and moves in all six degrees of freedom.
 

@@ -1,0 +1,370 @@
+"""Pages of text for tools.make_pages: what is printed on them, and how a camera sees the sheet."""
+
+import math
+import random
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from fontTools.ttLib import TTCollection, TTFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+SCALE = 2  # pages are drawn at twice their size, so that strokes fall between pixels as in a photograph
+DIGITS = string.digits + ".,:-/()%+"
+PRINTED = frozenset(map(chr, range(0x20, 0x530)))  # Latin, Greek and Cyrillic
+MONOSPACED = ("mono", "courier", "consol", "code", "ocr", "hack", "typewriter", "fixed")
+
+
+@dataclass(frozen=True)
+class Face:
+    """A font file: its family, and the characters that it has."""
+
+    file: Path
+    family: str
+    characters: frozenset[str]
+
+    @property
+    def monospaced(self) -> bool:
+        """Whether the family's name says so."""
+        return any(part in self.family.lower() for part in MONOSPACED)
+
+    def covers(self, text: str | set[str]) -> bool:
+        """Whether no character would be printed as a box."""
+        return self.characters.issuperset(text)
+
+
+def read_face(file: Path, families: set[str] | None = None) -> Face | None:
+    """Read a font file's family and characters; None if it is of another family than `families`.
+
+    Raises ValueError, naming the file, if it cannot be read.
+    """
+    try:
+        family = ImageFont.truetype(str(file)).getname()[0]
+        if families is not None and family not in families:
+            return None
+        with open(file, "rb") as stream:
+            font = TTCollection(stream).fonts[0] if file.suffix.lower() == ".ttc" else TTFont(stream, lazy=True)
+            drawn = frozenset(chr(code) for code, glyph in font.getBestCmap().items() if glyph != ".notdef")
+        return Face(file, family, drawn & PRINTED)
+    except Exception as error:  # fontTools raises what its parsers happen to raise
+        raise ValueError(f"{file} is a font that cannot be read: remove it, or name other folders.") from error
+
+
+class Page:
+    """A sheet that is being printed: draws text and remembers it in the order in which it is read.
+
+    Args:
+        side: of the square page in pixels; all other lengths are in these pixels, too.
+        rng: all random choices.
+        faces: fonts, all of which have the characters of `words`.
+        words: of one language.
+        photos: image files to print between the text; may be empty.
+    """
+
+    def __init__(self, side: int, rng: random.Random, faces: list[Face], words: list[str], photos: list[Path]):
+        self.side, self.rng, self.faces, self.words, self.photos = side, rng, faces, words, photos
+        dark = rng.random() < 0.12
+        paper, ink = [rng.randint(228, 255)] * 3, [rng.randint(0, 45)] * 3
+        if rng.random() < 0.6:
+            paper = [min(255, value + rng.randint(-28, 6)) for value in paper]
+        if rng.random() < 0.25:
+            ink = [rng.randint(0, 120) for _ in range(3)]
+        self.paper, self.ink = (ink, paper) if dark else (paper, ink)
+        self.image = Image.new("RGB", (side * SCALE, side * SCALE), tuple(self.paper))
+        self.draw = ImageDraw.Draw(self.image)
+        self.lines: list[str] = []
+        self.face = rng.choice(faces)
+
+    def font(self, size: float, face: Face | None = None) -> ImageFont.FreeTypeFont:
+        """The page's font, or another, at a size in pixels."""
+        return ImageFont.truetype(str((face or self.face).file), round(size * SCALE))
+
+    def body_size(self) -> float:
+        """A font size of running text; its x-height is about half: 6 px and more."""
+        return 12.0 * (34 / 12) ** (self.rng.random() ** 1.3)
+
+    def width(self, text: str, font: ImageFont.FreeTypeFont) -> float:
+        """The width of a line in pixels."""
+        return font.getlength(text) / SCALE
+
+    def put(self, x: float, y: float, text: str, font: ImageFont.FreeTypeFont, ink=None, read: bool = True) -> None:
+        """Print a line with its top left corner at (x, y)."""
+        self.draw.text((x * SCALE, y * SCALE), text, tuple(ink or self.ink), font)
+        if read:
+            self.lines.append(text)
+
+    def rule(self, *ends: float, width: float = 1.0) -> None:
+        """Print a line from (x, y) to (x, y)."""
+        self.draw.line([end * SCALE for end in ends], tuple(self.ink), max(1, round(width * SCALE)))
+
+    def box(self, *corners: float, colour: list[int]) -> None:
+        """Print a filled rectangle from (left, top) to (right, bottom)."""
+        self.draw.rectangle([corner * SCALE for corner in corners], tuple(colour))
+
+    def word(self) -> str:
+        """A random word or, sometimes, a number, a date, a price or an address."""
+        if self.rng.random() < 0.08:
+            return self.number()
+        return self.rng.choice(self.words)
+
+    def number(self) -> str:
+        """A made-up number as it is found on paper."""
+        r = self.rng
+        return r.choice(
+            [
+                f"{r.randint(1, 28)}.{r.randint(1, 12)}.{r.randint(1950, 2030)}",
+                f"{r.randint(0, 23):02}:{r.randint(0, 59):02}",
+                f"{r.randint(0, 999)}.{r.randint(0, 99):02}",
+                f"{r.randint(1, 99)},{r.randint(0, 999):03}",
+                f"{r.randint(0, 100)}%",
+                f"({r.randint(100, 999)}) {r.randint(1000, 9999)}-{r.randint(100, 999)}",
+                str(r.randint(0, 10**6)),
+            ]
+        )
+
+    def sentences(self, count: int) -> Iterator[str]:
+        """That many words with capitals and punctuation."""
+        start = True
+        for at in range(count):
+            word = self.word()
+            word = word[:1].upper() + word[1:] if start else word
+            start = at + 1 == count or self.rng.random() < 0.09
+            yield word + ("." if start else "," if self.rng.random() < 0.07 else "")
+
+    def paragraph(self, x: float, y: float, width: float, bottom: float, size: float, words: int) -> float:
+        """Print a paragraph that ends above `bottom`, and return the height below it."""
+        font, step = self.font(size), size * self.rng.uniform(1.15, 1.5)
+        justified, line = self.rng.random() < 0.4, []
+        for word in [*self.sentences(words), None]:
+            longer = [*line, word] if word else line
+            if line and (word is None or self.width(" ".join(longer), font) > width):
+                if y + step > bottom:
+                    return bottom
+                gap = (width - sum(self.width(one, font) for one in line)) / max(1, len(line) - 1)
+                if justified and word and gap < size:
+                    left = x
+                    for one in line:
+                        self.put(left, y, one, font, read=False)
+                        left += self.width(one, font) + gap
+                    self.lines.append(" ".join(line))
+                else:
+                    self.put(x, y, " ".join(line), font)
+                y, longer = y + step, [word]
+            line = longer
+        return y + size * self.rng.uniform(0.2, 0.9)
+
+    def picture(self, x: float, y: float, width: float, height: float) -> None:
+        """Print a photograph, or a bar code where there are none."""
+        if self.photos and self.rng.random() < 0.6:
+            photo = Image.open(self.rng.choice(self.photos)).convert("RGB")
+            self.image.paste(photo.resize((round(width * SCALE), round(height * SCALE))), (round(x * SCALE), round(y * SCALE)))
+        elif self.rng.random() < 0.5:
+            left = x
+            while left < x + width:
+                bar = self.rng.choice([1, 1, 2, 3]) * max(1.0, width / 160)
+                self.box(left, y, min(left + bar, x + width), y + height, colour=self.ink)
+                left += bar + self.rng.choice([1, 1, 2, 3]) * max(1.0, width / 160)
+        else:
+            cell = min(width, height) / 25
+            for row in range(25):
+                for column in range(25):
+                    if self.rng.random() < 0.5:
+                        left, top = x + column * cell, y + row * cell
+                        self.box(left, top, left + cell, top + cell, colour=self.ink)
+
+    def stamp(self) -> None:
+        """Print a slanted stamp somewhere over the page; it is not part of the text."""
+        r, size = self.rng, self.rng.uniform(20, 44)
+        font, word = self.font(size, r.choice(self.faces)), r.choice(self.words).upper()
+        word = word if self.face.covers(word) else r.choice(self.words)
+        layer = Image.new("L", (round(font.getlength(word)) + 40, round(size * SCALE * 1.6)), 0)
+        ImageDraw.Draw(layer).text((20, 4), word, 170, font)
+        ImageDraw.Draw(layer).rectangle([2, 2, layer.width - 3, layer.height - 3], outline=170, width=4)
+        layer = layer.rotate(r.uniform(-30, 30), Image.Resampling.BICUBIC, expand=True)
+        place = tuple(r.randint(0, max(1, self.side * SCALE - extent)) for extent in layer.size)
+        colour = r.choice([(190, 20, 30), (20, 40, 160), (30, 110, 50)])
+        self.image.paste(Image.new("RGB", layer.size, colour), place, layer)
+
+
+def book(page: Page) -> None:
+    """One or two columns of paragraphs, with headings and pictures."""
+    r, margin, size = page.rng, page.rng.uniform(30, 80), page.body_size()
+    columns = 1 if size > 20 else r.choice([1, 1, 2])
+    width = (page.side - 2 * margin - 30 * (columns - 1)) / columns
+    for column in range(columns):
+        x, y, bottom = margin + column * (width + 30), margin, page.side - margin
+        while y < bottom - 2 * size:
+            if r.random() < 0.2:
+                heading = size * r.uniform(1.2, 2.2)
+                y = page.paragraph(x, y, width, bottom, heading, r.randint(1, 4))
+            if r.random() < 0.15 and y < bottom - 200:
+                page.picture(x, y, width, 150)
+                y += 150 + size
+            y = page.paragraph(x, y, width, bottom, size, r.randint(15, 90))
+
+
+def letter(page: Page) -> None:
+    """Address, date, a few paragraphs and a name."""
+    r, margin, size = page.rng, page.rng.uniform(50, 110), page.body_size()
+    width, y = page.side - 2 * margin, margin
+    for _ in range(r.randint(3, 5)):
+        y = page.paragraph(margin, y, width, page.side, size, r.randint(2, 3)) - 0.2 * size
+    page.put(margin, y + size, page.number(), page.font(size))
+    y += 3 * size
+    while y < page.side - margin - 6 * size:
+        y = page.paragraph(margin, y, width, page.side - margin - 4 * size, size, r.randint(20, 70)) + 0.5 * size
+    page.put(margin, page.side - margin - 2 * size, " ".join(r.choices(page.words, k=2)), page.font(1.3 * size))
+
+
+def form(page: Page) -> None:
+    """Labels, each with a value on a line or in a box."""
+    r, margin, size = page.rng, page.rng.uniform(30, 70), page.body_size()
+    hand = page.font(1.1 * size, r.choice(page.faces))
+    y = page.paragraph(margin, margin, page.side - 2 * margin, page.side, 1.7 * size, 3) + size
+    while y < page.side - margin - 2 * size:
+        label, value = " ".join(r.choices(page.words, k=r.randint(1, 2))) + ":", page.word()
+        x = margin + max(0.35 * page.side, page.width(label, page.font(size)) + size)
+        page.put(margin, y, label, page.font(size), read=False)
+        page.put(x, y, value, hand, read=False)
+        page.lines.append(f"{label} {value}")
+        page.rule(x, y + 1.4 * size, page.side - margin, y + 1.4 * size, width=r.choice([0.5, 1, 2]))
+        y += 2.1 * size
+
+
+def table(page: Page) -> None:
+    """Rows and columns with rules."""
+    r, margin, size = page.rng, page.rng.uniform(25, 60), min(page.body_size(), 26)
+    columns, step = r.randint(3, 5), size * r.uniform(1.5, 2)
+    width, font, ruled = (page.side - 2 * margin) / columns, page.font(size), r.random() < 0.7
+    y = page.paragraph(margin, margin, page.side - 2 * margin, page.side, 1.6 * size, 4) + size
+    while y < page.side - margin - step:
+        cells = [page.word() if column == 0 else page.number() for column in range(columns)]
+        cells = [cell if page.width(cell, font) < width - 8 else cell[:6] for cell in cells]
+        for column, cell in enumerate(cells):
+            page.put(margin + column * width + 4, y, cell, font, read=False)
+            if ruled:
+                page.rule(margin + column * width, y - 3, margin + column * width, y + step - 3, width=r.choice([0.5, 1]))
+        page.lines.append(" ".join(cells))
+        page.rule(margin, y - 3, page.side - margin, y - 3, width=0.7)
+        y += step
+
+
+def receipt(page: Page) -> None:
+    """A narrow strip: shop, goods with prices at the right, sum, bar code."""
+    r, size = page.rng, page.rng.uniform(13, 26)
+    page.face = r.choice([face for face in page.faces if face.monospaced] or page.faces)
+    font, width = page.font(size), min(page.side - 40, size * r.uniform(20, 28))
+    left, y, step = (page.side - width) / 2, 30.0, size * r.uniform(1.15, 1.5)
+    page.box(0, 0, left - 15, page.side, colour=[r.randint(60, 180)] * 3)
+    page.box(left + width + 15, 0, page.side, page.side, colour=[r.randint(60, 180)] * 3)
+    for _ in range(r.randint(2, 4)):
+        text = " ".join(r.choices(page.words, k=2))[: int(width / size)]
+        page.put(left + (width - page.width(text, font)) / 2, y, text, font)
+        y += step
+    while y < page.side - 220:
+        price, goods = f"{r.randint(0, 99)}.{r.randint(0, 99):02}", page.word()[:14]
+        page.put(left, y, goods, font, read=False)
+        page.put(left + width - page.width(price, font), y, price, font, read=False)
+        page.lines.append(f"{goods} {price}")
+        y += step
+    page.rule(left, y + 4, left + width, y + 4)
+    page.put(left, y + 12, page.number(), page.font(1.5 * size))
+    page.picture(left, y + 30 + 2 * size, width, 90)
+
+
+def code(page: Page) -> None:
+    """Lines of a program, indented."""
+    r, size = page.rng, page.rng.uniform(13, 26)
+    page.face = r.choice([face for face in page.faces if face.monospaced] or page.faces)
+    font, y, depth = page.font(size), 24.0, 0
+    colours = [page.ink, page.ink, [min(255, value + 60) for value in page.ink]]
+    while y < page.side - 2 * size:
+        a, b, c = r.choices(page.words, k=3)
+        text = r.choice([f"{a} = {b}({c})", f"if {a}.{b}:", f"for {a} in {b}:", f"return {a} + {r.randint(0, 99)}", f"# {a} {b} {c}"])
+        if page.face.covers(text):
+            page.put(20 + depth * 2 * size, y, text, font, r.choice(colours))
+            y += 1.35 * size
+        depth = min(depth + 1, 4) if text.endswith(":") else max(0, depth - r.randint(0, 1))
+
+
+def sign(page: Page) -> None:
+    """A few large words in the middle of coloured panels."""
+    r, y = page.rng, page.rng.uniform(20, 60)
+    while y < page.side - 60:
+        size = r.uniform(28, 150)
+        page.face = r.choice(page.faces)
+        text = r.choice(page.words)
+        text = text.upper() if r.random() < 0.4 and page.face.covers(text.upper()) else text
+        size = min(size, size * 0.94 * page.side / max(1.0, page.width(text, page.font(size))))
+        if y + 1.4 * size > page.side:
+            return
+        colours = r.sample([[r.randint(180, 255) for _ in range(3)], [r.randint(0, 110) for _ in range(3)]], 2)
+        page.box(0, y, page.side, y + 1.35 * size, colour=colours[0])
+        page.put((page.side - page.width(text, page.font(size))) / 2, y + 0.08 * size, text, page.font(size), colours[1])
+        y += 1.35 * size + r.uniform(0, 30)
+
+
+def screen(page: Page) -> None:
+    """A window with a title, entries beside it and text."""
+    r, size = page.rng, page.rng.uniform(12, 22)
+    bar = [min(255, max(0, value + r.choice([-60, 60]))) for value in page.paper]
+    page.box(0, 0, page.side, 2.4 * size, colour=bar)
+    page.put(16, 0.5 * size, " ".join(r.choices(page.words, k=3)), page.font(size))
+    left, y = r.uniform(150, 300), 3.4 * size
+    page.box(0, 2.4 * size, left, page.side, colour=[(a + 3 * b) // 4 for a, b in zip(bar, page.paper, strict=True)])
+    while y < page.side - 2 * size:
+        text = page.word()
+        if page.width(text, page.font(size)) < left - 24:
+            page.put(12, y, text, page.font(size))
+        y += 1.9 * size
+    y = 3.4 * size
+    while y < page.side - 3 * size:
+        y = page.paragraph(left + 20, y, page.side - left - 40, page.side - 20, size, r.randint(8, 50)) + size
+
+
+KINDS: dict[str, Callable[[Page], None]] = {
+    kind.__name__: kind for kind in (book, letter, form, table, receipt, code, sign, screen)
+}
+
+
+def photograph(page: Page, screen_like: bool) -> Image.Image:
+    """The sheet as a camera sees it in focus: light, shadow, paper, the back of the sheet, a screen's moiré, tilt."""
+    r, side = page.rng, page.side
+    sheet = page.image
+    if r.random() < 0.15:  # the print on the other side
+        back = sheet.transpose(Image.Transpose.FLIP_LEFT_RIGHT).filter(ImageFilter.GaussianBlur(2 * SCALE))
+        sheet = Image.blend(sheet, back, r.uniform(0.04, 0.14))
+    if r.random() < 0.6:
+        tilt = 0.04 * side * SCALE
+        corners = [(x + r.uniform(0, tilt) * (1 if x == 0 else -1), y + r.uniform(0, tilt) * (1 if y == 0 else -1))
+                   for x, y in ((0, 0), (0, sheet.height), (sheet.width, sheet.height), (sheet.width, 0))]
+        sheet = sheet.transform(sheet.size, Image.Transform.PERSPECTIVE, perspective(corners, *sheet.size), Image.Resampling.BICUBIC)
+    sheet = sheet.resize((side, side), r.choice([Image.Resampling.LANCZOS, Image.Resampling.HAMMING, Image.Resampling.BOX]))
+    values = np.asarray(sheet, dtype=np.float32) / 255
+    noise = np.random.default_rng(r.getrandbits(32))
+    y, x = np.mgrid[0:1:side * 1j, 0:1:side * 1j].astype(np.float32)
+    angle, strength = r.uniform(0, 2 * math.pi), r.uniform(0, 0.4) ** 1.5
+    light = 1 - strength * (0.5 + 0.5 * np.tanh(math.cos(angle) * (x - 0.5) * 2 + math.sin(angle) * (y - 0.5) * 2))
+    if r.random() < 0.3:  # a shadow's edge
+        edge = (math.cos(angle) * (x - r.random()) + math.sin(angle) * (y - r.random())) / r.uniform(0.01, 0.2)
+        light *= 1 - r.uniform(0.1, 0.5) / (1 + np.exp(-np.clip(edge, -30, 30)))
+    if r.random() < 0.5:  # uneven paper
+        coarse = Image.fromarray(noise.normal(0, 1, (side // r.randint(2, 64) + 2,) * 2).astype(np.float32))
+        light *= 1 + r.uniform(0, 0.02) * np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC))
+    if screen_like and r.random() < 0.5:
+        waves = np.sin(x * r.uniform(40, 400) + y * r.uniform(-60, 60)) * np.sin(y * r.uniform(40, 400))
+        light *= 1 + r.uniform(0, 0.06) * waves
+    tint = np.array([r.uniform(0.93, 1), r.uniform(0.95, 1), r.uniform(0.88, 1)], dtype=np.float32)
+    values = np.clip(values * light[..., None] * tint, 0, 1)
+    return Image.fromarray((values * 255 + 0.5).astype(np.uint8))
+
+
+def perspective(corners: list[tuple[float, float]], width: int, height: int) -> list[float]:
+    """Pillow's eight coefficients that map an image's corners (from the top left, counter-clockwise) to `corners`."""
+    rows, right = [], []
+    for (u, v), (x, y) in zip(corners, ((0, 0), (0, height), (width, height), (width, 0)), strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        right += [u, v]
+    return np.linalg.solve(np.array(rows, float), np.array(right, float)).tolist()
