@@ -337,10 +337,16 @@ def photograph(page: Page, screen_like: bool) -> Image.Image:
         back = sheet.transpose(Image.Transpose.FLIP_LEFT_RIGHT).filter(ImageFilter.GaussianBlur(2 * SCALE))
         sheet = Image.blend(sheet, back, r.uniform(0.04, 0.14))
     if r.random() < 0.6:
-        tilt = 0.04 * side * SCALE
-        corners = [(x + r.uniform(0, tilt) * (1 if x == 0 else -1), y + r.uniform(0, tilt) * (1 if y == 0 else -1))
-                   for x, y in ((0, 0), (0, sheet.height), (sheet.width, sheet.height), (sheet.width, 0))]
-        sheet = sheet.transform(sheet.size, Image.Transform.PERSPECTIVE, perspective(corners, *sheet.size), Image.Resampling.BICUBIC)
+        width, height = sheet.size
+        corners = [(x + r.gauss(0, 0.008) * width, y + r.gauss(0, 0.008) * height)
+                   for x, y in ((0, 0), (0, height), (width, height), (width, 0))]
+        sheet = sheet.transform(
+            sheet.size,
+            Image.Transform.PERSPECTIVE,
+            perspective(corners, *sheet.size),
+            Image.Resampling.BICUBIC,
+            fillcolor=tuple(page.paper),
+        )
     sheet = sheet.resize((side, side), r.choice([Image.Resampling.LANCZOS, Image.Resampling.HAMMING, Image.Resampling.BOX]))
     values = np.asarray(sheet, dtype=np.float32) / 255
     noise = np.random.default_rng(r.getrandbits(32))
