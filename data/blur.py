@@ -113,8 +113,8 @@ class SyntheticBlur:
 
     The order is that of Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022: softening,
     inverse response to light, saturated highlights, one of the `camera` parts, a moving object, clipping, shot and read
-    noise, response; then what phones add: a sharpening halo and resampling; JPEG. All random choices are made separately
-    for each image.
+    noise, response; then what phones add, a sharpening halo and resampling; JPEG. All random choices are made
+    separately for each image.
 
     Args:
         camera: kinds of blur of the whole image; one of them is drawn for each image.

@@ -125,7 +125,7 @@ def from_ckpt(path: Path, weights: Weights = "ema", classes: Classes = ()) -> De
             raise CheckpointError(f"checkpoint {path} has no raw weights beside its only ones: omit --weights")
         state = checkpoint["current_model_state"]
         if state.get("residual_steps", 0) > 0:  # measured during training, so raw and averaged values differ
-            description = description | {"residual_scale": state["residual_square"].sqrt().item()}
+            description = description | {"residual_scale": state["residual_square"].sqrt().flatten().tolist()}
     known = known_networks(classes)
     found: dict[str, nn.Module] = {}
     for part in PARTS:
@@ -182,7 +182,8 @@ def describe(pipeline: DeblurPipeline) -> dict:
 
 def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
     betas, residual_scale = values.get("betas"), values.get("residual_scale")
-    if not betas or not isinstance(residual_scale, int | float):
+    numbers = residual_scale if isinstance(residual_scale, list) else [residual_scale]
+    if not betas or len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
         raise CheckpointError(f"{what} lacks the training schedule's betas or the residual scale")
     kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
@@ -190,9 +191,8 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     if values.get("flow") is not None:  # older versions trained these, too
         raise CheckpointError(f"{what} was trained as a consistency flow, which is no longer sampled: give another")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    return DeblurPipeline(
-        found["predictor"], found.get("denoiser"), scheduler, residual_scale, values.get("presets"), kind
-    )
+    c = numbers if len(numbers) > 1 else numbers[0]
+    return DeblurPipeline(found["predictor"], found.get("denoiser"), scheduler, c, values.get("presets"), kind)
 
 
 def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:

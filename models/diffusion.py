@@ -14,21 +14,46 @@ from torch import Tensor
 ScaleKind = Literal["global", "local", "learned"]
 FLOOR = 0.005  # least value of the maps below, in [-1, 1]: two thirds of an 8-bit level, so that r_0 stays finite
 
+# Orthonormal: luma, and two of chroma. What is missing is nearly grey, and in RGB a sampler does not know it: it draws
+# three channels as if they were independent, which looks like coloured grain.
+AXES = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
+AXES /= AXES.norm(dim=1, keepdim=True)
+ResidualColours = Literal["rgb", "luma_chroma"]
+
 PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
 
 
-def residual(sharp: Tensor, x_init: Tensor, residual_scale: Tensor | float) -> Tensor:
+def residual(sharp: Tensor, x_init: Tensor | float, s: Tensor | float) -> Tensor:
     """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
 
-    No other code computes a residual. Inputs (N, 3, H, W) in [-1, 1]; s is a number, or a map (N, 1, H, W).
+    With a scale for each of the AXES, r_0 has the difference along these, one a channel. No other code computes a
+    residual.
+
+    Args:
+        sharp, x_init: (N, 3, H, W) in [-1, 1].
+        s: a number or a map (N, 1, H, W); or a map (N, 3, H, W), a scale for each of the AXES.
     """
-    return (sharp - x_init) / residual_scale
+    difference = sharp - x_init
+    return (torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) if along_axes(s) else difference) / s
 
 
-def add_residual(x_init: Tensor, r_0: Tensor, residual_scale: Tensor | float) -> Tensor:
+def add_residual(x_init: Tensor | float, r_0: Tensor, s: Tensor | float) -> Tensor:
     """x = x_init + s r_0, the inverse of `residual`. No other code adds a residual back."""
-    return x_init + residual_scale * r_0
+    difference = s * r_0
+    return x_init + (torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference) if along_axes(s) else difference)
+
+
+def clip_residual(r_0: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
+    """The r_0 nearest to this one with which x_init + s r_0 is in [-1, 1]."""
+    if along_axes(s):
+        return residual(add_residual(x_init, r_0, s).clamp(-1, 1), x_init, s)
+    return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))
+
+
+def along_axes(s: Tensor | float) -> bool:
+    """Whether a scale has a channel for each of the AXES."""
+    return isinstance(s, Tensor) and s.ndim == 4 and s.shape[1] == 3
 
 
 def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ python -m models.export runs/longer DIR --average_with runs/demo,runs/long
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,7 +98,8 @@ def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> Non
     for part, network in networks(pipelines[0]).items():
         states = [getattr(one, part).state_dict() for one in pipelines]
         network.load_state_dict({key: _mean([state[key] for state in states]) for key in states[0]})
-    pipelines[0].register_to_config(residual_scale=mean(one.config.residual_scale for one in pipelines))
+    scales = np.mean([one.config.residual_scale for one in pipelines], axis=0)
+    pipelines[0].register_to_config(residual_scale=scales.tolist())
 
 
 def _mean(values: list[Tensor]) -> Tensor:

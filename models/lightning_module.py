@@ -20,6 +20,7 @@ from models.checkpoints import describe
 from models.classes import require_network
 from models.devices import require_compiler
 from models.diffusion import (
+    ResidualColours,
     ScaleKind,
     add_noise,
     add_residual,
@@ -199,6 +200,7 @@ class PredictAndRefine(Predict):
         scale_kind: how m in the residual's scale s(p) = c m(p) is computed: global (m = 1, the paper's), local (from
             how much the predictor changed) or learned (the predictor's size head); see
             `models.diffusion.residual_size`.
+        residual_colours: rgb, or luma_chroma: r_0 along `models.diffusion.AXES`, each with its own c.
         residual_scale: c. None: the standard deviation of (x - x_init) / m, measured during training as a running mean
             of its square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         validation: how validation and test sample.
@@ -218,6 +220,7 @@ class PredictAndRefine(Predict):
         predictor_training: Literal["joint", "detached", "frozen"] = "detached",
         residual_scale: float | None = None,
         scale_kind: ScaleKind = "global",
+        residual_colours: ResidualColours = "rgb",
         refiner_perceptual: Callable | None = None,
         perceptual_ramp: tuple[int, int] = (0, 0),
         perceptual_sigma: float = 0.0,
@@ -228,6 +231,8 @@ class PredictAndRefine(Predict):
     ):
         if scale_kind == "learned" and not predictor.config.get("size_head"):
             raise ValueError("scale_kind learned needs a predictor with size_head: true")
+        if residual_colours == "luma_chroma" and residual_scale is not None:
+            raise ValueError("residual_scale must be null with residual_colours luma_chroma: three scales are measured")
         if noises < 1:
             raise ValueError(f"noises must be at least 1, got {noises}")
         if perceptual is not None and (predictor_training == "frozen" or predictor_weight == 0):
@@ -246,7 +251,8 @@ class PredictAndRefine(Predict):
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
         # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
-        self.register_buffer("residual_square", torch.tensor(1.0))
+        shape = () if residual_colours == "rgb" else (3, 1, 1)
+        self.register_buffer("residual_square", torch.ones(shape))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
             copy_weights(init_from, predictor=predictor, denoiser=denoiser)
@@ -260,7 +266,9 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, float(self.scale()), None, self.scale_kind)
+        scale = self.scale()
+        scale = scale.flatten().tolist() if isinstance(scale, Tensor) and scale.ndim else float(scale)
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=self.scale_kind)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -269,6 +277,7 @@ class PredictAndRefine(Predict):
             "predictor_training": self.predictor_training,
             "scale": "measured" if self.residual_scale is None else self.residual_scale,
             "scale_kind": self.scale_kind,
+            "residual_colours": "luma_chroma" if self.residual_square.ndim else "rgb",
             "refiner_perceptual": None if self.refiner_perceptual is None else repr(self.refiner_perceptual),
         }
 
@@ -282,7 +291,8 @@ class PredictAndRefine(Predict):
         losses = self.objective.losses(output, crops.r_0, eps, alpha_bar, self.denoiser.prediction_type)
         denoiser_loss = losses.mean() + self._perceptual_term(crops, output, r_t, alpha_bar)
         loss = denoiser_loss + self.predictor_weight * predictor_loss
-        self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": self.scale()})
+        scale = torch.as_tensor(self.scale()).mean()
+        self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
@@ -297,7 +307,8 @@ class PredictAndRefine(Predict):
         size = residual_size(self.scale_kind, prediction.detach(), blurry)
         x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
         if self.residual_scale is None:
-            self._measure_residual(residual(sharp, fixed, size))
+            unit = torch.ones_like(self.residual_square)  # a scale of three channels for luma and chroma
+            self._measure_residual(residual(sharp, fixed, unit * size))
         s = self.scale() * size
         r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)
         crops = Crops(blurry, sharp, fixed, s, r_0)
@@ -337,11 +348,12 @@ class PredictAndRefine(Predict):
         super().on_save_checkpoint(checkpoint)
         if self.residual_scale is None:
             # The averaging callback has already replaced the raw weights by the averages.
-            scale = checkpoint["state_dict"]["residual_square"].sqrt().item()
-            checkpoint["pipeline"]["residual_scale"] = scale
+            scale = checkpoint["state_dict"]["residual_square"].sqrt()
+            checkpoint["pipeline"]["residual_scale"] = scale.flatten().tolist() if scale.ndim else scale.item()
 
     @torch.no_grad()
     def _measure_residual(self, missed: Tensor) -> None:
-        square = self.trainer.strategy.reduce(missed.square().mean(), reduce_op="mean")
+        square = missed.square().mean((0, 2, 3), keepdim=True)[0]
+        square = self.trainer.strategy.reduce(square if self.residual_square.ndim else square.mean(), reduce_op="mean")
         self.residual_steps += 1
         self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))

@@ -75,7 +75,8 @@ class DeblurPipeline(ConfigMixin):
         denoiser: f; None for a predictor alone.
         scheduler: the noise schedule of training. Each call builds the scheduler for its own settings.
         residual_scale: c, standard deviation of (x - x_init) / m on the training data; 1 for the paper's unscaled
-            residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`.
+            residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`. Three numbers:
+            one for each of `models.diffusion.AXES`, along which r_0 is then expressed.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
 
@@ -90,12 +91,13 @@ class DeblurPipeline(ConfigMixin):
         predictor: nn.Module,
         denoiser: nn.Module | None,
         scheduler: DDPMScheduler,
-        residual_scale: float = 1.0,
+        residual_scale: float | Sequence[float] = 1.0,
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
-        self.register_to_config(residual_scale=float(residual_scale), presets=presets or {}, scale_kind=scale_kind)
+        c = [float(one) for one in residual_scale] if isinstance(residual_scale, Sequence) else float(residual_scale)
+        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
@@ -325,13 +327,14 @@ class DeblurPipeline(ConfigMixin):
         return tiling
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
-        """s(p) (N, 1, H, W), from blurry images in [0, 1]."""
+        """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""
         kind, known = self.config.scale_kind, prediction.x_init
         if kind == "local":
             blurry = to_network(blurry.float())
         elif kind == "learned":  # which uses the fourth channel alone
             known = prediction.log_size.expand(-1, 4, -1, -1)
-        return self.config.residual_scale * residual_size(kind, known, blurry)
+        size = residual_size(kind, known, blurry)
+        return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
 
 
 def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from base.seeds import noise_seed
-from models.diffusion import estimate_r_0, residual
+from models.diffusion import clip_residual, estimate_r_0
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
 from models.settings import SamplingSettings
 
@@ -115,7 +115,7 @@ class Denoise:
         denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
         tiling: calls a function on images (N, C, H, W), as `models.tiling.Tiling` does.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
-        s: (N, 1, H, W).
+        s: (N, 1, H, W) or, for r_0 in luma and chroma, (N, 3, H, W).
     """
 
     denoiser: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -127,11 +127,11 @@ class Denoise:
     def __call__(self, r_t: Tensor, alpha_bar: float) -> Tensor:
         """The estimate (N, 3, H, W) of r_0 from r_t at one noise level."""
         # The level is an image without memory of its own, which is tiled like the others.
-        level = torch.tensor(alpha_bar, device=r_t.device, dtype=r_t.dtype).expand_as(self.s)
+        level = torch.tensor(alpha_bar, device=r_t.device, dtype=r_t.dtype).expand_as(self.s[:, :1])
         return self.tiling(self._estimate, [r_t, self.blurry, self.x_init, level, self.s])
 
     def _estimate(self, r_t: Tensor, blurry: Tensor, x_init: Tensor, level: Tensor, s: Tensor) -> Tensor:
         alpha_bar = level[:, 0, 0, 0]
         output = self.denoiser(r_t, blurry, alpha_bar, x_init, s)
         r_0 = estimate_r_0(output, r_t, alpha_bar, self.denoiser.prediction_type)
-        return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))
+        return clip_residual(r_0, x_init, s)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.diffusion import PREDICTION_TYPES, PredictionType
+from models.diffusion import PREDICTION_TYPES, PredictionType, residual
 from models.heads import Predictor, SizeHead
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 from models.unet import NoiseLevelEmbedding, PixelNorm
@@ -230,12 +230,12 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
     def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
         """As `models.unet.Denoiser.forward`: noisy residual, blurry image and prediction (N, 3, H, W), alpha_bar (N,).
 
-        Also takes the residual's scale s (N, 1, H, W).
+        Also takes the residual's scale s (N, 1, H, W), or (N, 3, H, W) as in `models.diffusion.residual`.
         """
         embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
         out = self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
-        return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * details(x_init) / s
+        return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * residual(details(x_init), 0.0, s)
 
 
 def details(image: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from data import search
+from tools.page_kinds import KINDS
 from tools.resumable import resumable
-from tools.typesetting import DIGITS, KINDS, Face, Page, photograph, read_face
+from tools.typesetting import DIGITS, Face, Page, photograph, read_face
 
 FONTS = {".ttf", ".otf", ".ttc"}
 VOCABULARY = 20_000  # words drawn from a list: some have a million
@@ -131,7 +132,15 @@ def make(
     printed = [] if photos is None else search.find(Path(photos))
     with resumable(folder, "pages.json", facts) as part:
         (part / "text").mkdir(exist_ok=True)
-        work = partial(make_page, folder=part, languages=languages, photos=printed, kinds=kinds or list(KINDS), size=size, seed=seed)
+        work = partial(
+            make_page,
+            folder=part,
+            languages=languages,
+            photos=printed,
+            kinds=kinds or list(KINDS),
+            size=size,
+            seed=seed,
+        )
         with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
             for _ in tqdm(pool.map(work, names, chunksize=4), total=count, unit="page", dynamic_ncols=True):
                 pass
