@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.ndimage
 import torch
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from PIL import Image
@@ -30,7 +31,8 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
     still = [CameraShake(length=(0, 0)), SixDegrees(length=(0, 0)), Defocus(radius=(0, 0))]
     for camera in ([], still):
         moving = ObjectMotion(probability=1, length=(0, 0)) if camera else None
-        blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **values)
+        phone = {"halo": (1, 1), "resample": (0.5, 0.5)}
+        blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **phone, **values)
         blurry, truth = blur(images, generators(4))
         assert torch.equal(blurry, cut(images, blur.margin)) and torch.equal(truth, blurry)
     full = SyntheticBlur([CameraShake((3, 9))], saturation=(1, 1), read_noise=(0.1, 0.1), jpeg=(50, 50), **values)
@@ -58,6 +60,8 @@ def everything():
         read_noise=(0, 0.01),
         jpeg=(60, 90),
         clean=0.5,
+        halo=(0, 1),
+        resample=(0.5, 2),
     )
 
 
@@ -195,6 +199,27 @@ def test_kinds_of_blur_are_drawn_by_weight(images):
     assert 70 < changed(*SyntheticBlur(parts, weights=[1.0, 3.0])(many, generators(400))).sum() < 130
 
 
+def test_a_halo_is_an_unsharp_mask(images):
+    plain, halo = SyntheticBlur(), SyntheticBlur(halo=(0.7, 0.7))
+    (before, _), (after, truth) = (blur(images, generators(4)) for blur in (plain, halo))
+    soft = torch.from_numpy(scipy.ndimage.gaussian_filter(before.numpy(), (0, 0, 1, 1), mode="nearest", radius=3))
+    torch.testing.assert_close(after, (before + 0.7 * (before - soft)).clamp(0, 1), rtol=0, atol=1e-4)
+    assert torch.equal(truth, before)
+
+
+def test_resampling_loses_what_fewer_pixels_cannot_hold():
+    """Stripes of four pixels survive a resize to half of the sides, stripes of two do not."""
+    wide, narrow = (torch.arange(64).div(width, rounding_mode="floor") % 2 for width in (4, 1))
+    stripes = torch.stack([wide, narrow]).float()[:, None, None].expand(2, 3, 64, 64)
+    half, off = SyntheticBlur(resample=(0.5, 0.5)), SyntheticBlur(resample=(1.0, 2.0))
+    blurry, truth = half(stripes, generators(2))
+    assert blurry[0].std() > 0.4 and blurry[1, ..., 8:-8].std() < 0.05 and torch.equal(truth, stripes)
+    assert torch.equal(off(stripes, generators(2))[0], stripes)
+    shares = SyntheticBlur(resample=(0.5, 1.5))
+    many = torch.stack([shares(stripes[1:], generators(1, seed))[0][0] for seed in range(60)])
+    assert 0.3 < changed(many, stripes[1:]).float().mean() < 0.7  # from 1 up it is off
+
+
 def test_noise_has_the_variance_of_light():
     for level in (0.0, 0.2, 0.6):
         grey = torch.full((1, 3, 256, 256), level)
@@ -241,7 +266,8 @@ def test_the_kernel_is_how_a_point_of_light_spreads():
         torch.testing.assert_close(found, kernel, rtol=0, atol=1e-6)
     turning = everything()
     assert not turning.has_kernels and turning.uniform().has_kernels and len(turning.uniform().camera) == 2
-    for name in ("file_values", "saturation", "shot_noise", "read_noise", "jpeg", "clean", "response", "gamma"):
+    same = ("file_values", "saturation", "shot_noise", "read_noise", "jpeg", "clean", "response", "gamma")
+    for name in (*same, "halo", "resample"):
         assert getattr(turning.uniform(), name) == getattr(turning, name)
     assert turning.uniform().softens == [0.5, 0.5] and turning.uniform().moves == [0, 0]
     with pytest.raises(ValueError, match="no camera part with one kernel"):
@@ -254,6 +280,8 @@ def test_the_kernel_is_how_a_point_of_light_spreads():
         (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
         (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
         (lambda: SyntheticBlur(jpeg=(90, 50)), "jpeg"),
+        (lambda: SyntheticBlur(halo=(-1.0, 0.0)), "halo"),
+        (lambda: SyntheticBlur(resample=(0.0, 1.0)), "resample must be above 0"),
         (lambda: SyntheticBlur(gamma=0.0), "gamma must be above 0"),
         (lambda: SyntheticBlur(read_noise=(-1.0, 0.0)), "read_noise"),
         (lambda: SyntheticBlur(clean=1.5), "clean must be from 0 to 1"),

@@ -12,6 +12,8 @@ from data.camera import (
     Defocus,
     MeasuredKernels,
     SixDegrees,
+    TiltedDefocus,
+    Together,
     average_views,
     convolve,
     cut,
@@ -47,6 +49,8 @@ CAMERAS = {
     "six": SixDegrees(length=(3, 6)),
     "roll and shift": SixDegrees(length=(3, 6), rotation=0, zoom=0),
     "defocus": Defocus(radius=(2, 5)),
+    "tilted": TiltedDefocus(radius=(2, 5)),
+    "together": Together([Defocus(radius=(1, 2)), CameraShake(length=(3, 6))]),
 }
 
 
@@ -109,7 +113,7 @@ def test_light_is_kept(kind):
     camera, light = CAMERAS[kind], 0.9 * blob()
     blurry, before = camera(light, generator_of(0)), cut(light, camera.margin)
     assert blurry.shape == before.shape and (blurry - before).abs().max() > 0.01
-    if kind != "six":  # the next test has the sum that zoom and tilt leave
+    if kind not in ("six", "tilted"):  # a blur that varies moves light to where it counts otherwise
         torch.testing.assert_close(blurry.sum((1, 2)), before.sum((1, 2)), rtol=1e-4, atol=0)
     even = torch.full((3, 40, 40), 0.3)
     torch.testing.assert_close(camera(even, generator_of(1)), cut(even, camera.margin), rtol=1e-4, atol=0)
@@ -118,8 +122,37 @@ def test_light_is_kept(kind):
 @pytest.mark.parametrize("kind", CAMERAS)
 def test_zero_strength_changes_no_bit(kind, image):
     zero = {"defocus": Defocus(radius=(0, 0)), "shake": CameraShake(length=(0, 0))}
+    zero["together"] = Together([Defocus(radius=(0, 0)), CameraShake(length=(0, 0))])
+    if kind == "tilted":  # it blends equal images, which rounds
+        still = TiltedDefocus(radius=(0, 0))
+        torch.testing.assert_close(still(image, generator_of(0)), cut(image, still.margin), rtol=0, atol=1e-6)
+        return
     still = zero.get(kind, SixDegrees(length=(0, 0), frame=1280))
     assert torch.equal(still(image, generator_of(0)), cut(image, still.margin))
+
+
+def test_tilted_defocus_has_the_disc_of_each_place():
+    """White noise averaged over a disc has a variance of one over its area, so the variance tells the radius."""
+    noise, camera = torch.randn(3, 420, 420, generator=generator_of(0)), TiltedDefocus(radius=(1, 6))
+    for seed in range(4):
+        draw = generator_of(seed)
+        first, last = (1 + 5 * torch.rand((), generator=draw).item() for _ in range(2))
+        angle = 2 * np.pi * torch.rand((), generator=draw).item()
+        blurry = camera(noise, generator_of(seed))
+        y, x = np.mgrid[-1 : 1 : blurry.shape[1] * 1j, -1 : 1 : blurry.shape[2] * 1j]
+        place = (np.cos(angle) * x + np.sin(angle) * y) / (abs(np.cos(angle)) + abs(np.sin(angle)))
+        for low, radius in ((-1.01, first), (0.75, last)):  # the two ends
+            inside = torch.from_numpy((place > low) & (place < low + 0.26))
+            ends = [disc(radius + (first + last - 2 * radius) * part).square().sum() for part in (0, 0.13)]
+            assert min(ends) * 0.75 < blurry[:, inside].var() < max(ends) * 1.25
+
+
+def test_together_is_one_after_the_other(image):
+    parts = [Defocus(radius=(1, 2)), CameraShake(length=(3, 6))]
+    draw = generator_of(5)
+    expected = parts[1](parts[0](image, draw), draw)
+    together = Together(parts)
+    assert torch.equal(together(image, generator_of(5)), expected) and together.margin == 3 + 4
 
 
 def test_zoom_and_tilt_change_the_sum_of_light_by_the_area():

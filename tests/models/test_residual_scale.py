@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from models.checkpoints import load_pipeline
-from models.diffusion import FLOOR, add_residual, laplace_loss, residual, residual_size
+from models.diffusion import FLOOR, add_residual, clip_residual, laplace_loss, residual, residual_size
 from models.lightning_module import PredictAndRefine
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
+from models.slim_unet import SlimDenoiser
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor
 from models.weights import CheckpointError
@@ -59,6 +60,47 @@ def test_a_map_is_divided_by_and_multiplied_with():
     r_0 = residual(sharp, x_init, s)
     assert torch.allclose(r_0 * s, sharp - x_init, atol=1e-6)
     assert torch.allclose(add_residual(x_init, r_0, s), sharp, atol=1e-6)
+
+
+def test_three_scales_are_of_luma_and_chroma():
+    s = torch.tensor([2.0, 0.5, 0.25]).view(1, 3, 1, 1).expand(2, 3, 6, 7) * (0.1 + torch.rand(2, 1, 6, 7))
+    grey = torch.rand(2, 1, 6, 7).expand(2, 3, 6, 7)
+    r_0 = residual(grey, 0.0, s)
+    assert torch.allclose(r_0[:, 0], 3**0.5 * grey[:, 0] / s[:, 0]) and r_0[:, 1:].abs().max() < 1e-5
+    sharp, x_init = torch.rand(2, 3, 6, 7), torch.rand(2, 3, 6, 7)
+    r_0 = residual(sharp, x_init, s)
+    assert torch.allclose(add_residual(x_init, r_0, s), sharp, atol=1e-6)
+    # Orthonormal: noise of the scales' variance along the axes has the same energy in the image.
+    energy = (r_0 * s).square().sum(1)
+    assert torch.allclose(energy, (sharp - x_init).square().sum(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_clipping_keeps_the_image_in_its_range_and_what_is_inside(channels):
+    x_init, s = 2 * torch.rand(2, 3, 6, 7) - 1, torch.full((2, channels, 6, 7), 0.4)
+    r_0 = 3 * torch.randn(2, 3, 6, 7)
+    wanted = add_residual(x_init, r_0, s).clamp(-1, 1)
+    assert torch.allclose(add_residual(x_init, clip_residual(r_0, x_init, s), s), wanted, atol=1e-6)
+
+
+def test_three_scales_are_measured_stored_and_used(tmp_path):
+    predictor = UNetPredictor(8, (1, 2), 1, size_head=True)
+    module = PredictAndRefine(
+        predictor, SlimDenoiser((8, 16), (1, 1)), scale_kind="learned", residual_colours="luma_chroma"
+    )
+    module.residual_square.copy_(torch.tensor([4.0, 1.0, 0.25]).view(3, 1, 1))
+    pipeline = module.pipeline()
+    assert pipeline.config.residual_scale == [2.0, 1.0, 0.5]
+    pipeline.save_pretrained(tmp_path / "made")
+    loaded, image = load_pipeline(str(tmp_path / "made")), torch.rand(1, 3, 20, 22)
+    prediction = pipeline.predict(image)
+    size = residual_size("learned", prediction, image)
+    assert torch.allclose(loaded.scale(prediction, image), size * torch.tensor([2.0, 1.0, 0.5]).view(3, 1, 1))
+    settings = SamplingSettings(steps=2)
+    restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
+    assert torch.equal(*restored)
+    with pytest.raises(ValueError, match="three scales are measured"):
+        PredictAndRefine(predictor, module.denoiser, residual_colours="luma_chroma", residual_scale=1.0)
 
 
 def test_laplace_loss_is_least_at_the_mean_absolute_error():
