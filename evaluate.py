@@ -65,6 +65,7 @@ class Evaluation:
             (docs/extend.md); psnr and ssim are always included.
         lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
             pretrained/metrics.
+        language: of the texts that cer and wer compare with, as Tesseract names it: eng, deu, eng+fra.
         limit: score at most this many pairs, spread evenly over the list.
         panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
         images: also write the image of every row but the controls, to images/ROW in the output, such as for FID
@@ -91,6 +92,7 @@ class Evaluation:
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"
     lpips_backbone: str | None = None
+    language: str = "eng"
     limit: int | None = None
     panel: str | None = None
     images: bool = False
@@ -201,7 +203,9 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
     pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
-    metrics = make_metrics(evaluation.metric_names, evaluation.lpips_backbone)
+    data = Path(evaluation.data)
+    texts = data if data.is_dir() else data.parent
+    metrics = make_metrics(evaluation.metric_names, evaluation.lpips_backbone, texts, evaluation.language)
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)

@@ -23,6 +23,7 @@ from evaluation.dists import Dists
 from evaluation.niqe import Niqe
 from evaluation.perceptual import Lpips
 from evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
+from evaluation.reading import ErrorRate
 
 _PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch fits into memory
 
@@ -70,8 +71,16 @@ class Metric:
         return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
 
 
-def make_metrics(names: Iterable[str], lpips_backbone: str | Path | None = None) -> dict[str, Metric]:
+def make_metrics(
+    names: Iterable[str], lpips_backbone: str | Path | None = None, data: Path = Path(), language: str = "eng"
+) -> dict[str, Metric]:
     """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
+
+    Args:
+        names: from METRICS, or paths of a user's functions.
+        lpips_backbone: as in `Lpips`.
+        data: the dataset's folder, which has the texts for cer and wer.
+        language: of the texts, as in `ErrorRate`.
 
     Raises:
         ValueError: a name is unknown; names with a dot are paths of functions, which are imported.
@@ -79,12 +88,20 @@ def make_metrics(names: Iterable[str], lpips_backbone: str | Path | None = None)
     """
     names = set(names)
     require_known(names)
-    made = {}
+    made, classes = {}, {
+        "lpips": partial(Lpips, lpips_backbone, flag="--lpips_backbone"),
+        "dists": Dists,
+        "niqe": Niqe,
+        "psnr_aligned": partial(Aligned, "psnr"),
+        "ssim_aligned": partial(Aligned, "ssim"),
+        "cer": partial(ErrorRate, "character", data, language),
+        "wer": partial(ErrorRate, "word", data, language),
+    }
     for name in (name for name in METRICS if name in names):
         if name in _FUNCTIONS:
             (function, recipe), reason, inputs = _FUNCTIONS[name], None, ("restored", "sharp")
         else:
-            function = Lpips(lpips_backbone, flag="--lpips_backbone") if name == "lpips" else _CLASSES[name]()
+            function = classes[name]()
             recipe, reason, inputs = function.recipe, function.reason, function.inputs
         made[name] = Metric(METRICS[name], function, recipe, reason, inputs)
     return made | {path: _own_metric(path) for path in sorted(names - METRICS.keys())}
@@ -103,9 +120,3 @@ def _own_metric(path: str) -> Metric:
 
 
 _FUNCTIONS = {"psnr": (psnr, PSNR_RECIPE), "ssim": (ssim, SSIM_RECIPE)}
-_CLASSES = {
-    "dists": Dists,
-    "niqe": Niqe,
-    "psnr_aligned": partial(Aligned, "psnr"),
-    "ssim_aligned": partial(Aligned, "ssim"),
-}

@@ -22,7 +22,7 @@ ASSETS = ROOT / "tests" / "assets"
 
 
 # Why a test may be skipped under --only-gpu-skips. A browser is there where .ci/run could install one.
-REASONS = ("CUDA device", "this GPU has no", "no Chromium")
+REASONS = ("CUDA device", "this GPU has no", "no Chromium", "no Tesseract")
 
 
 def pytest_addoption(parser):

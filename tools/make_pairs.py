@@ -1,13 +1,15 @@
 """Blur sharp photographs once: python -m tools.make_pairs PHOTOS ... --config CONFIG --output ROOT
 
 ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred according to `data.blur` of a training config. It
-has whole photographs to test on, or with --crops that many random regions of each, to train on without blurring again.
+has whole photographs to test on (and the texts of pages, where there are some), or with --crops that many random
+regions of each, to train on without blurring again.
 ROOT/pairs.json says how the pairs were made. If every image is blurred by one kernel, kernels.npz has it under the
 pair's name, for methods that need it. Repeating a stopped command resumes it.
 """
 
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -100,6 +102,15 @@ def detail(image: torch.Tensor) -> float:
     return (image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()).item()
 
 
+def copy_texts(found: dict[str, tuple[Path, Path]], target: Path) -> None:
+    """Copy the text that belongs to a page (text/NAME.txt in its folder) beside the pairs, for the metric cer."""
+    for name, (file, root) in found.items():
+        text = root / "text" / file.relative_to(root).with_suffix(".txt")
+        if text.is_file():
+            (target / f"{name}.txt").parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(text, target / f"{name}.txt")
+
+
 def write_photo(
     photo: str,
     place: tuple[Path, Path],
@@ -174,6 +185,8 @@ def make(
             with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
                 for _ in ProgressBar(pool.map(work, found, found.values()), **bar):
                     pass
+        if crops is None:
+            copy_texts(found, part / "text")
         pairs = [name for photo in found for name in names_of(photo, crops)]
         kernels = {}
         if blur.has_kernels:

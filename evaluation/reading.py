@@ -1,0 +1,107 @@
+"""How much of a page's text a machine reads wrongly: the character and the word error rate of Tesseract."""
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
+
+PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
+
+
+class ErrorRate:
+    """The edit distance of what Tesseract reads to the text that is printed, over the text's length; 0 is perfect.
+
+    `reason`, `recipe`, `inputs` and calls are those of `evaluation.metrics.Metric`. It may exceed 1.
+
+    Args:
+        unit: characters (cer) or words (wer).
+        folder: the dataset; folder/text/NAME.txt has the text of the image NAME.
+        language: Tesseract's, such as eng, or eng+deu.
+    """
+
+    inputs: ClassVar = ("restored", "names")
+
+    def __init__(self, unit: Literal["character", "word"], folder: Path, language: str = "eng"):
+        self.unit, self.texts, self.language = unit, folder / "text", language
+        self.reason = _missing(self.texts, language)
+        self.recipe = None
+        if self.reason is None:
+            import pytesseract
+
+            digest = hashlib.sha256()
+            for file in sorted(self.texts.rglob("*.txt")):
+                digest.update(file.read_bytes())
+            self.recipe = (
+                f"{unit} error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "
+                f"page mode {PAGE_MODE}; Unicode NFKC, white space as single spaces; edit distance by rapidfuzz "
+                f"{version('rapidfuzz')} over the number of {unit}s in the text (texts {digest.hexdigest()[:12]})"
+            )
+
+    def __call__(self, restored: Tensor, names: Sequence[str]) -> Tensor:
+        """(N, 3, H, W) of about [0, 1] and the images' names -> (N,). MetricError where a text is missing or empty."""
+        from rapidfuzz.distance import Levenshtein
+
+        require_finite(restored)
+        values = []
+        for image, name in zip(whole_numbers(restored).byte().movedim(1, -1).cpu().numpy(), names, strict=True):
+            read, printed = _read(image.tobytes(), image.shape, self.language), self._text(name)
+            if self.unit == "word":
+                read, printed = read.split(), printed.split()
+            values.append(Levenshtein.distance(read, printed) / len(printed))
+        return torch.tensor(values, device=restored.device)
+
+    def _text(self, name: str) -> str:
+        file = self.texts / f"{name}.txt"
+        if not file.is_file():
+            raise MetricError(f"{file} is missing: it should have the text on the image")
+        text = _plain(file.read_text(errors="replace"))
+        if not text:
+            raise MetricError(f"{file} is empty: an error rate needs some text")
+        return text
+
+
+def _missing(texts: Path, language: str) -> str | None:
+    """Why there can be no error rate, or None."""
+    if not texts.is_dir():
+        return f"{texts} is no folder: it should have a text file for each image, as tools.make_pages writes them"
+    for package in ("pytesseract", "rapidfuzz"):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            return f"the package {package} is not installed: pip install -r requirements-extra.txt"
+    import pytesseract
+
+    try:
+        known = pytesseract.get_languages()
+    except (pytesseract.TesseractNotFoundError, OSError):
+        return "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
+    lacking = [part for part in language.split("+") if part not in known]
+    return f"Tesseract has no language {lacking[0]}; it has {', '.join(known)}" if lacking else None
+
+
+@lru_cache(maxsize=8)
+def _read(pixels: bytes, shape: tuple[int, ...], language: str) -> str:
+    """What Tesseract reads; remembered, since characters and words are counted one after the other."""
+    import pytesseract
+
+    os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # Tesseract's threads slow each other down
+    image = Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape))
+    try:
+        return _plain(pytesseract.image_to_string(image, language, f"--psm {PAGE_MODE}"))
+    except pytesseract.TesseractError as error:
+        raise MetricError(f"Tesseract cannot read the image: {error.message.strip()}") from error
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split())

@@ -1,0 +1,97 @@
+"""The error rates of text: by hand where the reading is given, and by Tesseract on pages that are printed here."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import get_data_path
+from PIL import Image, ImageDraw, ImageFont
+
+from data import images
+from evaluation import reading
+from evaluation.pixels import MetricError
+from evaluation.metrics import make_metrics
+from evaluation.reading import ErrorRate
+from tests import processes
+
+LINES = ["Seven quick foxes read", "a page of 1234 words", "before the lamp is out."]
+needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="no Tesseract")
+
+
+def printed(lines=LINES, size=30):
+    """A page (1, 3, H, W) with these lines."""
+    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+    page = Image.new("RGB", (560, 60 + 60 * len(lines)), (250, 248, 240))
+    for at, line in enumerate(lines):
+        ImageDraw.Draw(page).text((40, 30 + 60 * at), line, (20, 20, 30), font)
+    return torch.from_numpy(np.array(page)).movedim(-1, 0)[None].float() / 255
+
+
+@pytest.fixture
+def pages(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "page.txt").write_text("\n".join(LINES) + "\n")
+    return tmp_path
+
+
+@needs_tesseract
+def test_a_sharp_page_is_read_and_wrong_letters_count(pages):
+    cer, wer = ErrorRate("character", pages), ErrorRate("word", pages)
+    assert cer(printed(), ["page"]) == 0 and wer(printed(), ["page"]) == 0
+    wrong = printed(["Seven quick boxes read", *LINES[1:]])
+    length = len(" ".join(LINES))
+    assert cer(wrong, ["page"]).item() == pytest.approx(1 / length)
+    assert wer(wrong, ["page"]).item() == pytest.approx(1 / 14)
+    empty = torch.ones_like(printed())
+    assert cer(empty, ["page"]) == 1 and wer(empty, ["page"]) == 1
+    both = cer(torch.cat([printed(), wrong]), ["page", "page"])
+    assert both.tolist() == pytest.approx([0, 1 / length])
+
+
+@needs_tesseract
+@pytest.mark.parametrize("name", ["cer", "wer"])
+def test_the_recipe_names_all_that_the_number_depends_on(pages, name):
+    def recipe(language="eng"):
+        return make_metrics([name], data=pages, language=language)[name].recipe
+
+    before = recipe()
+    assert all(word in before for word in ("Tesseract 5", "language eng", "page mode 3", "rapidfuzz", "NFKC", "8 bits"))
+    (pages / "text" / "page.txt").write_text("another text")
+    assert recipe() != before
+    assert "no language xyz; it has" in make_metrics([name], data=pages, language="eng+xyz")[name].reason
+
+
+@needs_tesseract
+def test_a_page_without_its_text_is_missing_alone(pages):
+    cer = ErrorRate("character", pages)
+    with pytest.raises(MetricError, match=r"text/other.txt is missing"):
+        cer(printed(), ["other"])
+    (pages / "text" / "blank.txt").write_text(" \n")
+    with pytest.raises(MetricError, match=r"blank.txt is empty"):
+        cer(printed(), ["blank"])
+    with pytest.raises(MetricError, match="not finite"):
+        cer(printed() / 0, ["page"])
+
+
+def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
+    assert "is no folder: it should have a text file for each image" in ErrorRate("word", tmp_path / "none").reason
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = ErrorRate("character", pages).reason
+    assert reason == "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
+
+    def not_there(package):
+        raise reading.PackageNotFoundError(package)
+
+    monkeypatch.setattr(reading, "version", not_there)
+    assert "package pytesseract is not installed" in ErrorRate("character", pages).reason
+
+
+@needs_tesseract
+def test_a_grid_scores_text_in_blurry_sharp_and_predicted_rows(pages):
+    for side, image in (("blur", printed(["Seven slow", "geese", "sleep"])), ("sharp", printed())):
+        images.write(pages / side / "page.png", image[0])
+    arguments = ["--data", pages, "--output", pages / "scores", "--metrics", "cer,wer", "--outputs", pages / "sharp"]
+    table = processes.run("evaluate.py", list(map(str, arguments))).stdout
+    lines = {line.split()[0]: line for line in table.splitlines() if line.split()}
+    assert "0.0000" in lines["sharp"] and "0.0000" not in lines["blurry"]

@@ -1,0 +1,151 @@
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from matplotlib import get_data_path
+from PIL import Image
+
+from data import images
+from evaluation.reading import ErrorRate
+from tests import processes
+from tools.make_pages import find_faces, main, read_words
+from tools.make_pairs import main as make_pairs
+from tools.page_kinds import KINDS
+from tools.typesetting import DIGITS, Page, perspective, photograph, read_face
+
+FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
+ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge", "winter"]
+RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бумага", "семь", "сад", "замок", "мост", "зима", "дорога"]
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "english.txt").write_text("\n".join(ENGLISH))
+    (tmp_path / "russian.txt").write_text("\n".join(f"{word}/FLAGS" for word in RUSSIAN))
+    return tmp_path
+
+
+def make(words, name, *flags, lists="english.txt"):
+    given = ["--words", str([str(words / one) for one in lists.split()]), "--output", str(words / name)]
+    main([FONTS, *given, "--count", "2", "--size", "256", "--workers", "1", *flags])
+    return words / name
+
+
+def page_of(kind, family="DejaVu Sans", side=512, photos=(), seed=1):
+    page = Page(side, random.Random(seed), find_faces([FONTS], None), ENGLISH, list(photos))
+    page.faces = [face for face in page.faces if face.family == family]
+    page.face = page.faces[0]
+    KINDS[kind](page)
+    return page
+
+
+def test_a_seed_makes_the_same_pages_and_another_others(words):
+    made = [make(words, f"pages{at}", "--seed", seed) for at, seed in enumerate("001")]
+    for file in ("page_0000.png", "page_0001.png", "text/page_0000.txt", "text/page_0001.txt"):
+        same, again, other = ((folder / file).read_bytes() for folder in made)
+        assert same == again != other
+    facts = json.loads((made[2] / "pages.json").read_text())
+    assert (facts["seed"], facts["count"], facts["size"]) == (1, 2, 256) and "DejaVu Sans" in facts["families"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_prints_its_text_and_nothing_that_its_font_lacks(kind, tmp_path):
+    Image.new("RGB", (30, 20), (200, 30, 40)).save(tmp_path / "photo.png")
+    for seed in range(3):
+        page = page_of(kind, seed=seed, photos=[tmp_path / "photo.png"])
+        page.stamp()
+        assert page.lines and all(line.strip() for line in page.lines)
+        assert page.faces[0].covers("".join(page.lines))
+        seen = np.asarray(photograph(page, screen_like=True))
+        assert seen.shape == (512, 512, 3) and seen.std() > 5
+
+
+def test_pages_of_a_kind_alone(words):
+    code = make(words, "code", "--kinds", "[code]")
+    assert any(mark in (code / "text" / "page_0000.txt").read_text() for mark in ("=", "return", "#", ":"))
+
+
+def test_a_language_has_only_fonts_with_all_of_its_letters(words):
+    cyrillic = make(words, "cyrillic", "--count", "6", lists="russian.txt")
+    printed = set("".join(file.read_text() for file in (cyrillic / "text").iterdir()))
+    assert printed & set("абвгдежзиклмнопрст")
+    faces = find_faces([FONTS], None)
+    able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(DIGITS))}
+    assert "DejaVu Sans" in able and "cmr10" not in able and "cmr10" in {face.family for face in faces}
+    (words / "families.txt").write_text("# a comment\ncmr10\tpackage\tlicence\n")
+    with pytest.raises(SystemExit):
+        make(words, "boxes", "--families", str(words / "families.txt"), lists="russian.txt")
+    assert not (words / "boxes").exists()
+
+
+def test_held_out_words_are_the_others(words):
+    sides = [set(read_words(words / "english.txt", held_out)) for held_out in (False, True)]
+    assert all(sides) and not sides[0] & sides[1] and sides[0] | sides[1] == set(ENGLISH)
+    assert set(read_words(words / "russian.txt", True)) < set(RUSSIAN)  # without what follows a slash
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda at: {"fonts": at / "none"}, "no font (.ttf, .otf, .ttc) is there"),
+        (lambda at: {"fonts": at / "broken"}, "bad.ttf is a font that cannot be read"),
+        (lambda at: {"--kinds": "[book,poster]"}, "poster is unknown; there are book"),
+        (lambda at: {"--families": at / "english.txt"}, "no font is of a family in"),
+        (lambda at: {"--families": at / "missing.txt"}, "missing.txt"),
+        (lambda at: {"--words": f"[{at / 'empty.txt'}]"}, "empty.txt has no words"),
+        (lambda at: {"--words": f"[{at / 'chinese.txt'}]"}, "chinese.txt has letters that no font"),
+        (lambda at: {"--output": at}, "is not an empty folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, change, sentence):
+    (words / "none").mkdir()
+    (words / "broken").mkdir()
+    (words / "broken" / "bad.ttf").write_text("no font")
+    (words / "empty.txt").write_text("1\n2\n")
+    (words / "chinese.txt").write_text("\n".join(["漢字", "文字", "言葉", "日本", "東京", "大阪", "京都", "学校"] * 3))
+    given = {"fonts": FONTS, "--words": f"[{words / 'english.txt'}]", "--output": words / "out"} | change(words)
+    flags = [str(part) for name, value in given.items() if name != "fonts" for part in (name, value)]
+    ended = processes.run("tools.make_pages", [str(given["fonts"]), *flags])
+    assert ended.returncode and sentence in ended.stderr and ended.stderr.count("\n") <= 2
+    assert "Traceback" not in ended.stderr and not (words / "out").exists()
+
+
+def test_a_font_s_family_and_letters():
+    face = read_face(find_faces([FONTS], None)[0].file)
+    assert face.covers("a") and not face.covers("漢")
+    mono = next(face for face in find_faces([FONTS], None) if face.family == "DejaVu Sans Mono")
+    assert mono.monospaced and not face.monospaced
+    assert read_face(mono.file, {"DejaVu Sans"}) is None
+
+
+def test_perspective_maps_corners_to_corners():
+    corners = [(3, 5), (-2, 98), (201, 103), (196, -4)]
+    a, b, c, d, e, f, g, h = perspective(corners, 200, 100)
+    for (u, v), (x, y) in zip(corners, ((0, 0), (0, 100), (200, 100), (200, 0)), strict=True):
+        depth = g * x + h * y + 1
+        assert ((a * x + b * y + c) / depth, (d * x + e * y + f) / depth) == pytest.approx((u, v))
+
+
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="no Tesseract")
+@pytest.mark.parametrize("kind", ["book", "letter", "receipt", "code"])
+def test_the_text_beside_a_page_is_what_is_read_on_it(kind, tmp_path):
+    page = page_of(kind, side=768, seed=5)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "page.txt").write_text("\n".join(page.lines))
+    page.image.save(tmp_path / "page.png")
+    assert ErrorRate("character", tmp_path)(images.read(tmp_path / "page.png")[None], ["page"]) < 0.15
+
+
+def test_whole_pages_keep_their_text_beside_the_pairs(words):
+    pages = make(words, "pages")
+    (words / "blur.yaml").write_text("data: {blur: {class_path: data.blur.SyntheticBlur}}")
+    flags = ["--config", str(words / "blur.yaml"), "--workers", "1", "--output"]
+    make_pairs([str(pages), *flags, str(words / "whole")])
+    make_pairs([str(pages), *flags, str(words / "crops"), "--crops", "1", "--size", "32"])
+    assert not (words / "crops" / "text").exists()
+    for name in ("page_0000", "page_0001"):
+        assert (words / "whole" / "sharp" / f"{name}.png").is_file()
+        text = pages / "text" / f"{name}.txt"
+        assert (words / "whole" / "text" / f"{name}.txt").read_text() == text.read_text()
