@@ -16,7 +16,7 @@ from tools.page_kinds import KINDS
 from tools.typesetting import DIGITS, Page, perspective, photograph, read_face
 
 FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
-ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge", "winter"]
+ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge"]
 RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бумага", "семь", "сад", "замок", "мост", "зима", "дорога"]
 
 
@@ -75,7 +75,7 @@ def test_a_language_has_only_fonts_with_all_of_its_letters(words):
     able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(DIGITS))}
     assert "DejaVu Sans" in able and "cmr10" not in able and "cmr10" in {face.family for face in faces}
     (words / "families.txt").write_text("# a comment\ncmr10\tpackage\tlicence\n")
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="has letters that no font"):
         make(words, "boxes", "--families", str(words / "families.txt"), lists="russian.txt")
     assert not (words / "boxes").exists()
 
@@ -129,7 +129,7 @@ def test_perspective_maps_corners_to_corners():
 
 
 @pytest.mark.skipif(shutil.which("tesseract") is None, reason="no Tesseract")
-@pytest.mark.parametrize("kind", ["book", "letter", "receipt", "code"])
+@pytest.mark.parametrize("kind", ["book", "letter", "code"])
 def test_the_text_beside_a_page_is_what_is_read_on_it(kind, tmp_path):
     page = page_of(kind, side=768, seed=5)
     (tmp_path / "text").mkdir()
