@@ -22,8 +22,8 @@ METRICS = {
     "niqe": Column("NIQE", 2, False),
     "psnr_aligned": Column("aligned PSNR (dB)", 2, True),
     "ssim_aligned": Column("aligned SSIM", 4, True),
-    "cer": Column("character error rate", 4, False),
-    "wer": Column("word error rate", 4, False),
+    "cer": Column("CER", 4, False),
+    "wer": Column("WER", 4, False),
 }
 
 

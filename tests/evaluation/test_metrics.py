@@ -35,7 +35,7 @@ def test_values_do_not_drift(name):
 def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
     made = make_metrics(reversed(METRICS))
     assert list(made) == [*METRICS]
-    assert [name for name in made if not made[name].column.higher_is_better] == ["lpips", "dists", "niqe"]
+    assert [name for name in made if not made[name].column.higher_is_better] == ["lpips", "dists", "niqe", "cer", "wer"]
     assert set(Evaluation("", "").metrics.split(",")) <= METRICS.keys()
     for name, metric in made.items():
         assert metric.column == METRICS[name]
@@ -43,7 +43,7 @@ def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
         if metric.reason is None:
             assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
             assert any(
-                library in metric.recipe for library in ("torch 2", "lpips 0", "torchmetrics 1", "scipy 1", "OpenCV")
+                library in metric.recipe for library in ("torch 2", "lpips 0", "torchmetrics 1", "scipy 1", "OpenCV", "Tesseract")
             )
     recipes = [metric.recipe for metric in made.values() if metric.recipe]
     assert len(set(recipes)) == len(recipes)

@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data import images
 from evaluation import reading
-from evaluation.pixels import MetricError
 from evaluation.metrics import make_metrics
+from evaluation.pixels import MetricError
 from evaluation.reading import ErrorRate
 from tests import processes
 
