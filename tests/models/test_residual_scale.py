@@ -94,7 +94,7 @@ def test_three_scales_are_measured_stored_and_used(tmp_path):
     pipeline.save_pretrained(tmp_path / "made")
     loaded, image = load_pipeline(str(tmp_path / "made")), torch.rand(1, 3, 20, 22)
     prediction = pipeline.predict(image)
-    size = residual_size("learned", prediction, image)
+    size = residual_size("learned", torch.cat([prediction.x_init, prediction.log_size], dim=1), image)
     assert torch.allclose(loaded.scale(prediction, image), size * torch.tensor([2.0, 1.0, 0.5]).view(3, 1, 1))
     settings = SamplingSettings(steps=2)
     restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
