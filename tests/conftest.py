@@ -99,7 +99,7 @@ def folder_to_train_in(factory, name):
 @pytest.fixture
 def run_folder(no_network, tmp_path, monkeypatch):
     """An empty folder with three small photographs and run.yaml, in which a test is; there is no network."""
-    from tests.test_train import CONFIG
+    from tests.tiny import RUN
 
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()  # its service, an earlier test's, works in that test's folder
@@ -107,7 +107,7 @@ def run_folder(no_network, tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     draw_photographs(tmp_path)
-    (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "run.yaml").write_text(RUN)
     return tmp_path
 
 

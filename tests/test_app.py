@@ -26,8 +26,8 @@ from data import metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.conftest import ROOT
-from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import free_port
+from tests.tiny import tiny_pipeline
 from web.restoration import Limits
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

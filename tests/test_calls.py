@@ -10,7 +10,7 @@ import evaluate
 import sample
 from data import images
 from models.unet import Denoiser
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from data import images
 from data.formats import MOST_METADATA
 from data.search import READ
 from tests.conftest import ROOT
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 from training.command import require_files
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "pretrained" / "lite" / "README.md"]

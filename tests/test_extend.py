@@ -19,7 +19,7 @@ from models.heads import Predictor
 from models.index import CheckpointError
 from models.parts import register_to_config
 from tests.conftest import ROOT
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))

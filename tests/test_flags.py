@@ -22,7 +22,7 @@ from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.conftest import flags_of_train_py
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 from training.command import DEFAULTS
 
 ROOT = Path(__file__).parents[1]

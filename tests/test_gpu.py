@@ -8,8 +8,7 @@ from models.devices import has_bf16
 from models.lightning_module import PredictAndRefine
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
-from tests.models.test_lightning_module import fit
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import fit, tiny_pipeline
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

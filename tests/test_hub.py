@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.hub import Hub
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 TOKEN = "hf_of_the_owner"
 WEIGHTS = "predictor/diffusion_pytorch_model.safetensors"

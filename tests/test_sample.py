@@ -25,8 +25,8 @@ from models.untrained import IdentityPredictor
 from restoration.options import Options
 from tests import processes
 from tests.conftest import ASSETS
-from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command, torchrun, until
+from tests.tiny import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
 from models.slim_unet import SlimPredictor
 from tests import processes
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 BRIGHTER = 0.2  # what the teacher adds, in units of [0, 1]
 

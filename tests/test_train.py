@@ -1,6 +1,5 @@
 """train.py as people call it: real runs of a few steps on small real files."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -14,41 +13,9 @@ from safetensors.torch import load_file
 
 import train
 from models.checkpoints import load_pipeline
+from tests.tiny import RUN, metrics, train_run, weights
 
 ROOT = Path(__file__).parents[1]
-CONFIG = """
-seed_everything: 3
-trainer:
-  accelerator: cpu
-  precision: 32-true
-  max_steps: 6
-  val_check_interval: 3
-  num_sanity_val_steps: 0
-  enable_progress_bar: false
-  enable_model_summary: false
-  log_every_n_steps: 1
-  logger: false
-  gradient_clip_val: 1.0
-ema: {decay: 0.5}
-model:
-  class_path: models.lightning_module.PredictAndRefine
-  init_args:
-    predictor:
-      class_path: models.unet.UNetPredictor
-      init_args: {channels: 4, multipliers: [1, 2], blocks: 1, dropout: 0.1}
-    denoiser: {class_path: models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
-    validation: {steps: 2}
-    lr: 1.0e-2
-    warmup_steps: 2
-data:
-  train: photos
-  val: photos
-  blur: {camera: [{class_path: data.camera.CameraShake, init_args: {length: [2.0, 5.0]}}], shot_noise: [0.0, 2.0e-4]}
-  patch_size: 16
-  batch_size: 2
-"""
-
-
 pytestmark = pytest.mark.usefixtures("run_folder")
 SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
 
@@ -61,35 +28,14 @@ class StopAfterThree(Callback):
             trainer.should_stop = True
 
 
-def fit(root, *flags):
-    return train.cli(["fit", "--config", "run.yaml", "--trainer.default_root_dir", root, *flags])
-
-
-def metrics(root, version=0):
-    """The rows of a run's metrics.csv, those of a step as one, without what they lack."""
-    steps = {}
-    with open(Path(root) / f"logs/version_{version}/metrics.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            steps.setdefault(row["step"], {}).update({name: value for name, value in row.items() if value})
-    return [steps[step] for step in sorted(steps, key=int)]
-
-
-def weights(root):
-    return {
-        f"{part}.{key}": value
-        for part in ("predictor", "denoiser")
-        for key, value in load_file(Path(root) / "checkpoint" / part / "diffusion_pytorch_model.safetensors").items()
-    }
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_six_steps_equal_three_and_three_to_the_bit(workers):
     flags = ["--data.num_workers", workers]
-    fit("whole", *flags)
-    fit("parts", *flags, "--trainer.callbacks+", "tests.test_train.StopAfterThree")
+    train_run("whole", *flags)
+    train_run("parts", *flags, "--trainer.callbacks+", "tests.test_train.StopAfterThree")
     halfway = weights("parts")
-    fit("parts", *flags, "--ckpt_path", "parts/checkpoints/last.ckpt", "--trainer.enable_progress_bar", "true")
+    train_run("parts", *flags, "--ckpt_path", "parts/checkpoints/last.ckpt", "--trainer.enable_progress_bar", "true")
     whole, parts = weights("whole"), weights("parts")
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
@@ -106,7 +52,7 @@ def test_six_steps_equal_three_and_three_to_the_bit(workers):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
-    fit("run")
+    train_run("run")
     assert {file.name for file in Path("run/checkpoints").iterdir()} == {
         "previous.ckpt",
         "last.ckpt",
@@ -131,7 +77,7 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
 
 @pytest.mark.filterwarnings("ignore")
 def test_validate_and_test_score_a_checkpoint(capsys):
-    fit("run")
+    train_run("run")
     for subcommand in ("validate", "test"):
         flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
         train.cli([subcommand, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
@@ -140,12 +86,12 @@ def test_validate_and_test_score_a_checkpoint(capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_staged_training_by_config(run_folder):
-    predict = CONFIG.replace("PredictAndRefine", "Predict")
+    predict = RUN.replace("PredictAndRefine", "Predict")
     lines = [line for line in predict.splitlines() if "denoiser:" not in line and "validation:" not in line]
     Path("stage1.yaml").write_text("\n".join(lines))
     train.cli(["fit", "--config", "stage1.yaml", "--trainer.default_root_dir", "stage1"])
     flags = ["--model.init_from", "stage1/checkpoint", "--model.predictor_training", "frozen"]
-    fit("stage2", *flags)
+    train_run("stage2", *flags)
     first = load_file("stage1/checkpoint/predictor/diffusion_pytorch_model.safetensors")
     second = load_file("stage2/checkpoint/predictor/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(first[key], second[key]) for key in first)
@@ -154,7 +100,7 @@ def test_staged_training_by_config(run_folder):
 @pytest.mark.filterwarnings("ignore")
 def test_best_by_lpips_is_kept():
     Path("photos/b.png").unlink()
-    fit("run", "--data.blur.init_args.camera", SHORT)
+    train_run("run", "--data.blur.init_args.camera", SHORT)
     assert Path("run/checkpoints/best-lpips.ckpt").is_file()
 
 
@@ -190,7 +136,7 @@ def test_the_perceptual_term_by_the_config():
         "--trainer.val_check_interval",
         "2",
     ]
-    fit("run", *flags, "--model.perceptual", term, "--trainer.max_steps", "2")
+    train_run("run", *flags, "--model.perceptual", term, "--trainer.max_steps", "2")
     rows = metrics("run")
     assert [float(row["train/perceptual_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]
     checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
@@ -204,7 +150,7 @@ def test_the_perceptual_term_by_the_config():
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulated):
     flags = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", str(accumulated)]
-    run = fit("run", "--trainer.max_steps", "3", *flags)
+    run = train_run("run", "--trainer.max_steps", "3", *flags)
     assert run.trainer.global_step == 3 and run.trainer.val_check_interval == 3 * accumulated
     assert {file.name for file in Path("run/checkpoints").iterdir()} >= {"last.ckpt", "best-psnr.ckpt"}
 

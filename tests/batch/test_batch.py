@@ -16,8 +16,8 @@ from batch import command
 from data import images
 from data.pairs import generator_of
 from restoration.options import Options
-from tests.models.test_pipeline import tiny_pipeline
 from tests.processes import Command
+from tests.tiny import tiny_pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # which takes long to start
 

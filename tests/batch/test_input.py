@@ -15,7 +15,7 @@ from batch.worker import Job, Worker
 from data import images
 from data.pairs import generator_of
 from restoration.options import Options
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.slim_unet import SlimDenoiser, SlimPredictor
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 TILE = 96
 

@@ -10,7 +10,7 @@ from data import images
 from models.arrays import Layout, read_images, write_images
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 GENERATOR = np.random.default_rng(0)
 PIXELS = GENERATOR.integers(256, size=(7, 9, 4), dtype=np.uint8)

@@ -15,7 +15,7 @@ from models.unet import UNetPredictor
 from models.warm_start import copy_weights
 from models.weights import CheckpointError
 from tests.conftest import Hostile
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

@@ -12,8 +12,7 @@ from models.lightning_module import PredictAndRefine
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
 from tests.models.test_checkpoints import WEIGHTS, sentence
-from tests.models.test_lightning_module import fit
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import fit, tiny_pipeline
 
 
 @pytest.fixture

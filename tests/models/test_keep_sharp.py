@@ -6,7 +6,7 @@ import torch
 from models.samples import refined_share
 from models.settings import SamplingSettings, sharing_samples
 from models.unet import UNetPredictor
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 
 def test_the_share_rises_from_the_level_to_a_fifth_above_it():

@@ -8,62 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset
 
 from models.checkpoints import load_pipeline
-from models.lightning_module import Predict, PredictAndRefine
+from models.lightning_module import Predict
 from models.objective import Objective
-from models.settings import SamplingSettings
 from models.slim_unet import SlimPredictor
 from models.u2net import U2NetPredictor
-from models.unet import Denoiser, UNetPredictor
-from tests.models.test_networks import stir
-
-
-class Pairs(Dataset):
-    """Small images and a darker copy, each from its index alone."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        sharp = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(index))
-        return {"blurry": 0.8 * sharp + 0.1, "sharp": sharp, "name": str(index)}
-
-
-def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction", condition="blurry", **options):
-    torch.manual_seed(0)
-    predictor = predictor or UNetPredictor(4, (1, 2), 1)
-    options = {"lr": 1e-2, "warmup_steps": 2} | options
-    if kind is Predict:
-        return Predict(predictor, **options)
-    denoiser = Denoiser(4, (1, 2), 1, condition=condition, prediction_type=prediction_type, embedding_channels=8)
-    return PredictAndRefine(predictor, denoiser, **{"validation": SamplingSettings(steps=2)} | options)
-
-
-def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, accelerator="cpu"):
-    torch.manual_seed(7)
-    trainer = L.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=-1,
-        max_steps=steps,
-        default_root_dir=folder,
-        logger=False,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        num_sanity_val_steps=0,
-        check_val_every_n_epoch=None,
-        val_check_interval=steps,
-    )
-    loader = DataLoader(Pairs(steps * 2), batch_size=2)
-    trainer.fit(model, loader, DataLoader(Pairs(1)) if validate else None, ckpt_path=ckpt_path)
-    return trainer
+from models.unet import UNetPredictor
+from tests.tiny import Pairs, fit, module, stir
 
 
 class Steps(L.Callback):

@@ -9,6 +9,7 @@ from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import RSU, U2NetPredictor
 from models.unet import Denoiser, NoiseLevelEmbedding, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
+from tests.tiny import stir
 
 
 def parameters(network):
@@ -18,14 +19,6 @@ def parameters(network):
 @pytest.fixture(scope="module", autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-def stir(network):
-    """Give the zero-started layers values, so that a test sees what flows through them."""
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.any():
-            nn.init.normal_(layer.weight, std=0.05)
-    return network.eval()
 
 
 def test_u2net_has_the_published_parameter_counts():

@@ -12,25 +12,12 @@ from torch import nn
 
 from models.checkpoints import from_folder
 from models.pipeline import DeblurPipeline
-from models.schedules import linear
 from models.settings import SamplingSettings, sharing_samples
-from models.unet import Denoiser, UNetPredictor
+from models.unet import UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
+from tests.tiny import tiny_pipeline
 
 ROOT = Path(__file__).parents[2]
-
-
-def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
-    torch.manual_seed(0)
-    predictor = predictor or UNetPredictor(8, (1, 2), 1)
-    denoiser = Denoiser(8, (1, 2), 1)
-    if stirred:
-        for network in (predictor, denoiser):
-            for layer in network.modules():
-                if isinstance(layer, nn.Conv2d) and not layer.weight.any():
-                    nn.init.normal_(layer.weight, std=0.05)
-    scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
-    return DeblurPipeline(predictor.eval(), denoiser.eval(), scheduler, residual_scale)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from models.slim_unet import SlimDenoiser
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor
 from models.weights import CheckpointError
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 
 def with_kind(kind, predictor=None, residual_scale=1.5):

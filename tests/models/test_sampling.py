@@ -10,7 +10,7 @@ from models.sampling import Denoise, make_scheduler, noise_generator, sample_res
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser
-from tests.models.test_networks import stir
+from tests.tiny import stir
 
 SAMPLERS = ["ddpm", "ddim", "dpmsolver++", "unipc"]
 TRAINING_BETAS = linear(2000)

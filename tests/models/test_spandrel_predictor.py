@@ -10,8 +10,7 @@ from models.settings import SamplingSettings
 from models.spandrel_predictor import SpandrelPredictor
 from models.unet import Denoiser
 from models.weights import CheckpointError
-from tests.models.test_lightning_module import fit
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import fit, tiny_pipeline
 
 spandrel = pytest.importorskip("spandrel")
 

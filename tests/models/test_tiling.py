@@ -10,8 +10,7 @@ from models.tiling import Tiling, TooLittleMemory, ramps, spans
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNet, UNetPredictor
 from models.untrained import IdentityPredictor
-from tests.models.test_networks import stir
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import stir, tiny_pipeline
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from models.unet import Denoiser, UNetPredictor
 from models.warm_start import copy_weights
 from models.weights import CheckpointError
 from tests.models.test_checkpoints import WEIGHTS
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 
 def test_weights_are_copied_for_staged_training(tmp_path):

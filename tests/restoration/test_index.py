@@ -13,7 +13,7 @@ from data import images
 from models.pipeline import DeblurPipeline
 from models.untrained import IdentityPredictor
 from restoration.index import write_index
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 
 
 @pytest.fixture

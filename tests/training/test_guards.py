@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 import train
-from tests.test_train import metrics, weights
+from tests.tiny import metrics, weights
 from training.averages import Averages
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 import train
 from tests.processes import torchrun
-from tests.test_train import weights
+from tests.tiny import weights
 from tests.training.test_resume import COMMAND, config, logged, run  # noqa: F401 (a fixture)
 from training.resume import read_checkpoint
 

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 import train
 from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
-from tests.test_train import CONFIG, metrics, weights
+from tests.tiny import RUN, metrics, weights
 from training.resume import read_checkpoint
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -42,7 +42,7 @@ class Signal(Callback):
 
 def every_two_steps():
     """Validation, of two images, and a checkpoint after two steps."""
-    often = CONFIG.replace("val_check_interval: 3", "val_check_interval: 2\n  limit_val_batches: 2")
+    often = RUN.replace("val_check_interval: 3", "val_check_interval: 2\n  limit_val_batches: 2")
     Path("run.yaml").write_text(often)
 
 

@@ -15,9 +15,7 @@ from models.recompute import recompute
 from models.slim_unet import SlimDenoiser
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
-from tests.models.test_lightning_module import fit as fit_module
-from tests.models.test_lightning_module import module
-from tests.test_train import fit, metrics
+from tests.tiny import fit, metrics, module, train_run
 from training.averages import Averages
 from training.resume import read_checkpoint
 
@@ -26,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings(
 
 def test_a_run_says_how_fast_it_is():
     clock = ["--trainer.profiler", "benchmarks.speed.Clock", "--trainer.callbacks+", "benchmarks.speed.Speed"]
-    fit("run", "--trainer.log_every_n_steps", "2", "--trainer.enable_progress_bar", "true", *clock)
+    train_run("run", "--trainer.log_every_n_steps", "2", "--trainer.enable_progress_bar", "true", *clock)
     rows = [row for row in metrics("run") if "train/loss" in row]
     assert [row["step"] for row in rows] == ["2", "4", "6"]
     for row in rows:
@@ -108,7 +106,7 @@ class TestFlops:
 
 def test_averages_are_lightning_s(tmp_path):
     both = EMAWeightAveraging(decay=0.7), Averages(decay=0.7)
-    fit_module(module(predictor=U2NetPredictor("lite")), tmp_path, 3, both)
+    fit(module(predictor=U2NetPredictor("lite")), tmp_path, 3, both)
     one, other = (averages._average_model.state_dict() for averages in both)
     assert one.keys() == other.keys() and one["n_averaged"] == other["n_averaged"] == 3
     assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one)
@@ -117,9 +115,9 @@ def test_averages_are_lightning_s(tmp_path):
 def test_a_compiled_run_leaves_the_same_names_and_goes_on():
     """Without the compiler even. It stands aside here, which leaves its wrappers, and they must not show."""
     with torch.compiler.set_stance("force_eager"):
-        fit("run", "--model.compiled", "true", "--trainer.callbacks+", "tests.test_train.StopAfterThree")
+        train_run("run", "--model.compiled", "true", "--trainer.callbacks+", "tests.test_train.StopAfterThree")
         compiled = read_checkpoint(Path("run/checkpoints/last.ckpt"))
-        fit("run")
+        train_run("run")
     last = read_checkpoint(Path("run/checkpoints/last.ckpt"))
     assert (compiled["global_step"], last["global_step"]) == (3, 6)
     assert all(compiled[key].keys() == last[key].keys() for key in ("state_dict", "current_model_state"))
@@ -130,7 +128,7 @@ def test_compiled_networks_train_as_they_are(tmp_path):
     losses = {}
     for compiled in (False, True):
         model = module(compiled=compiled)
-        fit_module(model, tmp_path, 2, validate=True)
+        fit(model, tmp_path, 2, validate=True)
         losses[compiled] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert torch.allclose(losses[True], losses[False], atol=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0

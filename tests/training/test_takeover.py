@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 import train
 from tests.base.test_files import holder
 from tests.conftest import draw_photographs, flags_of_train_py, folder_to_train_in
-from tests.test_train import CONFIG, metrics
+from tests.tiny import RUN, metrics
 from training.resume import changed_settings, newest, read_checkpoint
 
 pytestmark = [
@@ -28,7 +28,7 @@ ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 def started(tmp_path_factory):
     """The folder of a run of four steps."""
     with folder_to_train_in(tmp_path_factory, "started") as folder:
-        Path("run.yaml").write_text(CONFIG.replace("val_check_interval: 3", "val_check_interval: 2"))
+        Path("run.yaml").write_text(RUN.replace("val_check_interval: 3", "val_check_interval: 2"))
         assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
     return folder / "run"
 

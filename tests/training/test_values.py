@@ -23,8 +23,7 @@ from data import images
 from evaluation.perceptual import Lpips
 from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings
-from tests.models.test_lightning_module import Pairs, module
-from tests.test_train import fit, metrics
+from tests.tiny import Pairs, metrics, module, train_run
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
@@ -55,7 +54,7 @@ class TestValidation:
         """What validation of a trained checkpoint on pairs of files logs."""
         save_pairs()
         scale = ["--model.residual_scale", "0.3"]
-        fit("run", *scale, "--trainer.max_steps", "3")
+        train_run("run", *scale, "--trainer.max_steps", "3")
         flags = ["--config", "run.yaml", "--trainer.default_root_dir", "again", "--data.val", "pairs", *scale]
         command = train.cli(["validate", *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
         return {name: value.item() for name, value in command.trainer.callback_metrics.items()}
@@ -86,7 +85,7 @@ class TestValidation:
         save_pairs()
         for side in ("blur", "sharp"):
             images.write(Path("pairs", side, "third.png"), torch.rand(3, 20, 40))
-        fit("run", "--data.val", "pairs", "--trainer.max_steps", "3")
+        train_run("run", "--data.val", "pairs", "--trainer.max_steps", "3")
         row = metrics("run")[-1]
         assert row["val/lpips"] == "nan" and math.isfinite(float(row["val/psnr"]))
 
@@ -104,7 +103,7 @@ def test_the_best_checkpoints_are_the_best_of_three_validations():
     save_pairs()
     flags = ["--data.val", "pairs", "--model.validation.blend", "0", "--model.lr", "1e-9", "--ema.decay", "0"]
     flags += ["--trainer.max_steps", "3", "--trainer.val_check_interval", "1"]
-    fit("run", *flags, "--trainer.callbacks+", "tests.training.test_values.Tint")
+    train_run("run", *flags, "--trainer.callbacks+", "tests.training.test_values.Tint")
     scores = {name: [float(row[name]) for row in metrics("run") if name in row] for name in ("val/psnr", "val/lpips")}
     best = max(scores["val/psnr"]), min(scores["val/lpips"])
     assert [values.index(one) for values, one in zip(scores.values(), best, strict=True)] == [1, 1], scores
@@ -127,7 +126,7 @@ def test_the_loss_by_noise_level_is_a_mean_over_the_steps_since_the_last_one():
     Losses.seen = []
     flags = ["--model.objective.levels", "log_normal", "--model.objective.log_normal", "[0.0, 3.0]"]
     flags += ["--trainer.log_every_n_steps", "3", "--data.batch_size", "8"]
-    fit("run", *flags, "--trainer.callbacks+", "tests.training.test_values.Losses")
+    train_run("run", *flags, "--trainer.callbacks+", "tests.training.test_values.Losses")
     rows = [row for row in metrics("run") if any(row.get(f"denoiser_loss/snr_{k}") for k in range(5))]
     assert [row["step"] for row in rows] == ["3", "6"] and len(Losses.seen) == 6
     for row, steps in zip(rows, (Losses.seen[:3], Losses.seen[3:]), strict=True):

@@ -13,7 +13,7 @@ import sample
 from data import images, metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
-from tests.models.test_pipeline import tiny_pipeline
+from tests.tiny import tiny_pipeline
 from web.actions import Actions
 from web.restoration import Cancelled, Limits, Restorer
 from web.results import mask_of, shown
