@@ -46,7 +46,7 @@ class Served:
     checkpoint: str | None = None
     device: str | None = None
     precision: Literal["auto", "fp32", "bf16"] | None = None
-    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
+    provider: Literal["openvino", "cpu", "cuda", "tensorrt"] | None = None
     classes: str | None = None
     memory: float | None = None
     metadata: Literal["keep", "private", "none"] | None = None

@@ -57,7 +57,8 @@ class Evaluation:
         seed: the same seed gives the same noise for an image of the same name, in every setting.
         device: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
         precision: of the networks; auto is bf16 where the device supports it in hardware.
-        provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
+        provider: what runs an ONNX folder (docs/deployment.md): openvino, the default if it is installed; or cpu, cuda
+            or tensorrt of ONNX Runtime.
         classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas
             (docs/extend.md).
         batch_size: images per batch of the networks; default: chosen by the device and the images' size.
@@ -87,7 +88,7 @@ class Evaluation:
     seed: int = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
+    provider: Literal["openvino", "cpu", "cuda", "tensorrt"] | None = None
     classes: str | None = None
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"

@@ -1,328 +1,241 @@
-"""Compare ONNX files with PyTorch: which networks export, parity, speed, and what INT8 costs.
+"""Compare the engines of exported checkpoints with PyTorch: speed, start, memory, size, and what INT8 costs.
 
-python -m benchmarks.deployment --calibration PAIRS --photos PHOTOS --data synthetic=PAIRS gopro=PAIRS
-python -m benchmarks.deployment --cases support --networks 'unet,nafnet'
-python -m benchmarks.deployment --cases speed --calibration PAIRS --threads 2
+python -m benchmarks.deployment pretrained/lite --calibration PAIRS --data synthetic=PAIRS gopro=PAIRS --threads 1
+python -m benchmarks.deployment 'U-Net of NAF blocks' --cases speed --threads 1
+python -m benchmarks.deployment pretrained/lite --cases speed --threads 1 --engines 'torch bf16,openvino int8'
 
-The cases are support (each network, on one tile), photos (whole restorations in the same tiles), quality (INT8 against
-float32, on pairs), speed (1280x720, alternating) and start (from process start to a restored image). Results are merged
-into the JSON file, and the tables in deployment.md beside it are made from that.
+A checkpoint is one that sample.py takes, or the name of an arm of benchmarks/predictors.yaml, whose predictor is then
+measured with random weights. All engines run in turns in one process, on one image of 1280x720. Beside the seconds
+stands the processor time, which other programs on the same core do not change; with one thread the ratios are those of
+the processor time. Results are merged into the JSON file, and the tables in deployment.md beside it are made from that.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from fnmatch import fnmatch
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 
 import torch
+import yaml
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from base.files import replacing
+from base.progress import ProgressBar
 from base.stop import run_command
 from benchmarks.record import destination, machine, markdown_table, write_json
-from deployment.export import examples, export, parity, write_network
-from models.checkpoints import load_pipeline, networks
-from models.index import CheckpointError
-from models.onnx_network import GRAPH, INPUTS, OnnxNetwork
+from deployment.export import export
+from models.checkpoints import load_pipeline
+from models.classes import NETWORKS
+from models.onnx_files import GRAPH
+from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 
-KINDS = ("fp32", "int8", "int8 trained")
-CASES = ("support", "photos", "quality", "speed", "start")
+CASES = ("speed", "start", "quality")
+ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of load_pipeline
+    "torch fp32": (None, {"precision": "fp32"}),
+    "torch bf16": (None, {"precision": "bf16"}),
+    "torch compiled bf16": (None, {"precision": "bf16"}),
+    "torch openvino bf16": (None, {"precision": "fp32"}),  # torch.compile with OpenVINO as its backend
+    "onnxruntime fp32": ("fp32", {"provider": "cpu"}),
+    "onnxruntime int8": ("int8", {"provider": "cpu"}),
+    "openvino fp32": ("fp32", {"provider": "openvino", "precision": "fp32"}),
+    "openvino bf16": ("fp32", {"provider": "openvino", "precision": "bf16"}),
+    "openvino int8": ("int8", {"provider": "openvino"}),
+}
+SLOW = {"torch compiled bf16", "torch openvino bf16"}  # to prepare; measured only if named
 WIDTH, HEIGHT = 1280, 720
-PHOTOS = 8
 ROOT = Path(__file__).parents[1]
 
 
-def lite(name: str) -> Callable[[], nn.Module]:
-    """Returns a function that loads a network of the published checkpoint."""
-    return lambda: networks(load_pipeline(str(ROOT / "pretrained" / "lite"), precision="fp32"))[name]
-
-
-def untrained(name: str, *arguments, **options) -> Callable[[], nn.Module]:
-    """Returns a function that makes an untrained network, with its zero-initialised last layers made random."""
-    from models.classes import NETWORKS
-
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        network = NETWORKS[name](*arguments, **options).eval().requires_grad_(False)
-        for layer in network.modules():
-            if isinstance(layer, nn.Conv2d) and not layer.weight.any():
-                nn.init.normal_(layer.weight, std=0.01)
-        return network
-
-    return make
-
-
-def nafnet() -> nn.Module:
-    """NAFNet of width 32 with random weights, through spandrel."""
-    from spandrel.architectures.NAFNet import NAFNet
-
-    from models.spandrel_predictor import SpandrelPredictor
-
+def untrained(arm: str, folder: Path) -> str:
+    """Write a checkpoint of an arm's predictor with random weights; the zeros of its last layers are replaced, too."""
+    made = yaml.safe_load((ROOT / "benchmarks" / "predictors.yaml").read_text())
+    if arm not in made["arms"]:
+        raise ValueError(f"{arm} is neither a checkpoint nor an arm of benchmarks/predictors.yaml")
+    own = made["arms"][arm].get("model.init_args.predictor") or made["base"]["model"]["init_args"]["predictor"]
     torch.manual_seed(0)
-    network = NAFNet(width=32, middle_blk_num=1, enc_blk_nums=[1, 1, 1, 28], dec_blk_nums=[1, 1, 1, 1])
-    return SpandrelPredictor(weights=network.state_dict())
+    network = NETWORKS[own["class_path"].rpartition(".")[2]](**own["init_args"]).eval().requires_grad_(False)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and not layer.weight.any():
+            nn.init.normal_(layer.weight, std=0.01)
+    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+    DeblurPipeline(network, None, scheduler, presets={"balanced": {"blend": 0.0}}).save_pretrained(folder)
+    return str(folder)
 
 
-NETWORKS = {  # part, tile size, and a function that makes it
-    "lite predictor": ("predictor", 512, lite("predictor")),
-    "lite denoiser": ("denoiser", 512, lite("denoiser")),
-    "U2-Net full": ("predictor", 512, untrained("U2NetPredictor", "full")),
-    "U2-Net lite": ("predictor", 512, untrained("U2NetPredictor", "lite")),
-    "the paper's predictor": ("predictor", 640, untrained("UNetPredictor")),
-    "the paper's denoiser": ("denoiser", 640, untrained("Denoiser")),
-    "slim U-Net of NAF blocks": ("predictor", 1024, untrained("SlimPredictor", block="naf")),
-    "NAFNet (spandrel)": ("predictor", 512, nafnet),
-}
+def in_turns(runs: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, dict[str, float]]:
+    """Seconds and processor time of each function: the least and the median of `repeats` calls in turns after one."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for k in range(repeats + 1):
+        for name, run in runs.items():
+            start, own = time.perf_counter(), time.process_time()
+            run()
+            if k:
+                found[name].append((time.perf_counter() - start, time.process_time() - own))
+    return {
+        name: {
+            "seconds": round(min(wall for wall, _ in each), 4),
+            "seconds_median": round(median(wall for wall, _ in each), 4),
+            "processor_seconds": round(min(own for _, own in each), 4),
+            "processor_seconds_median": round(median(own for _, own in each), 4),
+        }
+        for name, each in found.items()
+    }
 
 
-def measure_support(folder: Path, pattern: str) -> dict:
-    """Export each network in float32 and float16 on the CPU: parity and seconds per tile, or why it fails."""
-    found = {}
-    for name, (part, side, make) in NETWORKS.items():
-        if not any(fnmatch(name.lower(), f"*{word.strip().lower()}*") for word in pattern.split(",")):
-            continue
-        for precision in ("fp32", "fp16"):
-            network, place = make(), folder / name.replace("'", "") / precision
-            network.save_config(place)
-            cell = found[f"{name}/{precision}/cpu"] = {"side": side, "exported": False}
-            try:
-                write_network(network, part, place, precision, side)
-                cell |= {"exported": True, "parity": parity(network, part, place)}
-                given = examples(INPUTS[part], side)
-                cell["seconds"] = in_turns({"onnx": OnnxNetwork(place, part), "torch": network}, given, 2)
-            except CheckpointError as error:
-                cell["blocked"] = str(error)
-            tqdm.write(f"{name}, {precision}: {cell}")
+def measure_speed(sources: dict[str, str], repeats: int) -> dict:
+    """The predictor alone and the whole preset, by each engine on the same image."""
+    blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+    pipelines = loaded(sources)
+    whole = {name: lambda p=pipeline: p(blurry, output_type="pt").images for name, pipeline in pipelines.items()}
+    alone = {name: lambda p=pipeline: p.predict(blurry) for name, pipeline in pipelines.items()}
+    found = {"predictor": in_turns(alone, repeats)}
+    if next(iter(pipelines.values())).denoiser is not None:
+        found["restoration"] = in_turns(whole, repeats)
+    key = "processor_seconds" if torch.get_num_threads() == 1 else "seconds"
+    for part in found.values():
+        for seconds in part.values():
+            seconds["torch bf16, times as fast"] = round(part["torch bf16"][key] / seconds[key], 3)
     return found
 
 
-def in_turns(runs: dict[str, Callable[..., Tensor]], given: tuple[Tensor, ...], repeats: int) -> dict[str, float]:
-    """Seconds of each function: the fastest of `repeats` alternating calls after one for warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    with torch.no_grad():
-        for k in range(repeats + 1):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run(*given)
-                if k:
-                    seconds[name].append(time.perf_counter() - start)
-    return {name: round(min(each), 4) for name, each in seconds.items()}
-
-
-def measure_photos(checkpoint: str, folders: dict[str, Path], source: str, limit: int) -> dict:
-    """Whole restorations of photographs: ONNX against PyTorch, with the same padding and tiles."""
-    from data import images, search
-
-    paths = search.find(source)
-    paths = [paths[k * len(paths) // limit] for k in range(min(limit, len(paths)))]
-    torch_pipeline = load_pipeline(checkpoint, precision="fp32")
-    found = {}
-    for kind, folder in folders.items():
-        deployed, worst = load_pipeline(str(folder)), {}
-        for path in tqdm(paths, f"photos, {kind}"):
-            blurry = images.read(path)[None]
-            ours = deployed(blurry, names=[path.stem], output_type="pt").images
-            theirs = as_torch(deployed, torch_pipeline, blurry, path.stem)
-            worst[path.name] = round(255 * (ours - theirs).abs().max().item(), 4)
-        found[kind] = {"largest_difference_in_levels": max(worst.values()), "photos": worst}
+def loaded(sources: dict[str, str]) -> dict[str, DeblurPipeline]:
+    """The pipeline of each engine, from its folder."""
+    found = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
+    for name in found.keys() & SLOW:
+        how = {"backend": "openvino", "options": {"device": "CPU", "config": {"INFERENCE_PRECISION_HINT": "bf16"}}}
+        for network in filter(None, (found[name].predictor, found[name].denoiser)):
+            network.compile(**(how if "openvino" in name else {}))
+        found[name].compiled = True
     return found
 
 
-def as_torch(deployed: DeblurPipeline, pipeline: DeblurPipeline, blurry: Tensor, name: str) -> Tensor:
-    """Restore as the deployed pipeline would with PyTorch's networks instead of its graphs, for a fair comparison."""
-    with ExitStack() as swapped:
-        for part, network in networks(pipeline).items():
-            exported = getattr(deployed, part)
-            exported._run = network.forward  # assigning the module would register it, and the graph would still run
-            swapped.callback(delattr, exported, "_run")
-        return deployed(blurry, names=[name], output_type="pt").images
+def measure_start(sources: dict[str, str], repeats: int) -> dict:
+    """From the start of sample.py to a restored photograph of 1280x720, with its memory: medians; bytes of weights."""
+    from PIL import Image
+
+    found = {}
+    with TemporaryDirectory() as place:
+        photo = Path(place) / "photo.jpg"
+        Image.open(ROOT / "docs" / "examples" / "rsblur_1.jpg").resize((WIDTH, HEIGHT)).save(photo)
+        for name, source in sources.items():
+            flags = [word for flag, value in ENGINES[name][1].items() for word in (f"--{flag}", value)]
+            words = [sys.executable, "sample.py", photo, "--checkpoint", Path(source).resolve(), "--output"]
+            runs = []
+            for _ in range(repeats + 1):
+                begin = time.perf_counter()
+                with subprocess.Popen(
+                    [*words, f"{place}/out", "--overwrite", *flags], cwd=ROOT, stdout=subprocess.DEVNULL
+                ) as process:
+                    _, status, used = os.wait4(process.pid, 0)
+                    process.returncode = os.waitstatus_to_exitcode(status)
+                if process.returncode:
+                    raise ChildProcessError(f"sample.py failed with {name}")
+                own = used.ru_utime + used.ru_stime
+                runs.append((time.perf_counter() - begin, own, used.ru_maxrss / 1024))
+            seconds, own, memory = (median(each) for each in zip(*runs[1:], strict=True))  # the first fills the caches
+            graphs = sum(file.stat().st_size for file in Path(source).rglob(GRAPH))
+            weights = graphs or sum(file.stat().st_size for file in Path(source).rglob("*.safetensors"))
+            found[name] = {"seconds": round(seconds, 2), "processor_seconds": round(own, 2)}
+            found[name] |= {"memory_mib": round(memory), "weights_mib": round(weights / 2**20, 1)}
+    return found
 
 
-def measure_quality(folders: dict[str, Path], data: dict[str, str], limit: int | None) -> dict:
-    """PSNR and LPIPS of prediction and restoration, each kind of INT8 against float32, means over the pairs."""
+def measure_quality(sources: dict[str, str], data: dict[str, str], names: list[str], limit: int | None) -> dict:
+    """Metrics of prediction and restoration by each engine, means over pairs, and the differences to the first."""
     from data.layouts import find_pairs
     from data.pairs import read_pair
     from evaluation.metrics import make_metrics
 
-    metrics = make_metrics(["psnr", "lpips"])
-    pipelines = {kind: load_pipeline(str(folder)) for kind, folder in folders.items()}
-    settings = pipelines["fp32"].default_settings
-    found = {}
-    for name, root in data.items():
+    metrics, pipelines, found = make_metrics(names), loaded(sources), {}
+    for dataset, root in data.items():
         pairs = find_pairs(root)[:limit]
         scores: dict[str, list[float]] = {}
-        for pair in tqdm(pairs, f"quality, {name}"):
+        worst = dict.fromkeys(pipelines, 0.0)
+        for pair in ProgressBar(pairs, f"quality, {dataset}"):
             blurry, sharp = (image[None] for image in read_pair(pair))
-            outputs = {
-                kind: pipeline(blurry, settings, names=[pair.name], output_type="pt")
-                for kind, pipeline in pipelines.items()
-            }
-            for kind, output in outputs.items():
-                for what, image in (("prediction", output.predictions), ("restoration", output.images)):
-                    for metric in ("psnr", "lpips"):
-                        scores.setdefault(f"{kind} {what} {metric}", []).append(metrics[metric](image, sharp).item())
+            expected = None
+            for engine, pipeline in pipelines.items():
+                settings = pipeline.default_settings
+                settings = replace(settings, blend=0.0) if pipeline.denoiser is None else settings
+                out = pipeline(blurry, settings, names=[pair.name], output_type="pt")
+                expected = out.images if expected is None else expected
+                worst[engine] = max(worst[engine], (out.images - expected).abs().max().item())
+                for what, image in (("prediction", out.predictions), ("restoration", out.images)):
+                    for metric in metrics:
+                        scores.setdefault(f"{what} {metric}, {engine}", []).append(metrics[metric](image, sharp).item())
         means = {key: mean(values) for key, values in scores.items()}
-        rows = {"images": len(pairs)} | {key: round(value, 4) for key, value in means.items()}
-        for kind in [kind for kind in folders if kind != "fp32"]:
-            for what in ("prediction", "restoration"):
-                key = f"{kind} {what}"
-                rows[f"psnr lost, {key}"] = round(means[f"fp32 {what} psnr"] - means[f"{key} psnr"], 4)
-                rows[f"lpips gained, {key}"] = round(means[f"{key} lpips"] - means[f"fp32 {what} lpips"], 4)
-        found[name] = rows
-        tqdm.write(f"{name}: {rows}")
+        first = next(iter(pipelines))
+        changes = {key: value - means[f"{key.partition(',')[0]}, {first}"] for key, value in means.items()}
+        found[dataset] = {"images": len(pairs), "means": {key: round(value, 4) for key, value in means.items()}}
+        found[dataset]["change"] = {key: round(value, 4) for key, value in changes.items() if not key.endswith(first)}
+        found[dataset]["largest_difference"] = {name: round(value, 6) for name, value in worst.items()}
+        print(f"{dataset}: {found[dataset]}")
     return found
-
-
-def measure_speed(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
-    """Seconds at 1280x720 of predictor and restoration, alternating, and the costliest operators of INT8."""
-    blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
-    pipelines = {f"torch {precision}": load_pipeline(checkpoint, precision=precision) for precision in ("fp32", "bf16")}
-    pipelines |= {f"onnx {kind}": load_pipeline(str(folder)) for kind, folder in folders.items()}
-    whole = {
-        name: lambda x, p=pipeline: p(x, output_type="pt", tile=WIDTH, predictor_tile=WIDTH).images
-        for name, pipeline in pipelines.items()
-    }
-    alone = {name: lambda x, p=pipeline: p.predict(x, WIDTH) for name, pipeline in pipelines.items()}
-    found = {"predictor": in_turns(alone, (blurry,), repeats), "restoration": in_turns(whole, (blurry,), repeats)}
-    for seconds in (found["predictor"], found["restoration"]):
-        seconds["int8 against torch bf16, times as fast"] = round(seconds["torch bf16"] / seconds["onnx int8"], 2)
-    sizes = {kind: sum(f.stat().st_size for f in folder.rglob(GRAPH)) for kind, folder in folders.items()}
-    found["bytes"] = sizes | {"int8 share": round(sizes["int8"] / sizes["fp32"], 3)}
-    found["costliest operators of int8, share of the time"] = {
-        name: profile(folders["int8"] / name, examples(network.inputs, HEIGHT, WIDTH), name)
-        for name, network in networks(pipelines["onnx int8"]).items()
-    }
-    return found
-
-
-def profile(folder: Path, given: tuple[Tensor, ...], name: str) -> dict[str, float]:
-    """The costliest operators and their share of the time, by onnxruntime's profile of three runs."""
-    import onnxruntime
-
-    network = OnnxNetwork(folder, name)
-    with TemporaryDirectory() as place:
-        options = onnxruntime.SessionOptions()
-        options.enable_profiling, options.profile_file_prefix = True, f"{place}/profile"
-        options.intra_op_num_threads = torch.get_num_threads()
-        network.session = onnxruntime.InferenceSession((folder / GRAPH).read_bytes(), options)
-        for _ in range(3):
-            network(*given)
-        events = json.loads(Path(network.session.end_profiling()).read_text())
-    spent: Counter[str] = Counter()
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("kernel_time"):
-            spent[event["args"]["op_name"]] += event["dur"]
-    return {operator: round(time / spent.total(), 3) for operator, time in spent.most_common(8)}
-
-
-def measure_start(checkpoint: str, folders: dict[str, Path], repeats: int) -> dict:
-    """Seconds from process start to a restored photograph of 1280x720, by sample.py in its own process; medians."""
-    from PIL import Image
-
-    sources = {"torch auto": checkpoint} | {f"onnx {kind}": str(folder) for kind, folder in folders.items()}
-    with TemporaryDirectory() as place:
-        photo = Path(place) / "photo.jpg"
-        Image.open(ROOT / "docs" / "examples" / "rsblur_1.jpg").resize((WIDTH, HEIGHT)).save(photo)
-        seconds: dict[str, list[float]] = {name: [] for name in sources}
-        for k in range(repeats + 1):
-            for name, source in sources.items():
-                words = [sys.executable, "sample.py", photo, "--checkpoint", source, "--output", f"{place}/out"]
-                begin = time.perf_counter()
-                subprocess.run([*words, "--overwrite"], cwd=ROOT, check=True, capture_output=True)
-                if k:  # the first run fills the caches
-                    seconds[name].append(time.perf_counter() - begin)
-    return {name: round(median(each), 2) for name, each in seconds.items()}
 
 
 def markdown(found: dict) -> str:
-    """The result tables of the measured cases."""
-    tables = {"support": _support, "photos": _photos, "quality": _quality, "speed": _speed, "start": _start}
-    return "\n".join(line for case, table in tables.items() if case in found for line in [*table(found[case]), ""])
-
-
-def _support(found: dict) -> list[str]:
-    head = ["network", "precision", "provider", "exported", "parity with PyTorch", "tile", "onnx, s", "torch fp32, s"]
-    rows = []
-    for key, cell in found.items():
-        seconds = cell.get("seconds", {})
-        said = cell.get("parity") or cell["blocked"]
-        measured = [str(seconds.get(engine, "")) for engine in ("onnx", "torch")]
-        rows.append([*key.split("/"), "✓" if "parity" in cell else "", said, str(cell["side"]), *measured])
-    return markdown_table(head, *rows)
-
-
-def _photos(found: dict) -> list[str]:
-    rows = [[kind, str(len(each["photos"])), str(each["largest_difference_in_levels"])] for kind, each in found.items()]
-    return markdown_table(["whole restorations, fp32", "photographs", "largest difference, of 255"], *rows)
-
-
-def _quality(found: dict) -> list[str]:
-    kinds = [kind for kind in KINDS if any(key.startswith(f"{kind} prediction") for key in next(iter(found.values())))]
-    rows = []
-    for name, values in found.items():
-        for what in ("prediction", "restoration"):
-            row = [f"{name}, {values['images']} images", what]
-            for kind in kinds:
-                psnr, lpips = (values[f"{kind} {what} {metric}"] for metric in ("psnr", "lpips"))
-                row.append(f"{psnr:.3f} / {lpips:.4f}")
-            rows.append(row)
-    return markdown_table(["PSNR, dB / LPIPS", "", *kinds], *rows)
-
-
-def _speed(found: dict) -> list[str]:
-    names = list(found["predictor"])
-    rows = [[part, *(str(found[part][name]) for name in names)] for part in ("predictor", "restoration")]
-    lines = [*markdown_table([f"{WIDTH}x{HEIGHT}, seconds", *names], *rows), ""]
-    for part, shares in found["costliest operators of int8, share of the time"].items():
-        lines.append(f"- operators of the {part} in int8: {', '.join(f'{name} {x:.0%}' for name, x in shares.items())}")
-    sizes = found["bytes"]
-    return [*lines, f"- graphs: {', '.join(f'{name} {size}' for name, size in sizes.items())} (bytes)"]
-
-
-def _start(found: dict) -> list[str]:
-    return markdown_table(["from process start to a restored image, seconds", *found], ["", *map(str, found.values())])
+    """The result tables of all checkpoints."""
+    lines = []
+    for checkpoint, cases in found["checkpoints"].items():
+        for part, engines in cases.get("speed", {}).items():
+            head = [f"{checkpoint}, {part}, {WIDTH}x{HEIGHT}", "seconds", "processor time", "against torch bf16"]
+            rows = [
+                [name, f"{x['seconds']:.3f}", f"{x['processor_seconds']:.3f}", f"{x['torch bf16, times as fast']:.2f}"]
+                for name, x in engines.items()
+            ]
+            lines += [*markdown_table(head, *rows), ""]
+        if "start" in cases:
+            head = [f"{checkpoint}, first image", "seconds", "processor time", "memory, MiB", "weights, MiB"]
+            rows = [[name, *(str(value) for value in one.values())] for name, one in cases["start"].items()]
+            lines += [*markdown_table(head, *rows), ""]
+        for dataset, one in cases.get("quality", {}).items():
+            names = list(one["largest_difference"])
+            rows = [
+                [what, *(f"{one['means'][f'{what}, {name}']:.4f}" for name in names)]
+                for what in dict.fromkeys(key.partition(",")[0] for key in one["means"])
+            ]
+            rows.append(["largest difference", *(str(one["largest_difference"][name]) for name in names)])
+            lines += [*markdown_table([f"{checkpoint}, {dataset}, {one['images']} images", *names], *rows), ""]
+    return "\n".join(lines)
 
 
 def main(
     checkpoint: str = "pretrained/lite",
     cases: str = ",".join(CASES),
+    engines: str | None = None,
     calibration: str | None = None,
-    photos: str | None = None,
     data: list[str] | None = None,
-    trained: str | None = None,
-    networks: str = "*",
+    metrics: str = "psnr,lpips",
     limit: int | None = None,
-    threads: int | None = None,
+    threads: int = 1,
     repeats: int = 5,
     work: str = "runs/deployment",
     output: str = "runs/benchmarks",
     publish: bool = False,
 ) -> None:
-    """Measure the chosen cases, and write the JSON file and the tables.
+    """Measure the chosen cases of a checkpoint, and write the JSON file and the tables.
 
     Args:
-        checkpoint: the checkpoint for photos, quality, speed and start.
-        cases: separated by commas.
-        calibration: pairs of training images for INT8; not needed if --work already holds the folders.
-        photos: photographs for the case photos.
+        checkpoint: what to measure: a checkpoint, or the name of an arm of benchmarks/predictors.yaml.
+        cases: speed, start and quality, separated by commas.
+        engines: names of engines, separated by commas; default: all but those that compile.
+        calibration: pairs of training images for INT8; without them, and without an INT8 folder in --work, INT8 is
+            left out.
         data: datasets of pairs for the case quality, as NAME=FOLDER.
-        trained: the checkpoint trained further with model.quantize int8; in the case quality it has its own INT8 row.
-        networks: for the case support, parts of the names of the networks, separated by commas.
+        metrics: for the case quality.
         limit: largest number of pairs per dataset.
-        threads: of PyTorch and of onnxruntime; none: PyTorch's default.
+        threads: of PyTorch and of both engines.
         repeats: of timed calls.
-        work: folder for exported networks; existing ones are reused.
+        work: folder for exported networks, in a folder for each checkpoint; existing ones are reused.
         output: folder for deployment.json and deployment.md.
         publish: write into benchmarks/results, under the name of the output.
     """
@@ -330,41 +243,38 @@ def main(
     chosen = cases.split(",")
     if not set(chosen) <= set(CASES):
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if unknown := set((engines or "").split(",")) - ENGINES.keys() - {""}:
+        raise ValueError(f"engine {unknown.pop()} is none of {', '.join(ENGINES)}")
+    torch.set_num_threads(threads)
+    folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
+    source = checkpoint if Path(checkpoint).exists() else untrained(checkpoint, folder / "torch")
+    sources = {}
+    for name in (engines or ",".join(ENGINES.keys() - SLOW)).split(","):
+        kind = ENGINES[name][0]
+        if kind and not (folder / kind).is_dir():
+            if kind == "int8" and calibration is None:
+                print(f"{name} is left out: give --calibration PAIRS")
+                continue
+            export(source, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
+        sources[name] = str(folder / kind) if kind else source
+    sources = {name: sources[name] for name in ENGINES if name in sources}
     file = Path(output) / "deployment.json"
-    found = json.loads(file.read_text()) if file.is_file() else {"runs": {}}
-    folders = {kind: Path(work) / kind for kind in (*KINDS, "tiles")}
-    wanted = {
-        "photos": ("fp32", "tiles"),
-        "quality": KINDS[:2] if trained is None else KINDS,
-        "speed": ("fp32", "int8"),
-        "start": ("fp32", "int8"),
-    }
-    for kind in sorted({kind for case in chosen for kind in wanted.get(case, ())}):
-        if not folders[kind].is_dir():
-            own = {"precision": "int8", "calibration": calibration} if kind.startswith("int8") else {}
-            source = trained if kind == "int8 trained" else checkpoint
-            export(source, str(folders[kind]), dynamic=kind != "tiles", **own)
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    found = found if "checkpoints" in found else {"checkpoints": {}}
     for case in chosen:
-        own = {kind: folders[kind] for kind in wanted.get(case, ())}
-        if case == "support":
-            with TemporaryDirectory() as place:
-                result = found.get("support", {}) | measure_support(Path(place), networks)
-        elif case == "photos":
-            result = measure_photos(checkpoint, own, needed(photos, "photos"), PHOTOS)
-        elif case == "quality":
-            sets = dict(one.split("=", 1) for one in needed(data, "data"))
-            result = found.get("quality", {}) | measure_quality(own, sets, limit)
-        elif case == "speed":
-            result = measure_speed(checkpoint, own, repeats)
+        if case == "speed":
+            result = measure_speed(sources, repeats)
+        elif case == "start":
+            result = measure_start(sources, min(repeats, 3))
         else:
-            result = measure_start(checkpoint, own, min(repeats, 3))
-        found[case] = result
-        found["runs"][case] = machine(threads=threads) | {
-            "onnxruntime": version("onnxruntime"),
-            "onnx": version("onnx"),
-        }
+            if not data:
+                raise ValueError("the case quality needs --data")
+            sets = dict(one.split("=", 1) for one in data)
+            result = measure_quality(sources, sets, metrics.split(","), limit)
+        kept = found["checkpoints"].setdefault(checkpoint, {})
+        kept[case] = kept.get(case, {}) | result if case == "quality" else result
+        versions = {name: version(name) for name in ("onnxruntime", "openvino", "nncf", "onnx")}
+        kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
         write_json(file, found)
         with replacing(file.with_suffix(".md")) as part:
             part.write_text(markdown(found))
@@ -372,18 +282,12 @@ def main(
     print(f"wrote {file} and {file.with_suffix('.md')}")
 
 
-def needed(value, flag: str):
-    """The value of a flag that a case requires; ValueError if it is missing."""
-    if not value:
-        raise ValueError(f"this case needs --{flag}")
-    return value
-
-
 def cli(args: list[str] | None = None) -> None:
     """The command line."""
     parser = ArgumentParser(description=__doc__, prog="benchmarks.deployment", allow_abbrev=False)
     parser.add_argument("--data", nargs="+", help="datasets of pairs for the case quality, as NAME=FOLDER")
-    parser.add_function_arguments(main, skip={"data"})
+    parser.add_argument("checkpoint", nargs="?", default="pretrained/lite")
+    parser.add_function_arguments(main, skip={"data", "checkpoint"})
     main(**parser.parse_args(args).as_dict())
 
 

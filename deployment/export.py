@@ -1,11 +1,12 @@
 """Export a checkpoint as ONNX files, which run without PyTorch's networks.
 
 python -m deployment.export pretrained/lite --output deployed/lite
-python -m deployment.export pretrained/lite --output deployed/lite --dynamic true
 python -m deployment.export pretrained/lite --output deployed/lite_int8 --precision int8 --calibration PAIRS
+python -m deployment.export pretrained/lite --output deployed/lite_trt --precision fp16 --target_device tensorrt
 
-The folder is a checkpoint for sample.py, evaluate.py and `load_pipeline`: each network as model.onnx, with the same
-configs, schedule, residual scale, presets and card.
+The folder is a checkpoint for sample.py, evaluate.py, app.py, python -m batch and `load_pipeline`: each network as
+model.onnx, with the same configs, schedule, residual scale, presets and card. INT8 is for processors with VNNI
+(avx512_vnni, avx_vnni or amx_int8 in /proc/cpuinfo) and for TensorRT; on other processors use fp32.
 """
 
 import functools
@@ -16,9 +17,10 @@ import shutil
 import sys
 import warnings
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +29,21 @@ from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
+from models.engines import Provider
 from models.hub import find_folder
 from models.index import ONNX, CheckpointError
 from models.memory import bytes_per_pixel
-from models.onnx_network import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, OnnxNetwork, require_packages
+from models.onnx_files import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, read_facts, require_package
+from models.onnx_network import OnnxNetwork
 from models.pipeline import DeblurPipeline
 from models.spandrel_predictor import SpandrelPredictor
+
+TargetDevice = Literal["cpu", "tensorrt"]
 
 OPSET = 20
 MAX_ERROR = 1e-4  # of fp32, in the network's own units; images are in [-1, 1]
 MIN_PSNR = 60.0  # of fp16, in dB, with the range of PyTorch's output as the peak
+MORE_MEMORY = 1.25  # onnxruntime was seen to take a fifth more than PyTorch; OpenVINO takes less
 LEAST = 3  # side, in strides, of the smallest image on which a graph without fixed size is made and tested
 
 
@@ -44,8 +51,8 @@ def export(
     source: str,
     output: str,
     precision: GraphPrecision = "fp32",
-    tile: int = 512,
-    dynamic: bool = False,
+    target_device: TargetDevice = "cpu",
+    tile: int | None = None,
     calibration: str | None = None,
     max_drop: float = 0.05,
     classes: str | None = None,
@@ -55,20 +62,23 @@ def export(
     Args:
         source: exported folder, hub id, or .ckpt file of train.py.
         output: folder to write to; must be new or empty.
-        precision: fp32; fp16, half the size and for GPUs; or int8, which needs --calibration.
-        tile: side in pixels of the graphs' input; larger images are tiled. A multiple of the networks' strides.
-        dynamic: export graphs that take images of any size instead of tiles.
+        precision: fp32, which OpenVINO can also run in bf16; fp16, half the size and for GPUs; or int8, which needs
+            --calibration.
+        target_device: cpu: graphs for images of any size; tensorrt: graphs for tiles of one size, since it compiles
+            for each, and with int8 symmetric activations.
+        tile: side in pixels of the graphs' input, a multiple of the networks' strides; larger images are tiled.
+            Default: any size; for tensorrt 512.
         calibration: for int8, pairs of training images in any layout of docs/data.md, for example from
             tools.make_pairs.
-        max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers stay in float until it is
-            met.
+        max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers go back to float until it
+            is met.
         classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas.
 
     Raises:
         CheckpointError: the checkpoint cannot be exported, or the graphs' outputs differ from PyTorch's; no folder is
             left behind.
     """
-    require_exporter()
+    require_exporter(precision)
     if (precision == "int8") != (calibration is not None):
         raise CheckpointError("--precision int8 and --calibration PAIRS, of training images, go together")
     folder = Path(output)
@@ -76,7 +86,7 @@ def export(
     pipeline = load_pipeline(source, "cpu", "fp32", classes=classes or ())
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
-    side = None if dynamic else tile
+    side = tile or (512 if target_device == "tensorrt" else None)
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
         for name, network in networks(pipeline).items():
@@ -84,19 +94,27 @@ def export(
         if precision == "int8":
             from deployment.quantise import quantise
 
-            quantise(pipeline, part, calibration, max_drop)
+            quantise(pipeline, part, calibration, max_drop, target_device)
+            for name in networks(pipeline):
+                write_facts(part / name, replace(read_facts(part / name), precision=precision))
         for name, network in networks(pipeline).items():
-            print(f"{name}: {parity(network, name, part / name)}")
-        load_pipeline(str(part))
+            for provider in engines(target_device):
+                print(f"{name}: {parity(network, name, part / name, provider)}")
+        load_pipeline(str(part), provider="cpu")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-    print(f"wrote {folder}: {precision}, {'any size' if dynamic else f'tiles of {tile}'}, {size:.1f} MiB")
+    print(f"wrote {folder}: {precision}, {f'tiles of {side}' if side else 'any size'}, {size:.1f} MiB")
 
 
-def require_exporter() -> None:
+def require_exporter(precision: GraphPrecision) -> None:
     """Raise CheckpointError if a package that an export needs is missing."""
-    require_packages()
-    if importlib.util.find_spec("onnxscript") is None:
-        raise CheckpointError("an export needs the package onnxscript: pip install -r requirements-extra.txt")
+    for name in ("onnx", "onnxruntime", "onnxscript", *(("nncf",) if precision == "int8" else ())):
+        require_package(name)
+
+
+def engines(target_device: TargetDevice) -> tuple[Provider, ...]:
+    """The engines on which an export for a target is compared with PyTorch here."""
+    has_openvino = target_device == "cpu" and importlib.util.find_spec("openvino")
+    return ("cpu", "openvino") if has_openvino else ("cpu",)
 
 
 def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
@@ -132,18 +150,23 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
             network.stride,
             getattr(network, "multiple", network.stride),
             network.receptive_field,
-            round(bytes_per_pixel(network), 1),
+            round(MORE_MEMORY * bytes_per_pixel(network), 1),
             getattr(network, "prediction_type", None),
         )
     except ValueError as error:
         least = 2 * (network.receptive_field or 0) + network.stride
         raise CheckpointError(
             f"tiles of {side} pixels do not suit the {name}: give --tile, a multiple of {network.stride} of at least"
-            f" {least}, or --dynamic true"
+            f" {least}, or no --tile"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     model = _traced(network, what, names, example, facts)
     (folder / GRAPH).write_bytes(model.SerializeToString())
+    write_facts(folder, facts)
+
+
+def write_facts(folder: Path, facts: GraphFacts) -> None:
+    """Write graph.json into a network's folder."""
     (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
 
 
@@ -170,6 +193,7 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
                 dynamo=True,
                 external_data=False,
                 dynamic_shapes=shapes,
+                custom_translation_table={torch.ops.aten.pixel_unshuffle.default: _pixel_unshuffle},
                 verbose=False,
             )
     except Exception as error:  # of torch.export, of the conversion, or of the network
@@ -179,6 +203,18 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file
     return model
+
+
+def _pixel_unshuffle(image: Any, downscale_factor: int) -> Any:
+    """ONNX operators for torch's pixel_unshuffle; the exporter's own compute sizes, which onnx cannot infer.
+
+    Channel by channel, since SpaceToDepth puts the channels of one pixel side by side, and torch the pixels of one
+    channel. A Gather that reorders them is shorter, but OpenVINO 2026.4 fuses it into the next convolution wrongly.
+    """
+    from onnxscript import opset20 as ops
+
+    channels = ops.Split(image, axis=1, num_outputs=image.shape[1])
+    return ops.Concat(*(ops.SpaceToDepth(channel, blocksize=downscale_factor) for channel in channels), axis=1)
 
 
 class _SpandrelCore(nn.Module):
@@ -222,8 +258,8 @@ def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: 
     return tuple(known[name] for name in names)
 
 
-def parity(network: nn.Module, name: str, folder: Path) -> str:
-    """Compare an exported network with PyTorch's; returns the result in words.
+def parity(network: nn.Module, name: str, folder: Path, provider: Provider) -> str:
+    """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
     A graph for any size is compared on images as they are; one for tiles, and spandrel's networks, which pad by
     reflection, on the padded images.
@@ -231,8 +267,8 @@ def parity(network: nn.Module, name: str, folder: Path) -> str:
     Raises:
         CheckpointError: the difference is too large for its precision.
     """
-    written = OnnxNetwork(folder, name)
-    facts = written.facts
+    facts = read_facts(folder)
+    written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
     sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
     sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
     pads_alike = facts.side is None and not isinstance(network, SpandrelPredictor)
@@ -244,11 +280,11 @@ def parity(network: nn.Module, name: str, folder: Path) -> str:
             ours, theirs = written(*inputs), reference(*inputs)
         worst = max(worst, (ours - theirs).abs().max().item())
         least = min(least, psnr(ours, theirs))
-    said = f"differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
+    said = f"{written.engine.place} differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
     if not (
         math.isfinite(worst) and {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR}.get(facts.precision, True)
     ):
-        raise CheckpointError(f"the {name} in ONNX {said}, which is too much: it is not written")
+        raise CheckpointError(f"the {name} in {said}, which is too much: it is not written")
     return said
 
 

@@ -1,32 +1,87 @@
-"""Run the prediction of a deployment.export folder with numpy and onnxruntime, without PyTorch and this repository.
+"""Run the prediction of a deployment.export folder without PyTorch: numpy, Pillow and one of the two engines.
 
-pip install numpy pillow onnxruntime
-python predict.py deployed/lite photo.jpg restored.png
+python -m deployment.predict deployed/lite photo.jpg restored.png
+python -m deployment.predict deployed/lite photo.jpg restored.png --provider cpu
 
-Use it only on folders that you exported: unlike `load_pipeline` it does not check the file before onnxruntime reads it.
+It needs this repository, which checks the files before Pillow or an engine reads them, and the packages numpy, pillow,
+jsonargparse, onnx, and openvino or onnxruntime. Transparency, orientation, colour profile and EXIF data are kept, and
+grey of 16 bits stays so; Pillow reads colour of 16 bits with 8.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
+
+from base.command_line import call
+from base.files import replacing
+from base.stop import run_command
+from data.formats import opened
+from data.search import ImageError
+from models.engines import Engine, Provider, open_engine
+from models.onnx_files import GRAPH, GraphFacts, read_facts, read_graph
 
 
-def predict(folder: str, image: np.ndarray) -> np.ndarray:
+def predict(folder: str, photo: str, restored: str, provider: Provider | None = None) -> None:
+    """Write the prediction for an image file.
+
+    Args:
+        folder: of deployment.export.
+        photo: the image file.
+        restored: the file to write; its suffix is the format.
+        provider: openvino, the default if it is installed; or cpu, cuda or tensorrt of ONNX Runtime.
+
+    Raises:
+        CheckpointError: the folder cannot be used.
+        ImageError, ValueError, OSError: an image cannot be read or written.
+    """
+    kind = Image.registered_extensions().get(Path(restored).suffix.lower())
+    if kind not in Image.SAVE:
+        raise ValueError(f"{restored} has no suffix of an image format that can be written, such as .png")
+    image = upright(photo)
+    network = Path(folder, "predictor")
+    facts = read_facts(network)
+    engine = open_engine(read_graph(network / GRAPH, "predictor", facts), facts, network, provider)
+    deep = image.mode.startswith("I")
+    if deep:
+        colours = np.repeat(np.float32(image)[..., None] / 65535, 3, axis=2)
+    else:
+        colours = np.float32(image.convert("RGB")) / 255
+    values = in_tiles(engine, facts, colours)
+    if deep:
+        result = Image.fromarray(np.uint16(np.rint(65535 * values.mean(2))))
+    else:
+        result = Image.fromarray(np.uint8(np.rint(255 * values)))
+        result = result.convert("L") if image.mode in ("1", "L", "LA") else result
+        if image.has_transparency_data:
+            result.putalpha(image.convert("RGBA").getchannel("A"))
+    with replacing(Path(restored)) as part:
+        result.save(part, kind, exif=image.getexif(), icc_profile=image.info.get("icc_profile"))
+
+
+def upright(photo: str) -> Image.Image:
+    """An image file, rotated as its EXIF says. ImageError if it cannot be read."""
+    try:
+        with opened(Path(photo)) as image:
+            image = ImageOps.exif_transpose(image)
+            image.load()
+            return image
+    except (ImageError, FileNotFoundError):
+        raise
+    except Exception as error:  # of Pillow's decoders
+        raise ImageError(f"{photo} cannot be decoded, it may be damaged: {error}") from None
+
+
+def in_tiles(engine: Engine, facts: GraphFacts, image: np.ndarray) -> np.ndarray:
     """The prediction for an image (H, W, 3), input and result in [0, 1].
 
     Graphs without a fixed size take the whole image. Others take overlapping tiles, whose weights fall off towards
     their edges.
     """
-    import onnxruntime
-
-    facts = json.loads(Path(folder, "predictor", "graph.json").read_text())
-    session = onnxruntime.InferenceSession(Path(folder, "predictor", "model.onnx"), providers=["CPUExecutionProvider"])
     blurry = np.float32(image).transpose(2, 0, 1)[None] * 2 - 1
     height, width = blurry.shape[2:]
-    sides = [facts["side"] or -(-length // facts["multiple"]) * facts["multiple"] for length in (height, width)]
+    sides = [facts.side or facts.padded(length) for length in (height, width)]
     more = [max(0, side - length) for side, length in zip(sides, (height, width), strict=True)]
     blurry = np.pad(blurry, ((0, 0), (0, 0), (0, more[0]), (0, more[1])), "edge")
     total, weights = np.zeros_like(blurry), np.zeros_like(blurry)
@@ -35,7 +90,7 @@ def predict(folder: str, image: np.ndarray) -> np.ndarray:
     for top in starts(blurry.shape[2], sides[0]):
         for left in starts(blurry.shape[3], sides[1]):
             place = ..., slice(top, top + sides[0]), slice(left, left + sides[1])
-            [output] = session.run(["output"], {"blurry": np.ascontiguousarray(blurry[place])})
+            output = engine.run({"blurry": np.ascontiguousarray(blurry[place])})
             total[place] += weight * output[:, :3]  # a fourth channel would be the expected error
             weights[place] += weight
     x_init = (total / weights)[0, :, :height, :width].transpose(1, 2, 0)
@@ -47,8 +102,12 @@ def starts(length: int, side: int) -> list[int]:
     return [*range(0, length - side, side * 3 // 4), length - side]
 
 
+def main() -> int:
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
+    return run_command(
+        "deployment.predict", lambda: call(predict, None, "-m deployment.predict", positional=3), "stopped"
+    )
+
+
 if __name__ == "__main__":
-    source, photo, target = sys.argv[1:]
-    image = Image.open(photo, formats=["PNG", "JPEG", "TIFF", "WEBP", "BMP"])
-    restored = predict(source, np.asarray(image.convert("RGB")) / 255)
-    Image.fromarray(np.uint8(np.rint(255 * restored))).save(target)
+    sys.exit(main())

@@ -14,9 +14,10 @@ from base.files import replacing
 from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
+from models.engines import Precision, Provider
 from models.hub import find_folder
 from models.index import INDEX, CheckpointError, is_deployed, read_json
-from models.onnx_network import OnnxNetwork, Provider
+from models.onnx_network import OnnxNetwork
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
@@ -26,7 +27,6 @@ from models.weights import check_keys, read_folder, read_torch
 PARTS = ("predictor", "denoiser")
 FORMER = {"modulation": "add", "stem": 1}  # arguments that networks once had, with the only values that are built
 
-Precision = Literal["auto", "fp32", "bf16"]
 Weights = Literal["ema", "raw"]
 
 
@@ -45,8 +45,8 @@ def load_pipeline(
         device: a torch device name, or auto for the first available of cuda, mps and cpu.
         precision: of the networks' layers; the schedule, the residual and normalisation statistics stay float32. auto
             is bf16 where the device supports it natively.
-        provider: runs the networks of an ONNX folder: cpu (the default), cuda or tensorrt. Such a folder has its own
-            device and precision, and the tensors outside its networks stay on the CPU.
+        provider: runs the networks of an ONNX folder: openvino (the default if it is installed), or cpu, cuda or
+            tensorrt of ONNX Runtime. The tensors outside these networks stay on the CPU.
         classes: a user's own networks that the checkpoint names, as classes or as paths such as mypred.MyPredictor
             (docs/extend.md). A file alone never makes this program import a class.
 
@@ -57,19 +57,20 @@ def load_pipeline(
     if source.endswith(".ckpt"):
         pipeline = from_ckpt(Path(source), classes=classes)
     else:
-        pipeline = from_folder(find_folder(source), provider or "cpu", classes)
+        pipeline = from_folder(find_folder(source), provider, precision, classes)
     if isinstance(pipeline.predictor, OnnxNetwork):
-        pipeline.precision = pipeline.predictor.facts.precision
+        pipeline.precision = pipeline.predictor.engine.precision
         if str(device) not in ("auto", "cpu"):
             raise CheckpointError(
                 f"{source} is an ONNX folder, whose tensors stay on the CPU: omit the device {device}; --provider says"
                 " what runs the networks"
             )
-        if precision not in ("auto", pipeline.precision):
-            raise CheckpointError(f"{source} is an ONNX folder in {pipeline.precision}: omit the precision {precision}")
         return pipeline
     if provider is not None:
-        raise CheckpointError(f"{source} is no ONNX folder, which the provider {provider} would run: omit --provider")
+        raise CheckpointError(
+            f"{source} is no ONNX folder, which the provider {provider} would run: export it with deployment.export, or"
+            " omit --provider"
+        )
     device = choose_device(str(device))
     pipeline.precision = resolve_precision(precision, device)
     dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
@@ -87,7 +88,9 @@ def load_pipeline(
     return pipeline
 
 
-def from_folder(folder: Path, provider: Provider = "cpu", classes: Classes = ()) -> DeblurPipeline:
+def from_folder(
+    folder: Path, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
+) -> DeblurPipeline:
     """Load the pipeline in an exported folder, unchanged. Raises CheckpointError as `load_pipeline` does."""
     index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
     if index.get("_class_name") != "DeblurPipeline":
@@ -98,7 +101,7 @@ def from_folder(folder: Path, provider: Provider = "cpu", classes: Classes = ())
         if index.get(part, [None, None])[1] is None:
             continue
         if is_deployed(index):
-            found[part] = OnnxNetwork(folder / part, part, provider)
+            found[part] = OnnxNetwork(folder / part, part, provider, precision)
             continue
         config = read_json(folder / part / "config.json", "the checkpoint is incomplete, copy it again")
         state = read_folder(folder / part)

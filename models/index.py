@@ -65,7 +65,7 @@ def stored_index(source: str) -> dict | None:
 
 
 def is_deployed(index: dict) -> bool:
-    """Whether a checkpoint's networks are ONNX files for onnxruntime."""
+    """Whether a checkpoint's networks are ONNX files."""
     predictor = index.get("predictor")
     return isinstance(predictor, list) and predictor[-1:] == [ONNX]
 

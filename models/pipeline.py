@@ -110,9 +110,9 @@ class DeblurPipeline(ConfigMixin):
 
     @property
     def place(self) -> str:
-        """Where the networks run: a device's name, or onnxruntime's provider for an ONNX folder."""
+        """Where the networks run: a device's name, or the engine of an ONNX folder."""
         network = self.predictor
-        return f"onnxruntime {network.provider}" if isinstance(network, OnnxNetwork) else str(self.device)
+        return network.engine.place if isinstance(network, OnnxNetwork) else str(self.device)
 
     def save_pretrained(self, folder: str | Path, max_shard_size: str = "10GB") -> None:
         """Write a pipeline folder; a network larger than a shard is split into several files.

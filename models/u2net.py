@@ -222,8 +222,19 @@ class U2NetPredictor(Predictor):
 
 
 def _resize(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:
+    if torch.onnx.is_in_onnx_export():
+        return _resize_in_onnx(x, like, mode)
     if x.shape[-2:] == like.shape[-2:]:
         return x
     if mode == "nearest":
         return F.interpolate(x, size=like.shape[-2:], mode=mode)
     return F.interpolate(x, size=like.shape[-2:], mode=mode, align_corners=False)
+
+
+def _resize_in_onnx(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:
+    """`_resize` in ONNX's operators; the exporter's own would compute the size in a way that onnx cannot infer."""
+    ops, shape = torch.onnx.ops, [*x.shape[:2], *like.shape[2:]]
+    size = ops.symbolic("Shape", [like], {"start": 2, "end": 4}, dtype=torch.int64, shape=[2], version=20)
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    how = {"axes": [2, 3]} | (nearest if mode == "nearest" else {"mode": "linear"})
+    return ops.symbolic("Resize", [x, None, None, size], how, dtype=x.dtype, shape=shape, version=20)

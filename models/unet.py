@@ -26,6 +26,10 @@ class PixelNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.onnx.is_in_onnx_export():  # without the permutations, which OpenVINO would carry out
+            centred = x.float() - x.float().mean(1, keepdim=True)
+            normal = centred / (centred.square().mean(1, keepdim=True) + self.eps).sqrt()
+            return normal.to(x.dtype) * self.weight[:, None, None] + self.bias[:, None, None]
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

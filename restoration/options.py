@@ -32,7 +32,8 @@ class Options:
         precision: of the networks; auto is bf16 where the device supports it in hardware.
         classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas
             (docs/extend.md).
-        provider: what onnxruntime runs an ONNX folder on (docs/deployment.md); default: cpu.
+        provider: what runs an ONNX folder (docs/deployment.md): openvino, the default if it is installed; or cpu, cuda
+            or tensorrt of ONNX Runtime.
         compile: compile the networks; worth the warm-up for many images of one size (docs/sampling.md).
         batch_size: images of one size that are restored at once; default: one on a CPU, elsewhere up to two megapixels
             in total, and at most 16 images. The results depend on it by no more than rounding.
@@ -62,7 +63,7 @@ class Options:
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     classes: str | None = None
-    provider: Literal["cpu", "cuda", "tensorrt"] | None = None
+    provider: Literal["openvino", "cpu", "cuda", "tensorrt"] | None = None
     compile: bool = False
     batch_size: int | None = None
     memory: float | None = None

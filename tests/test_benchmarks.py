@@ -62,24 +62,20 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
 
 
-def test_the_deployment_tables_tick_only_what_was_compared():
-    support = {
-        "lite predictor/fp32/cpu": {"side": 512, "parity": "equal", "seconds": {"onnx": 0.5, "torch": 0.75}},
-        "other/fp16/cpu": {"side": 640, "blocked": "no kernel"},
-    }
-    scores = {"psnr": 24.5, "lpips": 0.25}
-    quality = {
-        f"{kind} {what} {metric}": value - 0.125 * (kind == "int8")
-        for kind in ("fp32", "int8")
-        for what in ("prediction", "restoration")
-        for metric, value in scores.items()
-    }
-    found = deployment.markdown({"support": support, "quality": {"frames": {"images": 8} | quality}, "runs": {}})
-    assert "| lite predictor | fp32 | cpu | ✓ | equal | 512 | 0.5 | 0.75 |" in found
-    assert "| other | fp16 | cpu |  | no kernel | 640 |  |  |" in found
-    assert "| PSNR, dB / LPIPS |  | fp32 | int8 |\n" in found
-    assert "| frames, 8 images | restoration | 24.500 / 0.2500 | 24.375 / 0.1250 |" in found
-    assert "seconds |" not in found
+def test_the_deployment_benchmark_measures_an_untrained_predictor(tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "WIDTH", 96)
+    monkeypatch.setattr(deployment, "HEIGHT", 64)
+    where = {"threads": torch.get_num_threads(), "work": str(tmp_path / "work"), "output": str(tmp_path)}
+    engines = "torch fp32,torch bf16"
+    deployment.main("U-Net of NAF blocks", "speed", engines, repeats=1, **where)
+    [cases] = json.loads((tmp_path / "deployment.json").read_text())["checkpoints"].values()
+    assert cases["speed"].keys() == {"predictor"} and cases["speed"]["predictor"]["torch fp32"]["processor_seconds"] > 0
+    assert cases["speed"]["predictor"]["torch bf16"]["torch bf16, times as fast"] == 1
+    assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text() and cases["runs"]["speed"]["openvino"]
+    with pytest.raises(ValueError, match=r"nothing is neither a checkpoint nor an arm of benchmarks/predictors.yaml"):
+        deployment.main("nothing", "speed", engines, **where)
+    with pytest.raises(ValueError, match="engine torch is none of torch fp32, "):
+        deployment.main(engines="torch", **where)
 
 
 def test_startup_measures_and_merges(tmp_path):

@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "python -m batch": "tests/batch runs it on a local Ray",
     "python -m deployment.": "tests/deployment runs each on small networks",
     "python sample.py photo.jpg --checkpoint deployed/": "needs an export; tests/deployment makes one",
-    "python deployment/predict.py": "needs an export; tests/deployment makes one",
     "python -m tools.": "tests/tools runs each on small data",
     "python app.py": "serves until it is stopped; tests/test_app.py uses it in a browser",
 }

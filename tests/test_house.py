@@ -18,7 +18,7 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "faults"},
+    | {"recompute", "heads", "faults", "onnx_files", "engines"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"u2net", "slim_unet", "sampling", "samples", "objective"},
     {"pipeline", "hub", "classes"},

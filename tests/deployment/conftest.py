@@ -36,7 +36,7 @@ def place(tmp_path_factory):
     (folder / "slim" / "README.md").write_text("the card")
     logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
     export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
-    export(str(folder / "alone"), str(folder / "any"), dynamic=True)
+    export(str(folder / "alone"), str(folder / "any"))
     export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
     logging.disable(logging.NOTSET)
     return folder

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,10 @@ from PIL import Image
 import evaluate
 import sample
 from base.files import FolderInUse
-from benchmarks.deployment import as_torch
 from data import images
+from deployment import predict
 from deployment.export import export, parity, psnr, require_exporter, write_network
-from models import onnx_network
+from models import engines, onnx_files
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import CheckpointError
 from models.onnx_network import OnnxNetwork
@@ -33,50 +34,79 @@ def image(height, width):
     return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(2))
 
 
-def restored(folder, blurry):
-    pipeline = load_pipeline(str(folder), precision="fp32")
+def restored(folder, blurry, provider=None):
+    pipeline = load_pipeline(str(folder), precision="fp32", provider=provider)
     settings = replace(SETTINGS, blend=float(pipeline.denoiser is not None))
     return pipeline(blurry, settings, seed=1, output_type="pt")
 
 
+@pytest.fixture(params=["cpu", "openvino"])
+def provider(request):
+    """Each engine on a CPU."""
+    if request.param == "openvino":
+        pytest.importorskip("openvino")
+    return request.param
+
+
 @pytest.mark.parametrize(("kind", "size"), [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53))])
-def test_a_folder_restores_as_its_checkpoint(place, kind, size):
+def test_a_folder_restores_as_its_checkpoint(place, kind, size, provider):
     # Tiles of a network whose reach is known are exact, so the whole image is the measure of both.
     blurry = image(*size)
-    ours, theirs = restored(place / kind, blurry), restored(place / {"tiles": "slim", "any": "alone"}[kind], blurry)
+    theirs = restored(place / {"tiles": "slim", "any": "alone"}[kind], blurry)
+    ours = restored(place / kind, blurry, provider)
     assert (ours.images - theirs.images).abs().max() < 1e-4 < (ours.images - blurry).abs().mean()
     assert (ours.expected_error - theirs.expected_error).abs().max() < 1e-4
     assert ours.tiles == ({"predictor": TILE, "denoiser": TILE} if kind == "tiles" else {"predictor": None})
 
 
-def test_half_precision_and_batches(place):
+def test_half_precision_and_batches(place, provider):
     blurry = torch.cat([image(120, 130), image(120, 130).flip(-1)])
-    half, theirs = load_pipeline(str(place / "half")), load_pipeline(str(place / "alone"), precision="fp32")
+    half = load_pipeline(str(place / "half"), provider=provider)
+    theirs = load_pipeline(str(place / "alone"), precision="fp32")
     assert 60 < psnr(half.predict(blurry).images, theirs.predict(blurry).images) < 120
     assert torch.equal(half.predict(blurry).x_init[:1], half.predict(blurry[:1]).x_init)
     graph = onnx.load(place / "half" / "predictor" / "model.onnx").graph
     assert {t.data_type for t in graph.initializer if len(t.dims) == 4} == {onnx.TensorProto.FLOAT16}
 
 
+def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(place):
+    openvino = pytest.importorskip("openvino")
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    found = {name: load_pipeline(str(place / "any"), precision=name) for name in ("auto", "bf16", "fp32")}
+    assert [one.precision for one in found.values()] == ["bf16" if has_bf16 else "fp32", "bf16", "fp32"]
+    assert {one.place for one in found.values()} == {"openvino cpu"}  # the default where it is installed
+    rounded, exact = (found[name].predict(image(60, 70)).x_init for name in ("bf16", "fp32"))
+    difference = (rounded - exact).abs().max()
+    assert (1e-4 < difference < 0.05) if has_bf16 else difference < 0.05
+
+
+def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None if name == "openvino" else name)
+    assert load_pipeline(str(place / "any")).place == "onnxruntime cpu"
+    with pytest.raises(CheckpointError, match=r"needs the package openvino: pip install -r requirements-extra.txt"):
+        load_pipeline(str(place / "any"), provider="openvino")
+
+
 def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
     small = image(40, 60)
-    ours = load_pipeline(str(place / "tiles")).predictor(small)
+    ours = load_pipeline(str(place / "tiles"), precision="fp32").predictor(small)
     wide = torch.nn.functional.pad(small, (0, TILE - 60, 0, TILE - 40), mode="replicate")
     theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)[..., :40, :60]
     assert ours.shape == (1, 4, 40, 60) and (ours - theirs).abs().max() < 1e-5
 
 
-def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path):
+def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path, provider):
     torch.manual_seed(0)
     block = RSU(4, 3, 4, 3, "pixel", "nearest").eval()
     block.stride, block.multiple, block.receptive_field = 8, 1, None
     (tmp_path / "config.json").write_text("{}")
     write_network(block, "predictor", tmp_path, "fp32", None)
-    assert "differs from PyTorch" in parity(block, "predictor", tmp_path)
+    assert "differs from PyTorch" in parity(block, "predictor", tmp_path, provider)
     for height, width in ((37, 54), (9, 16), (64, 33)):
         blurry = image(height, width)
         with torch.no_grad():
-            assert (OnnxNetwork(tmp_path, "predictor")(blurry) - block(blurry)).abs().max() < 1e-5
+            ours = OnnxNetwork(tmp_path, "predictor", provider, "fp32")(blurry)
+            assert (ours - block(blurry)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
@@ -119,11 +149,15 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
     [entry] = json.loads((tmp_path / "out" / "manifest.json").read_text()).values()
     assert (entry["precision"], entry["device"]) == ("fp32", "onnxruntime cpu")
     assert entry["tiles"] == {"predictor": 96, "denoiser": 96}
-    assert sample.main([*words, "--compare"]) == 0 and "1 done before" in capsys.readouterr().out
+    assert sample.main([*words, "--provider", "cpu", "--compare"]) == 0 and "1 done before" in capsys.readouterr().out
     for flags, said in (
         (["--tile", "64"], "takes tiles of 96 pixels and no others"),
         (["--compile"], "nothing to compile"),
-        (["--precision", "bf16"], "an ONNX folder in fp32: omit the precision bf16"),
+        (["--precision", "bf16"], "an ONNX folder in fp32: omit the precision bf16 or give --provider openvino"),
+        (
+            ["--checkpoint", str(place / "half"), "--provider", "openvino", "--precision", "bf16"],
+            "folder in fp16: omit",
+        ),
         (["--device", "mps"], "an ONNX folder, whose tensors stay on the CPU"),
         (["--checkpoint", str(place / "slim"), "--provider", "cpu"], "is no ONNX folder"),
         (["--provider", "tensorrt"], "cannot run on tensorrt: pip install onnxruntime-gpu"),
@@ -140,7 +174,7 @@ def test_evaluate_takes_a_folder(place, tmp_path):
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert json.dumps(found).count('"onnxruntime cpu"') == 1 and "predictor" in json.dumps(found)
     with pytest.raises(ValueError, match="an ONNX folder in fp32: omit the precision bf16"):
-        evaluate.cli([*words, "--output", str(tmp_path / "other"), "--precision", "bf16"])
+        evaluate.cli([*words, "--output", str(tmp_path / "other"), "--provider", "cpu", "--precision", "bf16"])
 
 
 def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
@@ -158,45 +192,116 @@ def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_that_is_not_what_pytorch_gives_is_refused(place):
+def test_an_export_that_is_not_what_pytorch_gives_is_refused(place, provider):
     other = slim_pipeline().predictor
     with torch.no_grad():
         other.unet.head.bias += 3e-4
-    with pytest.raises(CheckpointError, match=r"the predictor in ONNX differs from PyTorch by 3\.0e-04 at most"):
-        parity(other, "predictor", place / "tiles" / "predictor")
+    with pytest.raises(CheckpointError, match=r"the predictor in .* differs from PyTorch by 3\.0e-04 at most"):
+        parity(other, "predictor", place / "tiles" / "predictor", provider)
 
 
 def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
-    monkeypatch.setattr(onnx_network.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match=r"need the packages onnx and onnxruntime: pip install -r requirements-e"):
-        load_pipeline(str(place / "tiles"))
-    with pytest.raises(CheckpointError, match="requirements-extra"):
-        require_exporter()
+    real = onnx_files.importlib.util.find_spec
+    for missing, use in (
+        ("onnx", lambda: load_pipeline(str(place / "tiles"))),
+        ("onnxruntime", lambda: load_pipeline(str(place / "tiles"), provider="cpu")),
+        ("onnxscript", lambda: require_exporter("fp32")),
+        ("nncf", lambda: require_exporter("int8")),
+    ):
+        monkeypatch.setattr(onnx_files.importlib.util, "find_spec", lambda name, gone=missing: name != gone or None)
+        with pytest.raises(CheckpointError, match=f"needs the package {missing}: pip install -r requirements-extra"):
+            use()
+    monkeypatch.setattr(onnx_files.importlib.util, "find_spec", real)
 
 
-def test_the_example_needs_numpy_pillow_and_onnxruntime_alone(place, tmp_path):
-    images.write(tmp_path / "photo.png", image(100, 110)[0])
+def predicted(*words):
+    """What deployment.predict says, in a process of its own, and which modules it should not have loaded."""
     code = (
-        "import runpy, sys; sys.argv = ['predict.py', *sys.argv[2:]]; runpy.run_path('deployment/predict.py',"
-        " run_name='__main__'); print({'torch', 'onnx', 'models'} & set(sys.modules))"
+        "import sys; from deployment import predict; sys.argv = ['predict', *sys.argv[2:]];"
+        " code = predict.main(); print({'torch', 'torchvision', 'lightning'} & set(sys.modules)); sys.exit(code)"
     )
+    return subprocess.run(
+        [sys.executable, "-c", code, "", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_prediction_needs_no_torch_and_is_the_pipeline_s(place, tmp_path, provider):
+    images.write(tmp_path / "photo.png", image(100, 110)[0])
     done = {}
     for kind in ("any", "tiles"):
-        words = [sys.executable, "-c", code, "", place / kind, tmp_path / "photo.png", tmp_path / f"{kind}.png"]
-        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
-        assert said.stdout.strip() == "set()"
-        done[kind] = np.asarray(Image.open(tmp_path / f"{kind}.png"), dtype=int)
-    ours = restored(place / "any", images.read(tmp_path / "photo.png")[None]).predictions[0]
+        target = tmp_path / f"{kind}.png"
+        said = predicted(place / kind, tmp_path / "photo.png", target, "--provider", provider)
+        assert (said.returncode, said.stdout.strip()) == (0, "set()"), said.stderr
+        done[kind] = np.asarray(Image.open(target), dtype=int)
+    ours = restored(place / "any", images.read(tmp_path / "photo.png")[None], "cpu").predictions[0]
     expected = (255 * ours).round().permute(1, 2, 0).numpy()
-    assert np.abs(done["any"] - expected).max() <= 1
-    assert np.abs(done["tiles"] - expected)[:4, :4].max() <= 1  # where one tile is all there is
+    assert np.abs(done["any"] - expected).max() <= (1 if provider == "cpu" else 4)  # OpenVINO computes in bf16
+    assert np.abs(done["tiles"] - expected)[:4, :4].max() <= 4  # where one tile is all there is
     before = np.asarray(Image.open(tmp_path / "photo.png"), dtype=int)
     assert 0 < np.abs(done["tiles"] - expected).mean() < 0.5 * np.abs(before - expected).mean()
 
 
+def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
+    def run(name, target="out.png"):
+        predict.predict(str(place / "any"), str(tmp_path / name), str(tmp_path / target), "cpu")
+        return Image.open(tmp_path / target)
+
+    values = image(40, 56)[0].permute(1, 2, 0).numpy()
+    plain = Image.fromarray(np.uint8(255 * values))
+    plain.save(tmp_path / "plain.png")
+    expected = np.asarray(run("plain.png"), dtype=int)
+
+    deep = Image.fromarray(np.uint16(65535 * values[..., 0]))
+    deep.save(tmp_path / "deep.png")
+    found = run("deep.png")
+    assert found.mode.startswith("I;16") and len(np.unique(np.asarray(found))) > 256
+    assert np.abs(np.float32(found) / 65535 - values[..., 0]).mean() < 0.2  # 16-bit grey once became white
+
+    alpha = Image.fromarray(np.uint8(np.arange(40 * 56).reshape(40, 56) % 256))
+    clear = plain.copy()
+    clear.putalpha(alpha)
+    clear.save(tmp_path / "clear.png")
+    found = run("clear.png")
+    assert found.mode == "RGBA" and np.array_equal(found.getchannel("A"), alpha)
+    assert np.array_equal(np.asarray(found.convert("RGB"), dtype=int), expected)
+
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"  # turned by 90 degrees
+    plain.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    found = run("turned.png")
+    assert np.array_equal(np.asarray(found, dtype=int), expected)
+    assert found.getexif().get(0x0112, 1) == 1 and found.getexif()[0x010F] == "maker"
+    assert run("plain.png", "out.jpg").format == "JPEG"
+
+
+def test_what_the_prediction_cannot_do_is_one_sentence(place, tmp_path):
+    images.write(tmp_path / "photo.png", image(40, 56)[0])
+    (tmp_path / "notes.png").write_text("no image")
+    (tmp_path / "short.png").write_bytes((tmp_path / "photo.png").read_bytes()[:200])
+    shutil.copytree(place / "any", tmp_path / "hostile")
+    graph = onnx.load(tmp_path / "hostile/predictor/model.onnx")
+    graph.graph.node[0].domain = "com.example"
+    onnx.save(graph, tmp_path / "hostile/predictor/model.onnx")
+    for words, said in (
+        ((place / "any", "notes.png", "out.png"), "notes.png is not an image of a known format"),
+        ((place / "any", "short.png", "out.png"), "short.png cannot be decoded, it may be damaged"),
+        ((place / "any", "nowhere.png", "out.png"), "nowhere.png"),
+        ((place / "any", "photo.png", "out.txt"), "out.txt has no suffix of an image format that can be written"),
+        ((tmp_path / "hostile", "photo.png", "out.png"), "has the operator com.example."),
+        ((place / "slim", "photo.png", "out.png"), "graph.json does not exist"),
+        ((place / "any", "photo.png"), "restored is missing"),
+    ):
+        words = [words[0], *(str(tmp_path / word) for word in words[1:])]
+        done = predicted(*words)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out.png").exists()
+    shown = predicted("--help")
+    assert shown.returncode == 0 and "openvino" in shown.stdout and not shown.stderr
+
+
 @pytest.mark.slow
 def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path):
-    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "lite"))
+    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "lite"), tile=512)
     pipelines = [
         load_pipeline(str(path), precision="fp32") for path in (ROOT / "pretrained" / "lite", tmp_path / "lite")
     ]
@@ -204,8 +309,8 @@ def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path
     assert isinstance(ours, OnnxNetwork)
     tile = image(512, 512) * 2 - 1
     assert (ours(tile) - theirs(tile)).abs().max() < 1e-4
-    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "any"), dynamic=True)
-    ours = load_pipeline(str(tmp_path / "any")).predictor
+    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "any"))
+    ours = load_pipeline(str(tmp_path / "any"), precision="fp32").predictor
     for height, width in ((300, 300), (131, 250), (50, 77)):
         odd = image(height, width) * 2 - 1
         assert (ours(odd) - theirs(odd)).abs().max() < 1e-4
@@ -215,13 +320,3 @@ def test_several_images_give_what_each_gives_alone(place):
     network = load_pipeline(str(place / "any")).predictor
     pair = torch.cat([image(40, 56), image(40, 56).flip(3)])
     assert torch.equal(network(pair), torch.cat([network(pair[:1]), network(pair[1:])]))
-
-
-def test_the_benchmark_runs_pytorch_s_networks_in_the_tiles_of_the_graphs(place):
-    deployed, pipeline = load_pipeline(str(place / "tiles")), load_pipeline(str(place / "slim"), precision="fp32")
-    blurry = (image(120, 150) + 1) / 2
-    before = deployed(blurry, names=["a"], output_type="pt").images
-    assert (as_torch(deployed, pipeline, blurry, "a") - before).abs().max() < 1e-4
-    pipeline.predictor.unet.head.bias[0] += 0.2
-    assert (as_torch(deployed, pipeline, blurry, "a") - before).abs().max() > 0.01
-    assert torch.equal(deployed(blurry, names=["a"], output_type="pt").images, before)

@@ -1,4 +1,4 @@
-"""ONNX files of strangers: each is refused with one sentence, and onnxruntime never sees it."""
+"""ONNX files of strangers: each is refused with one sentence, and no engine ever sees it."""
 
 import json
 from itertools import pairwise
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models.index import CheckpointError
-from models.onnx_network import GraphFacts, read_facts, read_graph
+from models.onnx_files import MOST_BYTES, GraphFacts, read_facts, read_graph
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -75,6 +75,19 @@ def test_tensors_in_other_files_are_refused(path, location):
     assert "keeps the tensor weight in another file" in said(path, model(conv(), tensors=[weight]))
     inside = helper.make_node("Constant", [], ["weight"], value=weight)
     assert "keeps the tensor weight in another file" in said(path, model(inside, conv(), tensors=[]))
+
+
+def test_a_file_larger_than_any_onnx_file_is_refused_unread(path):
+    with open(path, "wb") as file:
+        file.truncate(MOST_BYTES + 1)  # sparse: it takes no space
+    with pytest.raises(CheckpointError, match="is larger than an ONNX file can be"):
+        read_graph(path, "predictor", FACTS)
+
+
+def test_a_graph_that_breaks_the_standard_is_refused(path):
+    twice = [conv(), conv()]  # two nodes with one result
+    assert "is not valid" in said(path, model(*twice))
+    assert "is not valid" in said(path, model(helper.make_node("Conv", ["blurry", "nothing"], ["output"])))
 
 
 def test_tensors_that_claim_more_than_they_hold_are_refused(path):
