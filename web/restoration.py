@@ -36,6 +36,15 @@ class Limits:
     samples: int = 16
     seconds: float = 600
 
+    def check(self, settings: SamplingSettings) -> None:
+        """Raise ValueError if a run has more steps or samples."""
+        for name, value, most in (
+            ("steps", settings.steps, self.steps),
+            ("samples", settings.num_samples, self.samples),
+        ):
+            if value > most:
+                raise ValueError(f"this page takes at most {most} {name}, not {value}: restore it with sample.py")
+
 
 class Restorer:
     """A pipeline that restores one photograph at a time.
@@ -110,12 +119,7 @@ class Restorer:
         """
         photo, stop, base = visit.photo, visit.stop, self.preset(preset)
         settings = base.changed(numbers)
-        for flag, value, most in (
-            ("steps", settings.steps, self.limits.steps),
-            ("samples", settings.num_samples, self.limits.samples),
-        ):
-            if value > most:
-                raise ValueError(f"this page takes at most {most} {flag}, not {value}: restore it with sample.py")
+        self.limits.check(settings)
         draws = self.pipeline.denoiser is not None
         size = photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell, self.limits.seconds)
