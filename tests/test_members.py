@@ -1,0 +1,137 @@
+"""Every value of an option, and every member of a table, as the code has them: a new one is tested, too."""
+
+from dataclasses import fields
+from inspect import signature
+from pathlib import PurePath
+from typing import get_args
+
+import pytest
+import torch
+from PIL import Image
+
+from data import images
+from data.blur import SyntheticBlur, from_light, to_light
+from data.camera import CameraShake
+from data.checks import check_files
+from data.images import FORMATS
+from data.layouts import LISTERS, Listing, Pair
+from data.search import READ
+from models.diffusion import ScaleKind
+from models.lightning_module import PredictAndRefine
+from models.slim_unet import SlimPredictor
+from models.unet import Denoiser
+from restoration.maps import heat_map
+from restoration.options import Options
+from restoration.outputs import named
+from restoration.restorer import DETAIL, Restorer, _write_comparison
+from tests.tiny import tiny_pipeline
+from tools.doctor import _shared_scenes
+from tools.make_pairs import regions
+
+FACTS_OF = {"checkpoint": "checkpoint_sha256", "preset": "settings"}  # what stands for them in the manifest
+NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "index", "overwrite"}
+BY_SCENE = {"gopro", "realblur"}  # layouts whose names begin with a scene's folder
+
+
+def test_the_manifest_has_every_option_that_changes_a_result(tmp_path):
+    """A new option of sample.py is a fact, or is named here as one that changes no pixel but by rounding."""
+    tiny_pipeline().save_pretrained(tmp_path)
+    restorer = Restorer(Options("out", checkpoint=str(tmp_path), device="cpu", precision="fp32"), {"steps": 1})
+    wanted = {FACTS_OF.get(field.name, field.name) for field in fields(Options)} - NO_FACTS
+    assert restorer.facts.keys() == wanted
+
+
+@pytest.mark.parametrize("suffix", sorted(FORMATS))
+def test_a_format_keeps_each_of_its_suffixes(suffix):
+    """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""
+    (kind,) = (kind for kind, suffixes in READ.items() if suffix in suffixes)
+    for other in sorted(FORMATS.keys() - READ["HEIF"] - {suffix}):
+        target = str(named(PurePath(f"a{suffix}"), other, False))
+        assert (target == f"a{suffix}") == (other in READ[kind]), (suffix, other, target)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_pair_is_as_large_as_it_is_upright(tmp_path, orientation):
+    size = (24, 16) if orientation < 5 else (16, 24)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(tmp_path / "blurry.jpg", exif=exif)
+    Image.new("RGB", (24, 16)).save(tmp_path / "sharp.png")
+    check_files([Pair("a", tmp_path / "blurry.jpg", tmp_path / "sharp.png")])
+    assert images.header_size(tmp_path / "blurry.jpg") == size
+
+
+@pytest.mark.parametrize("layout", sorted(LISTERS))
+def test_a_scene_in_two_splits_is_a_leak_where_the_layout_has_scenes(tmp_path, layout):
+    listing = Listing(layout, "blur", [Pair("scene/1", tmp_path, tmp_path)])
+    assert bool(_shared_scenes({"train": listing, "test": listing})) == (layout in BY_SCENE)
+
+
+def test_a_uniform_blur_keeps_every_other_value():
+    own = {"response": "gamma", "file_values": 0.3, "gamma": 1.8, "saturation": (0.1, 0.2), "shot_noise": (0.1, 0.3)}
+    own |= {"read_noise": (0.2, 0.3), "jpeg": (30, 40), "clean": 0.25, "halo": (0.1, 0.2), "resample": (0.5, 0.8)}
+    kept = signature(SyntheticBlur).parameters.keys() - {"camera", "weights", "moving", "soften"}
+    assert own.keys() == kept
+    blur = SyntheticBlur([CameraShake()], **own).uniform()
+    assert {name: getattr(blur, name) for name in kept} == own
+
+
+@pytest.mark.parametrize("response", get_args(signature(SyntheticBlur).parameters["response"].annotation))
+@pytest.mark.parametrize("gamma", [1.8, 2.2])
+def test_light_goes_back_to_the_files_values(response, gamma):
+    values = torch.linspace(0, 1, 30).view(3, 2, 5)
+    light = to_light(values, response, gamma)
+    assert torch.allclose(from_light(light, response, gamma), values, atol=1e-5)
+    if response == "gamma":
+        assert torch.allclose(light, values**gamma)
+
+
+@pytest.mark.parametrize("kind", get_args(ScaleKind))
+@pytest.mark.parametrize("training", ["detached", "frozen"])
+def test_no_gradient_of_the_refiner_reaches_a_predictor_that_is_not_joint(kind, training):
+    torch.manual_seed(0)
+    predictor = SlimPredictor((8, 16), (1, 1), size_head=True)
+    model = PredictAndRefine(
+        predictor, Denoiser(4, (1, 2), 1), scale_kind=kind, predictor_training=training, predictor_weight=0.0
+    )
+    model.residual_scale = 0.1
+    model.log = lambda *args, **options: None  # there is no trainer
+    model.crop_generators = lambda crops: [torch.Generator().manual_seed(crop) for crop in range(crops)]
+    batch = {name: torch.rand(2, 3, 16, 16) for name in ("blurry", "sharp")}
+    model.training_step(batch, 0)["loss"].backward()
+    gradients = [p.grad for p in predictor.parameters() if p.grad is not None]
+    assert not any(gradient.any() for gradient in gradients)
+    assert any(p.grad is not None and p.grad.any() for p in model.denoiser.parameters())
+
+
+def test_crops_are_where_the_detail_is_and_depend_on_the_seed(tmp_path):
+    photo = torch.full((3, 64, 512), 0.5)
+    photo[..., 448:] = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images.write(tmp_path / "a.png", photo)
+
+    def drawn(seed, candidates):
+        found = regions("a", tmp_path / "a.png", tmp_path, 0, seed, 3, 32, candidates)
+        return torch.stack([region for _, region in found])
+
+    assert (drawn(0, 64).flatten(1).std(1) > 0.1).all()
+    assert not torch.equal(drawn(0, 64), drawn(1, 64))
+
+
+def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
+    values = torch.zeros(1, 100, 100)
+    values[0, 0, :60] = 0.5
+    values[0, 0, 0] = 4.0  # one pixel far above all others
+    colours, white = heat_map(values)
+    assert white == 0.5
+    assert torch.equal(colours[:, 0, 1], colours[:, 0, 0]) and not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
+
+
+def test_a_comparison_shows_the_centre_at_full_size(tmp_path):
+    height, width = 40, DETAIL + 200
+    image = torch.zeros(3, height, width)
+    image[0] = torch.arange(width) / width
+    _write_comparison(tmp_path / "c.png", image, image, image)
+    drawn = images.read(tmp_path / "c.png")
+    wanted = image[0, 0, 100 : 100 + DETAIL]
+    rows = drawn[0].unfold(1, DETAIL, 1)
+    assert ((rows - wanted).abs().amax(-1) < 0.01).any()
