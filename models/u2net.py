@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.blocks import NafBlock
 from models.heads import Predictor, SizeHead
 from models.parts import register_to_config
-from models.slim_unet import NafBlock
 from models.unet import PixelNorm
 
 U2NetNorm = Literal["batch", "pixel", "none"]

@@ -21,7 +21,8 @@ from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 from training.command import require_files
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "pretrained" / "lite" / "README.md"]
+CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 # What is not done here, by how a command begins, and why.
 EXCEPTIONS = {
     "make": "installs, or runs what stands below it",

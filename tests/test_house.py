@@ -20,7 +20,8 @@ MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
     | {"recompute", "heads", "faults", "onnx_files", "engines"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
-    {"u2net", "slim_unet", "sampling", "samples", "objective"},
+    {"blocks", "sampling", "samples", "objective"},
+    {"u2net", "slim_unet"},
     {"pipeline", "hub", "classes"},
     {"checkpoints"},
     {"export", "warm_start"},

@@ -6,7 +6,7 @@ from tools.typesetting import Page
 
 
 def book(page: Page) -> None:
-    """One or two columns of paragraphs, with headings and pictures."""
+    """One or two columns of paragraphs, with headings and photographs."""
     r, margin, size = page.rng, page.rng.uniform(30, 80), page.body_size()
     columns = 1 if size > 20 else r.choice([1, 1, 2])
     width = (page.side - 2 * margin - 30 * (columns - 1)) / columns
@@ -17,7 +17,7 @@ def book(page: Page) -> None:
                 heading = size * r.uniform(1.2, 2.2)
                 y = page.paragraph(x, y, width, bottom, heading, r.randint(1, 4))
             if r.random() < 0.15 and y < bottom - 200:
-                page.picture(x, y, width, 150)
+                page.photo(x, y, width, 150)
                 y += 150 + size
             y = page.paragraph(x, y, width, bottom, size, r.randint(15, 90))
 
@@ -90,7 +90,7 @@ def receipt(page: Page) -> None:
         y += step
     page.rule(left, y + 4, left + width, y + 4)
     page.put(left, y + 12, page.number(), page.font(1.5 * size))
-    page.picture(left, y + 30 + 2 * size, width, 90)
+    page.photo(left, y + 30 + 2 * size, width, 90)
 
 
 def code(page: Page) -> None:

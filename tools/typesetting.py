@@ -11,6 +11,8 @@ import numpy as np
 from fontTools.ttLib import TTCollection, TTFont
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from data.formats import opened
+
 SCALE = 2  # pages are drawn at twice their size, so that strokes fall between pixels as in a photograph
 DIGITS = string.digits + ".,:-/()%+"
 PRINTED = frozenset(map(chr, range(0x20, 0x530)))  # Latin, Greek and Cyrillic
@@ -155,10 +157,11 @@ class Page:
             line = longer
         return y + size * self.rng.uniform(0.2, 0.9)
 
-    def picture(self, x: float, y: float, width: float, height: float) -> None:
+    def photo(self, x: float, y: float, width: float, height: float) -> None:
         """Print a photograph, or a bar code where there are none."""
         if self.photos and self.rng.random() < 0.6:
-            photo = Image.open(self.rng.choice(self.photos)).convert("RGB")
+            with opened(self.rng.choice(self.photos)) as photo:
+                photo = photo.convert("RGB")
             self.image.paste(
                 photo.resize((round(width * SCALE), round(height * SCALE))), (round(x * SCALE), round(y * SCALE))
             )
