@@ -34,11 +34,11 @@ PASSED = pytest.ExitCode.OK
 # Most | join types or dicts: with another operator the file cannot be imported, which proves nothing about tests.
 LEFT_OUT = re.compile("NoOp|BinaryOperator_BitOr_")
 
-# Those of one operator's replacements (+ by -, + by *, ...) apply at the same places: one of them is asked.
+# The replacements of one operator of arithmetic (+ by -, + by *, ...) apply at the same places: one of them is asked.
 OPERATORS: dict[str, list[str]] = defaultdict(list)
 for _name in operator_names():
     if not LEFT_OUT.search(_name) and not get_operator(_name).arguments():
-        OPERATORS[_name.rpartition("_")[0] or _name].append(_name)
+        OPERATORS[_name.rpartition("_")[0] if "Binary" in _name else _name].append(_name)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,14 @@ def test_a_seed_draws_the_same_changes_of_the_product_alone(tmp_path):
         assert before[0] == "-" and after[0] == "+" and before[1:] != after[1:]
 
 
+def test_every_change_that_is_counted_can_be_made(tmp_path):
+    file = tmp_path / "a.py"
+    file.write_text("def a(b):\n    return b is None or b is not a or b == 1 or b > -2 and not b != 3 or b() + 4 * b\n")
+    for places in mutation.changes(file).values():
+        for name, occurrence in places:
+            assert mutation.mutate_code(file.read_text(), mutation.get_operator(name)(), occurrence), name
+
+
 def test_the_tests_of_a_file_import_it_through_helpers_too_or_start_it(tmp_path):
     root = program(tmp_path)
     assert mutation.importing("pkg/code.py", root) == ["tests/test_code.py", "tests/test_helped.py"]
