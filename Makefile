@@ -7,6 +7,7 @@ PY = $(VENV)/bin/python
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
+	$(PY) sample.py docs/page_blurry.jpg --checkpoint text --output runs/demo/restored
 	$(PY) -m tools.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
@@ -15,6 +16,7 @@ demo: $(VENV)/installed
 		--preset perceptual
 	@echo "The demo made, in runs/demo:"
 	@echo "  restored/         really blurred photographs, restored by pretrained/lite (..._compare.png: before and after)"
+	@echo "                    and a blurred page, restored by pretrained/text"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
 	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and images (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
