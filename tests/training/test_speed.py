@@ -10,7 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import Clock, step_flops
+from models.heads import Predictor
 from models.lightning_module import Predict, PredictAndRefine
+from models.parts import register_to_config
 from models.recompute import recompute
 from models.slim_unet import SlimDenoiser
 from models.u2net import U2NetPredictor
@@ -45,7 +47,8 @@ def test_the_clock_counts_batches_and_nothing_between(monkeypatch):
     assert (clock.seconds, clock.waited) == (15, 4)
 
 
-class Convolution(nn.Module):
+class Convolution(Predictor):
+    @register_to_config
     def __init__(self, groups=1):
         super().__init__()
         self.layer = nn.Conv2d(3, 3, 3, padding=1, groups=groups)
