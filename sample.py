@@ -165,7 +165,7 @@ def _parser(args: list[str]) -> Parser:
 
 
 def _main(args: list[str]) -> int:
-    given = _parser(args).given(args)
+    given = _parser(args).given(args) if args else {}
     inputs = given.pop("inputs", None)
     if not inputs:
         raise UsageError("no image is named: python sample.py photo.jpg --output restored (--help lists the flags)")

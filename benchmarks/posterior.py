@@ -85,7 +85,7 @@ def main(
     size: int = 256,
     seed: int = 0,
     split: str = "test",
-    output: str = "runs/posterior.json",
+    output: str = "runs/benchmarks/posterior.json",
     publish: bool = False,
 ) -> None:
     """Print the table; write it and the plot, which gets the suffix .png.

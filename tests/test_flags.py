@@ -323,7 +323,8 @@ EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
 
 
 def test_evaluate_py_has_no_other_flags():
-    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *EVALUATE_APART, "overwrite", "classes"}
+    elsewhere = {"overwrite", "classes", "language"}  # test_evaluate_command.py, test_extend.py, test_reading.py
+    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *EVALUATE_APART, *elsewhere}
     assert set(EVALUATE_APART.values()) <= vars(tests.test_evaluate).keys()
 
 
@@ -429,6 +430,7 @@ TRAIN_APART = {
     "ema.decay": "tests/training/test_values.py: the best checkpoints hold the last weights where it is 0",
     "model.compiled": "tests/training/test_speed.py",
     "model.init_from": "tests/test_train.py",
+    "model.residual_colours": "tests/models/test_residual_scale.py",
     "scores.lpips_backbone": "test_a_wrong_backbone_of_the_scores_is_named",
     "trainer.use_distributed_sampler": "tests/training/test_ranks.py: two processes share the stream",
 }
