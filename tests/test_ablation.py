@@ -123,5 +123,6 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
             scores = [[int(row["step"]), float(row["val/psnr"])] for row in csv.DictReader(file) if row["val/psnr"]]
         assert run["curve"] == scores and len(scores) >= 12 and scores[-1][0] == run["steps"]
         config = yaml.safe_load((own / "config.yaml").read_text())
-        assert {source["root"]: source["weight"] for source in config["data"]["train"]} == dict.fromkeys(pairs, 1)
+        sources = [source.get("init_args", source) for source in config["data"]["train"]]
+        assert {source["root"]: source["weight"] for source in sources} == dict.fromkeys(pairs, 1)
     assert images.read(tmp_path / "out" / "curves.png").shape[0] == 3

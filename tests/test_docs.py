@@ -83,10 +83,11 @@ def place(tmp_path_factory):
         for name in names:
             images.write(folder / name, torch.rand(3, 24, 20, generator=generator))
 
-    write("photo.jpg", "photos/a.png", "scans/sub/b.tif", "docs/examples/c.jpg", "runs/demo/photos/clock_motion.png")
+    write("photo.jpg", "page.jpg", "docs/page_blurry.jpg", *(f"runs/text/restored/{name}.png" for name in ("a", "b")))
+    write("photos/a.png", "scans/sub/b.tif", "docs/examples/c.jpg", "runs/demo/photos/clock_motion.png")
     write("PHOTOS/a.png", "OTHER_PHOTOS/b.png", *(f"baseline/results/{name}.png" for name in ("a", "b")))
     write(*(f"baselines/unsharp_mask/{name}.png" for name in ("a", "b")))
-    for data in ("GoPro", "PAIRS", "OTHER_PAIRS", "camera", "already_sharp", "runs/demo/photos"):
+    for data in ("GoPro", "PAIRS", "OTHER_PAIRS", "camera", "already_sharp", "runs/demo/photos", "TEXT_TEST"):
         write(*(f"{data}/{side}/{name}.png" for side in ("blur", "sharp") for name in ("a", "b")))
     for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL):
         (folder / name).write_text(text)
