@@ -1,5 +1,6 @@
 """What several tests stand on: places, an empty cache without a network, a folder to train in, a hostile pickle."""
 
+import logging
 import os
 import secrets
 import sys
@@ -106,6 +107,9 @@ def run_folder(no_network, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
+    # Lightning keeps its messages from the root logger if that had no handler when it was imported.
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     draw_photographs(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     return tmp_path

@@ -375,10 +375,10 @@ def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tm
 def test_memory_that_is_too_little_for_an_image_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
     images.write(tmp_path / "large.png", torch.rand(3, 300, 300))
     images.write(tmp_path / "small.png", torch.rand(3, 20, 20))
-    monkeypatch.setattr("models.tiling.used_memory", lambda device: 1_999_999_000)
+    monkeypatch.setattr("models.tiling.used_memory", lambda device: 7_999_999_000)
     files = [tmp_path / "large.png", tmp_path / "small.png", "--checkpoint", checkpoint, "--output", tmp_path / "out"]
-    assert run(*files, "--memory", "2") == 1
-    assert "large.png does not fit into --memory: give 2.1 or more" in capsys.readouterr().err
+    assert run(*files, "--memory", "8") == 1
+    assert "large.png does not fit into --memory: give 8.1 or more" in capsys.readouterr().err
     assert set(restored(tmp_path / "out")) == {"small.png"}
 
 

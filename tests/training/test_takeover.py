@@ -1,6 +1,5 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
-import logging
 import os
 import re
 import shutil
@@ -23,13 +22,6 @@ pytestmark = [
 ]
 EARLY = ["--trainer.max_steps", "4", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _seen(monkeypatch):
-    """Lightning keeps its messages from the root logger if that had no handler when it was imported."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
 
 
 @pytest.fixture(scope="module")
