@@ -16,13 +16,12 @@ SOFTWARE = "Predict and refine (image deblurring)"
 ICC, XMP = 34675, 700  # TIFF's tags
 MOST_OF_JPEG = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
 
-# TIFF tags that describe the photograph, not the layout of the file.
-DESCRIPTIVE = {
-    ExifTags.Base[name]
-    for name in ("ImageDescription", "Make", "Model", "Software", "DateTime", "Artist", "Copyright", "HostComputer")
-}
 # All that `private` keeps of EXIF: camera, lens, date and exposure, but no place, person, serial number or comment.
 CAMERA = {ExifTags.Base[name] for name in ("Make", "Model", "DateTime", "XResolution", "YResolution", "ResolutionUnit")}
+# TIFF tags that describe the photograph, not the layout of the file.
+DESCRIPTIVE = CAMERA | {
+    ExifTags.Base[name] for name in ("ImageDescription", "Software", "Artist", "Copyright", "HostComputer")
+}
 EXPOSURE = {
     ExifTags.Base[name]
     for name in re.findall(

@@ -202,7 +202,17 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
     model = program.model_proto
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file
+    _pad_for_pooling(model)
     return model
+
+
+def _pad_for_pooling(model: Any) -> None:
+    """Let poolings pad the end of a side instead of rounding up, in place: OpenVINO leaves nothing of a side of 1."""
+    for node in model.graph.node:
+        given = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "MaxPool" and given["ceil_mode"].i:
+            given["ceil_mode"].i = 0
+            given["pads"].ints[2:] = [stride - 1 for stride in given["strides"].ints]
 
 
 def _pixel_unshuffle(image: Any, downscale_factor: int) -> Any:

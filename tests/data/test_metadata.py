@@ -19,24 +19,38 @@ FIRST = {
     "Make": ("Camera", True),
     "Model": ("One", True),
     "DateTime": ("2026:11:01 10:00:00", True),
+    "XResolution": (IFDRational(300), True),
+    "YResolution": (IFDRational(300), True),
+    "ResolutionUnit": (2, True),
     "ImageDescription": ("Anna at home", False),
     "Artist": ("Anna", False),
     "Copyright": ("(c) Anna", False),
     "HostComputer": ("Anna's", False),
 }
+NUMBERS = (
+    *("ExposureProgram", "SensitivityType", "MeteringMode", "LightSource", "Flash", "FocalLengthIn35mmFilm"),
+    *("ExposureMode", "WhiteBalance", "SceneCaptureType", "ColorSpace"),
+)
+FRACTIONS = (
+    *("ShutterSpeedValue", "ApertureValue", "BrightnessValue", "MaxApertureValue", "FocalLength", "DigitalZoomRatio"),
+    "Gamma",
+)
+TEXTS = (
+    *("OffsetTime", "OffsetTimeOriginal", "OffsetTimeDigitized", "SubsecTime", "SubsecTimeOriginal"),
+    *("SubsecTimeDigitized", "LensMake", "LensModel"),
+)
 SETTINGS = {
     "ExposureTime": (IFDRational(1, 60), True),
     "FNumber": (IFDRational(28, 10), True),
     "ISOSpeedRatings": (400, True),
     "DateTimeOriginal": ("2026:11:01 10:00:00", True),
     "DateTimeDigitized": ("2026:11:01 10:00:01", True),
-    "SubsecTimeOriginal": ("12", True),
-    "OffsetTimeOriginal": ("+01:00", True),
-    "FocalLength": (IFDRational(50), True),
-    "LensModel": ("50mm", True),
-    "LensMake": ("Lens", True),
-    "WhiteBalance": (1, True),
+    "ExifVersion": (b"0232", True),
+    "LensSpecification": ((IFDRational(24), IFDRational(70), IFDRational(28, 10), IFDRational(4)), True),
     "ExposureBiasValue": (IFDRational(-1, 3), True),
+    **{name: (f"{at} mm", True) for at, name in enumerate(TEXTS)},
+    **{name: (at, True) for at, name in enumerate(NUMBERS, start=1)},
+    **{name: (IFDRational(at, 7), True) for at, name in enumerate(FRACTIONS, start=1)},
     "MakerNote": (b"serial 123" * 9, False),
     "UserComment": (b"ASCII\0\0\0for Anna", False),
     "CameraOwnerName": ("Anna", False),
@@ -91,6 +105,23 @@ def written(photo: Path, suffix: str, deep: bool, choice: str) -> images.ImageFi
     return images.read_file(target)
 
 
+def test_the_tags_here_are_all_that_the_program_knows():
+    for tags, known in ((FIRST, metadata.CAMERA), (SETTINGS, metadata.EXPOSURE)):
+        assert {ExifTags.Base[name] for name, (_, private) in tags.items() if private} == known
+    assert not metadata.DESCRIPTIVE - {ExifTags.Base[name] for name in FIRST} - {ExifTags.Base.Software}
+
+
+@pytest.mark.parametrize("name", ["tiff:Orientation", "Iptc4xmpExt:DigitalSourceType", "other:DigitalSourceType"])
+@pytest.mark.parametrize("form", [' {0}="6"', " {0} = '6'", "/><x/><{0}>6</{0}><rdf:Description"])
+def test_what_a_restoration_changes_is_taken_out_of_xmp_in_every_form(name, form):
+    said = form.format(name).encode()
+    packet = XMP.replace(b' tiff:Orientation="6"', said)
+    assert said in packet
+    kept = metadata.kept(images.ImageFile(torch.zeros(3, 4, 5, dtype=torch.uint8), xmp=packet), "keep").xmp.decode()
+    assert kept.count("DigitalSourceType") == 1 and metadata.SOURCE in kept and "Orientation" not in kept
+    assert 'xmp:Rating="5"' in kept and "6" not in kept.replace("2008-02-29", "")
+
+
 def close(one, other):
     numbers = (tuple, list, float, int, IFDRational)
     if isinstance(other, numbers):
@@ -138,5 +169,5 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
         images.write(tmp_path / f"a{suffix}", like.values, metadata.kept(like, "keep"))
         found = images.read_file(tmp_path / f"a{suffix}")
         directory = metadata.exif_of(found).get_ifd(EXIF)
-        assert directory[ExifTags.Base.LensModel] == "50mm" and metadata.SOURCE.encode() in found.xmp
+        assert directory[ExifTags.Base.LensModel] == "7 mm" and metadata.SOURCE.encode() in found.xmp
         assert (ExifTags.Base.MakerNote in directory) == (b"a" * 70_000 in found.xmp) == holds

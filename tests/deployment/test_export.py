@@ -102,7 +102,7 @@ def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path, pro
     (tmp_path / "config.json").write_text("{}")
     write_network(block, "predictor", tmp_path, "fp32", None)
     assert "differs from PyTorch" in parity(block, "predictor", tmp_path, provider)
-    for height, width in ((37, 54), (9, 16), (64, 33)):
+    for height, width in ((37, 54), (9, 16), (64, 33), (1, 1), (2, 3), (4, 4), (5, 1)):
         blurry = image(height, width)
         with torch.no_grad():
             ours = OnnxNetwork(tmp_path, "predictor", provider, "fp32")(blurry)
