@@ -34,8 +34,8 @@ KINDS = {  # types of the manifest's columns; dicts are stored as JSON
     " format",
     pa.list_(pa.string()): "written remarks faults",
     pa.int64(): "bytes modified seed depth tile predictor_tile",
-    pa.float64(): "seconds blur std_white error_white",
-    pa.bool_(): "uncertainty compare",
+    pa.float64(): "seconds blur std_white error_white bound_white",
+    pa.bool_(): "uncertainty error_bound compare",
 }
 SCHEMA = pa.schema([(name, kind) for kind, names in KINDS.items() for name in names.split()])
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from base.files import replacing
+from models.calibration import ErrorCurve
 from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
@@ -168,7 +169,17 @@ def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
     """Write settings under their names into an exported checkpoint; its other presets stay."""
     index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
     new = {name: asdict(settings) for name, settings in presets.items()}
-    index["presets"] = index.get("presets", {}) | new
+    write_index(folder, index | {"presets": index.get("presets", {}) | new})
+
+
+def save_error_curve(folder: Path, curve: ErrorCurve) -> None:
+    """Write the curve that calibrates the expected error into an exported checkpoint."""
+    index = read_json(folder / INDEX, "the curve belongs into an exported checkpoint")
+    write_index(folder, index | {"error_curve": asdict(curve)})
+
+
+def write_index(folder: Path, index: dict) -> None:
+    """Replace a checkpoint's model_index.json."""
     with replacing(folder / INDEX) as part:
         part.write_text(index_text(index))
 
@@ -195,7 +206,11 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
         raise CheckpointError(f"{what} was trained as a consistency flow, which is no longer sampled: give another")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
     c = numbers if len(numbers) > 1 else numbers[0]
-    return DeblurPipeline(found["predictor"], found.get("denoiser"), scheduler, c, values.get("presets"), kind)
+    parts = found["predictor"], found.get("denoiser"), scheduler, c
+    try:
+        return DeblurPipeline(*parts, values.get("presets"), kind, values.get("error_curve"))
+    except (TypeError, ValueError):
+        raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 
 
 def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.arrays import OUTPUT_TYPES, read_images, write_images
+from models.calibration import ErrorCurve
 from models.devices import require_compiler
 from models.diffusion import ScaleKind, residual_size
 from models.memory import bytes_per_pixel
@@ -31,10 +32,12 @@ class Prediction:
     Args:
         x_init: (N, 3, H, W), float32, not clipped.
         log_size: log of the expected |x - x_init|, (N, 1, H, W); None if the predictor has no size head.
+        error_curve: from that to the error that was measured; None: it is not calibrated.
     """
 
     x_init: Tensor
     log_size: Tensor | None = None
+    error_curve: ErrorCurve | None = None
 
     @property
     def images(self) -> Tensor:
@@ -44,7 +47,10 @@ class Prediction:
     @property
     def expected_error(self) -> Tensor | None:
         """The expected |x - x_init| (N, 1, H, W) in units of the [0, 1] range, if the predictor has a size head."""
-        return None if self.log_size is None else self.log_size.exp().div_(2)
+        if self.log_size is None:
+            return None
+        estimate = self.log_size.exp().div_(2)
+        return estimate if self.error_curve is None else self.error_curve.expected(estimate)
 
 
 @dataclass
@@ -55,8 +61,8 @@ class DeblurOutput(BaseOutput):
         images: the N * num_samples restored images, with the samples of one image in a row; N if averaged.
         predictions: the predictor's N estimates.
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
-        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range; None
-            if it has no size head.
+        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
+            calibrated if the checkpoint is; None if it has no size head.
         tiles: side of each network's tiles, without their halo; None for the whole image.
     """
 
@@ -79,6 +85,7 @@ class DeblurPipeline(ConfigMixin):
             one for each of `models.diffusion.AXES`, along which r_0 is then expressed.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
+        error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
     `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` writes the whole pipeline in the
     layout of diffusers, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it can only predict.
@@ -94,10 +101,13 @@ class DeblurPipeline(ConfigMixin):
         residual_scale: float | Sequence[float] = 1.0,
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
+        error_curve: dict[str, list[float]] | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         c = [float(one) for one in residual_scale] if isinstance(residual_scale, Sequence) else float(residual_scale)
-        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind)
+        self.error_curve = ErrorCurve(**error_curve) if error_curve else None
+        curve = {"error_curve": error_curve} if error_curve else {}
+        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **curve)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
@@ -151,7 +161,7 @@ class DeblurPipeline(ConfigMixin):
         self._tilings = {}
         tiling = self._tiling("predictor", tile, memory)
         output = tiling(self.predictor, [to_network(blurry.float())])
-        return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None)
+        return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
 
     @torch.no_grad()
     def sample(

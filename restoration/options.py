@@ -51,6 +51,8 @@ class Options:
         uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
             (float, in units of the [0, 1] range). If the predictor has a size head, also write the error that it
             expects of its estimate, as NAME_error.png and .tif; this needs no sample.
+        error_bound: also write the error that nine of ten pixels stay below, as NAME_bound.png and .tif, if the
+            checkpoint's expected error is calibrated (docs/sampling.md).
         compare: also write NAME_compare.png: blurry, prediction, restored.
         index: also write index.html: the folder's images before and after, the blurriest first, with their warnings.
         overwrite: restore images again that the manifest lists as done with the same checkpoint, settings and seed.
@@ -74,6 +76,7 @@ class Options:
     metadata: Literal["keep", "private", "none"] = "keep"
     on_fault: Literal["warn", "fallback"] = "warn"
     uncertainty: bool = False
+    error_bound: bool = False
     compare: bool = False
     index: bool = False
     overwrite: bool = False

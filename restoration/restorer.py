@@ -139,8 +139,11 @@ class Restorer:
         for file, restored in one.files.items():
             images.write(file, restored, like, options.depth)
         written, whites = list(one.files), {"blur": _blur(one.image.values, out)}
-        for kind, values in {"std": out.std, "error": out.expected_error}.items():
-            if options.uncertainty and values is not None:
+        maps = {"std": out.std, "error": out.expected_error} if options.uncertainty else {}
+        if options.error_bound:
+            maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
+        for kind, values in maps.items():
+            if values is not None:
                 heat = target.with_name(f"{target.stem}_{kind}.png")
                 whites[f"{kind}_white"] = write_map(heat, values[0])
                 written += [heat, heat.with_suffix(".tif")]
@@ -163,6 +166,8 @@ class Restorer:
                 "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it"
                 " expects: give --num_samples 2 or more"
             )
+        if options.error_bound and pipeline.error_curve is None:
+            raise ValueError("--error_bound needs a checkpoint whose expected error is calibrated (tools.calibrate)")
 
     def _restored(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
         """Restore a batch; images that differ in size or do not fit into memory together are restored one by one."""

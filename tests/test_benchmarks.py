@@ -14,11 +14,10 @@ import torch
 from diffusers import DDPMScheduler
 from matplotlib.figure import Figure
 
-from benchmarks import calibration, curves, deployment, record, startup
+from benchmarks import curves, deployment, record, startup
 from benchmarks.record import machine, write_json
 from models.pipeline import DeblurPipeline
 from models.unet import UNetPredictor
-from models.untrained import IdentityPredictor
 from tests.test_evaluate import place  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
@@ -108,30 +107,6 @@ def test_training_measures_and_merges(tmp_path):
     assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
     assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]
     assert len(new["costliest"]) == 3
-
-
-class Knowing(IdentityPredictor):
-    """Returns the blurry image, and knows that the brighter half is 20 levels too bright."""
-
-    def forward(self, blurry):
-        error = torch.where(blurry[:, :1] > -0.2 + 0.01, 40 / 255, 2 / 255)
-        return torch.cat([blurry, error.log()], dim=1)
-
-
-def test_a_predictor_that_knows_its_error_is_calibrated():
-    sharp = torch.full((3, 32, 40), 0.4)
-    blurry = sharp.clone()
-    blurry[:, :, 16:] += 20 / 255
-    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-    knowing = DeblurPipeline(Knowing(), None, scheduler)
-    rows = calibration.fifths(calibration.errors(knowing, [(blurry, sharp)]))
-    assert [round(row["actual"]) for row in rows] == [0, 0, 20, 20, 20]
-    assert [round(row["expected"]) for row in rows] == [1, 1, 20, 20, 20]
-    assert rows[4]["ratio"] == pytest.approx(1, rel=1e-4)
-    scaled = calibration.fifths(calibration.errors(knowing, [(blurry, sharp - 20 / 255)]))
-    assert scaled[4]["ratio"] == pytest.approx(2, rel=1e-4)
-    with pytest.raises(ValueError, match="no size head"):
-        calibration.errors(DeblurPipeline(IdentityPredictor(), None, scheduler), [(blurry, sharp)])
 
 
 def test_curves_are_drawn_from_an_evaluation(tmp_path):

@@ -18,7 +18,8 @@ import tests.test_evaluate
 import train
 from data import images
 from evaluation.metrics import psnr
-from models.checkpoints import save_presets
+from models.calibration import ErrorCurve
+from models.checkpoints import save_error_curve, save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.conftest import flags_of_train_py
@@ -78,6 +79,8 @@ def place(tmp_path_factory):
     drifting = tiny_pipeline(residual_scale=1.0)
     nn.init.constant_(drifting.denoiser.unet.head.bias, 0.5)
     drifting.save_pretrained(folder / "drifting")
+    tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(folder / "calibrated")
+    save_error_curve(folder / "calibrated", ErrorCurve([1.0], [2.0], [4.0]))
     (folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     (folder / "two.yaml").write_text("settings: [{steps: 2, blend: 0.0}, {steps: 2}]\n")
     (folder / "wrong.pth").write_text("no weights")
@@ -177,6 +180,11 @@ SAMPLE = {
         lambda a, b: a.entry["faults"] and differ(a, b) and "prediction is" in b.said,
     ),
     "uncertainty": ([*DRAWN, "--num_samples", "2"], [], lambda a, b: {"a_std.png"} <= b.files.keys() - a.files.keys()),
+    "error_bound": (
+        [*DRAWN, "--checkpoint", "calibrated"],
+        [],
+        lambda a, b: b.files.keys() - a.files.keys() == {"a_bound.png", "b_bound.png"},
+    ),
     "compare": (DRAWN, [], lambda a, b: {"a_compare.png", "b_compare.png"} == b.files.keys() - a.files.keys()),
     "index": (DRAWN, [], lambda a, b: (b.folder / "index.html").is_file() and not (a.folder / "index.html").exists()),
     "sampler": (DRAWN, ["ddpm"], differ),
@@ -225,12 +233,10 @@ def test_own_networks_are_named(called):
 
 
 def test_keep_sharp_keeps_the_prediction(called, tmp_path):
-    tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(tmp_path / "sized")
-
     def of_sized(args):
-        return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "sized"), "--steps", "2"])
+        return sample.main(["photos", *args, "--checkpoint", "calibrated", "--steps", "2"])
 
-    kept, refined = (called(of_sized, "--keep_sharp", level) for level in ("255", "0"))
+    kept, refined = (called(of_sized, "--keep_sharp", level) for level in ("1000", "0"))
     assert kept.files == called(of_sized, "--blend", "0").files and kept.files != refined.files
     refused = called(of_sample, "--keep_sharp", "5")
     assert refused.code == 2 and "keep_sharp needs a predictor with a size head" in refused.said

@@ -1,0 +1,130 @@
+"""Compare the error that a predictor expects with the error that it makes, and calibrate it.
+
+    python -m tools.calibrate pretrained/lite PAIRS
+    python -m tools.calibrate CHECKPOINT VALIDATION_PAIRS --save true
+
+PAIRS is a dataset in any layout of docs/data.md. All pixels are sorted by the expected error and split into fifths of
+equal size. For each fifth the table has the mean expected and the mean actual |x - x_init|, in 8-bit levels, their
+ratio, which is 1 for a calibrated map, and the share of pixels whose error is below the bound, which should be 0.9.
+Below it is the range of the images' mean expected errors. With --save a monotone curve is fitted to these pairs, which
+must not be those that it is tested on, and stored in the checkpoint; the table is then that of the curve.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from base.command_line import call
+from base.stop import run_command
+from data.layouts import find_pairs
+from data.pairs import read_pair
+from models.calibration import ErrorCurve
+from models.checkpoints import load_pipeline, save_error_curve
+from models.index import locate
+from models.pipeline import DeblurPipeline
+
+ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of an image's pixels (P,) in 8-bit levels: as the size head estimates them, and as they are."""
+
+    estimate: Tensor
+    actual: Tensor
+
+
+@dataclass(frozen=True)
+class Fifth:
+    """A row of the table."""
+
+    expected: float
+    actual: float
+    ratio: float
+    covered: float | None
+
+
+def errors(pipeline: DeblurPipeline, pairs: Iterable[tuple[Tensor, Tensor]]) -> list[Errors]:
+    """The estimated and the actual errors for each pair (blurry, sharp), (3, H, W) in [0, 1].
+
+    Raises:
+        ValueError: the predictor has no size head.
+    """
+    found = []
+    for blurry, sharp in pairs:
+        prediction = replace(pipeline.predict(blurry[None].to(pipeline.device)), error_curve=None)
+        if prediction.expected_error is None:
+            raise ValueError("the checkpoint's predictor has no size head, so it expects no error")
+        actual = (prediction.images.cpu() - sharp).abs().mean(1)
+        found.append(Errors(255 * prediction.expected_error.cpu().flatten(), 255 * actual.flatten()))
+    return found
+
+
+def fifths(images: Sequence[Errors], curve: ErrorCurve | None) -> list[Fifth]:
+    """The rows of the table, lowest expected error first."""
+    expected = torch.cat([image.estimate for image in images])
+    actual = torch.cat([image.actual for image in images])
+    expected = expected if curve is None else 255 * curve.expected(expected / 255)
+    rows = []
+    for part in expected.argsort().tensor_split(5):
+        means = expected[part].mean().item(), actual[part].mean().item()
+        below = None if curve is None else actual[part] <= 255 * curve.bounding(expected[part] / 255)
+        rows.append(Fifth(*means, means[1] / means[0], None if below is None else below.float().mean().item()))
+    return rows
+
+
+def calibrate(
+    checkpoint: str,
+    data: str,
+    split: str = "test",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    save: bool = False,
+) -> None:
+    """Print the table.
+
+    Args:
+        checkpoint: as sample.py's --checkpoint; its predictor has a size head.
+        data: blurry and sharp pairs.
+        split: of the dataset.
+        precision: of the networks.
+        save: fit the curve to these pairs and store it in the checkpoint, an exported folder.
+
+    Raises:
+        ValueError: the predictor has no size head, or the checkpoint is no folder to store the curve in.
+    """
+    folder = Path(locate(checkpoint))
+    if save and not folder.is_dir():
+        raise ValueError(f"{checkpoint} is no exported folder, in which a curve can be stored")
+    pairs, pipeline = find_pairs(data, split), load_pipeline(checkpoint, precision=precision)
+    images = errors(pipeline, map(read_pair, tqdm(pairs, unit="image", dynamic_ncols=True)))
+    curve = pipeline.error_curve
+    if save:
+        curve = ErrorCurve.fit(torch.cat([one.estimate for one in images]), torch.cat([one.actual for one in images]))
+        save_error_curve(folder, curve)
+    print(ROW.format("fifth", "expected", "actual", "ratio", "covered"))
+    for number, row in enumerate(fifths(images, curve), start=1):
+        covered = "" if row.covered is None else f"{row.covered:.3f}"
+        print(ROW.format(number, *(f"{value:.2f}" for value in (row.expected, row.actual, row.ratio)), covered))
+    means = [
+        (image.estimate if curve is None else 255 * curve.expected(image.estimate / 255)).mean().item()
+        for image in images
+    ]
+    print(f"mean expected error of an image (for keep_sharp): {min(means):.1f} to {max(means):.1f}")
+    if save:
+        print(f"the curve of {len(curve.mean)} points is stored in {folder}")
+
+
+def main(args: list[str] | None = None) -> None:
+    """The command line."""
+    call(calibrate, args, "-m tools.calibrate", positional=2)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    sys.exit(run_command("tools.calibrate", main, "stopped"))
