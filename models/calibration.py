@@ -44,7 +44,7 @@ class ErrorCurve:
         groups = [part for part in order.tensor_split(GROUPS) if len(part)]
         blocks = isotonic_regression([actual[part].mean().item() for part in groups]).blocks.tolist()
         pooled = [torch.cat(groups[start:end]) for start, end in pairwise(blocks)]
-        bounds = isotonic_regression([actual[part].quantile(COVERAGE).item() for part in pooled]).x
+        bounds = isotonic_regression([actual[part].quantile(COVERAGE).item() for part in pooled]).x.tolist()
         columns = [estimate[part].mean().item() for part in pooled], [actual[part].mean().item() for part in pooled]
         return cls(*([round(max(value, 1e-4), 4) for value in column] for column in (*columns, bounds)))
 

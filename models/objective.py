@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.diffusion import PredictionType, sample_alpha_bar, target
+from models.diffusion import PredictionType, along_axes, sample_alpha_bar, target
 
 Distance = Literal["l1", "l2", "psnr"]
 
@@ -61,8 +61,11 @@ class Objective:
         if self.sigma_range is not None and not 0 < self.sigma_range[0] < self.sigma_range[1]:
             raise ValueError(f"objective.sigma_range must be two numbers, 0 < least < largest, got {self.sigma_range}")
 
-    def _distance(self, error: Tensor) -> Tensor:
-        """The distance of each image (N,), from errors (N, 3, H, W)."""
+    def _distance(self, error: Tensor, s: Tensor) -> Tensor:
+        """The distance of each image (N,), from errors (N, 3, H, W) and the residual's scale."""
+        if along_axes(s):  # an error in luma counts as much as in the image, where chroma's is small
+            share = s.square().mean((2, 3), keepdim=True)
+            error = error * (share / share.mean(1, keepdim=True)).sqrt()
         return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
@@ -79,10 +82,13 @@ class Objective:
         return sample_alpha_bar(alphas_cumprod, u)
 
     def losses(
-        self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
+        self, output: Tensor, r_0: Tensor, s: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
-        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
-        losses = self._distance(output - target(r_0, eps, alpha_bar, prediction_type))
+        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar).
+
+        `s` is the residual's scale (N, 1, H, W), or (N, 3, H, W) for each of the AXES.
+        """
+        losses = self._distance(output - target(r_0, eps, alpha_bar, prediction_type), s)
         if self.min_snr is None:
             return losses
         weight = min_snr_weight(alpha_bar, prediction_type, self.min_snr)
