@@ -25,7 +25,7 @@ from benchmarks.record import machine, write_json
 from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.diffusion import add_noise, estimate_r_0, residual
+from models.diffusion import add_noise, add_residual, estimate_r_0, residual
 from models.pipeline import DeblurPipeline, Prediction
 from models.samples import to_network, to_world
 from models.sampling import noise_generator
@@ -92,7 +92,8 @@ def refiner_gates(
             alpha_bar = r_0.new_full((1,), level_of(sigma))
             r_t = add_noise(r_0, eps, alpha_bar)
             output = pipeline.denoiser(r_t, blurry, alpha_bar, x_init, s)
-            estimate = s * estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
+            found = estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
+            estimate = add_residual(0.0, found, s)
             for region, sums in regions.items():
                 sums.add(true, estimate, masks[region])
         if settings.blend > 0:

@@ -6,6 +6,7 @@ from diffusers import DDPMScheduler
 from torch import nn
 
 from benchmarks.refiner_gates import refiner_gates
+from models.diffusion import residual
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.untrained import IdentityPredictor
@@ -38,17 +39,19 @@ def pair():
     return blurry, blurry + missed, 2 * missed
 
 
-def gates(pair, share, grain=0.0, blend=1.0):
+def gates(pair, share, grain=0.0, blend=1.0, scale=0.04):
     blurry, sharp, missed = pair
     scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=[0.5] * 10)
-    denoiser = Oracle(missed[None] / 0.04, share, grain)
-    pipeline = DeblurPipeline(IdentityPredictor(), denoiser, scheduler, 0.04)
+    s = torch.tensor(scale).view(1, -1, 1, 1) * torch.ones(1, 1, SIDE, SIDE)
+    denoiser = Oracle(residual(missed[None], 0.0, s), share, grain)
+    pipeline = DeblurPipeline(IdentityPredictor(), denoiser, scheduler, scale)
     settings = SamplingSettings(steps=2, blend=blend)
     return refiner_gates(pipeline, [("one", blurry, sharp)], SIGMAS, settings)
 
 
-def test_a_perfect_denoiser_has_no_error_and_all_the_power(pair):
-    found = gates(pair, share=1.0)
+@pytest.mark.parametrize("scale", [0.04, [0.06, 0.03, 0.02]], ids=["rgb", "luma_chroma"])
+def test_a_perfect_denoiser_has_no_error_and_all_the_power(pair, scale):
+    found = gates(pair, share=1.0, scale=scale)
     for sigma in SIGMAS:
         assert found[f"flat_error/{sigma:g}"] == pytest.approx(0, abs=1e-4)
         assert found[f"edge_error/{sigma:g}"] == pytest.approx(0, abs=1e-6)
