@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-GROUPS = 100  # of equal size, by the head's estimate
+GROUPS = 32  # of equal size, by the head's estimate
 COVERAGE = 0.9
 
 

@@ -18,7 +18,7 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "faults", "onnx_files", "engines"},
+    | {"recompute", "heads", "faults", "onnx_files", "engines", "calibration"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"blocks", "sampling", "samples", "objective"},
     {"u2net", "slim_unet"},

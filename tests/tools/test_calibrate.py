@@ -57,7 +57,7 @@ def test_the_curve_is_fitted_to_known_errors():
     mean = 3 * estimate.sqrt()
     actual = -mean * torch.rand(400_000, generator=generator).log()
     curve = ErrorCurve.fit(estimate, actual)
-    assert list(curve.mean) == sorted(set(curve.mean)) and 20 < len(curve.mean) <= 100
+    assert list(curve.mean) == sorted(set(curve.mean)) and 20 < len(curve.mean) <= 32
     tested = torch.tensor([3.0, 10.0, 25.0, 48.0])
     expected = 255 * curve.expected(tested / 255)
     assert torch.allclose(expected, 3 * tested.sqrt(), rtol=0.05)
@@ -78,6 +78,7 @@ def test_between_the_points_it_is_linear_and_beyond_them_proportional():
 @pytest.fixture
 def sized(tmp_path):
     """A folder with a checkpoint whose predictor has a size head, and six pairs."""
+    torch.manual_seed(0)
     tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(tmp_path / "sized")
     for k in range(6):
         sharp = torch.rand(3, 24, 20, generator=torch.Generator().manual_seed(k))
