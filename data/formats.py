@@ -85,6 +85,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
             check_tags(file)
         elif name == "JPEG":
             check_tags(io.BytesIO(_exif_of_jpeg(file)))
+        elif name == "WEBP":
+            _check_chunks(raw)
         file.seek(0)
         file.left = MOST_HEADER.get(name, MOST_METADATA)
         try:
@@ -92,6 +94,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
         except Image.DecompressionBombError as error:
             raise ImageError(f"{path} is too large, it may be a decompression bomb: {error}") from None
         with image:
+            if sum(len(value) for value in image.info.values() if isinstance(value, bytes)) > MOST_METADATA:
+                raise TooMuchError
             check_size(path, image.size)
             file.left = 16 * image.width * image.height + MOST_METADATA  # the most that a plain PPM has
             yield image
@@ -205,6 +209,18 @@ def _exif_of_jpeg(file: BinaryIO) -> bytes:
             break
         code = file.read(1)
     return exif
+
+
+def _check_chunks(file: BinaryIO) -> None:
+    """Raise TooMuchError if a WebP's chunks of a profile, EXIF, XMP or of unknown kinds are too large together."""
+    total = 0
+    file.seek(12)
+    while len(head := file.read(8)) == 8:
+        kind, size = struct.unpack("<4sL", head)
+        total += CALL + (0 if kind in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF") else size)
+        if total > MOST_METADATA:
+            raise TooMuchError
+        file.seek(size + size % 2, io.SEEK_CUR)
 
 
 def _frames_of_gif(file: BinaryIO) -> int:

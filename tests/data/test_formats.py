@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -148,7 +149,12 @@ def hostile(folder):
         directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHLL", *tag) for tag in tags) + bytes(4)
         file.write(b"II*\0\x10\0\0\0" + bytes(8) + directory)
         file.truncate(500_001_000)
-    return sorted({*files, "text.png", "profile.tif"})
+    Image.new("RGB", (3, 2)).save(folder / "plain.webp", icc_profile=b"profile.")
+    content = (folder / "plain.webp").read_bytes()
+    at, size = content.index(b"ICCP"), 500_000_000
+    head = b"RIFF" + struct.pack("<L", len(content) - 16 + size) + content[8:at] + b"ICCP" + struct.pack("<L", size)
+    sparse(folder / "profile.webp", head, size, content[at + 16 :])
+    return sorted({*files, "text.png", "profile.tif", "profile.webp"})
 
 
 def cut(content, size=60_000):
@@ -192,8 +198,18 @@ def test_what_is_not_pixels_is_bounded_in_memory_and_time(tmp_path):
     for name, sentence in said.items():
         assert str(tmp_path / name) in sentence or (name in may_be_read and sentence == "read"), sentence
         assert "MemoryError" not in sentence, sentence
-    assert "it holds more than 32 MiB besides its pixels" in said["text.png"]
-    assert "it holds more than 32 MiB besides its pixels" in said["profile.tif"]
+    for name in ("text.png", "profile.tif", "profile.webp"):
+        assert "it holds more than 32 MiB besides its pixels" in said[name]
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".heic"])
+def test_a_profile_within_the_limits_of_its_file_is_bounded_too(tmp_path, suffix):
+    if suffix in search.HEIF:
+        pytest.importorskip("pillow_heif")
+    for size, refused in ((1 << 20, False), (33 << 20, True)):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"a{suffix}", icc_profile=bytes(size))
+        with pytest.raises(images.ImageError, match="32 MiB besides its pixels") if refused else nullcontext():
+            images.read_file(tmp_path / f"a{suffix}")
 
 
 @pytest.mark.parametrize("count", [1, 2, 1_000_000])
