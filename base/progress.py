@@ -15,7 +15,7 @@ class ProgressBar(tqdm):
 
     def __init__(self, *args: Any, **options: Any):
         self.lined, self.printed = not sys.stderr.isatty(), time.monotonic()
-        shape = {"ncols": 100, "leave": False} if self.lined else {"dynamic_ncols": True}
+        shape = {"ncols": 100, "leave": False, "mininterval": 0} if self.lined else {"dynamic_ncols": True}
         super().__init__(*args, **options | shape if self.lined else shape | options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

@@ -1,10 +1,13 @@
-"""Hide library messages that say nothing about the run."""
+"""What a run shows: progress, without the libraries' messages that say nothing about the run."""
 
 import logging
 import warnings
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+
+from base import progress
 
 # Advertisements, and messages that train.py replaces by its own.
 NOISE = (
@@ -48,3 +51,30 @@ class Bar(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict:
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+
+class Lines(ProgressBar):
+    """The progress of training without a terminal, where `RichProgressBar` prints nothing: a line every 10 seconds."""
+
+    hidden = False
+
+    def disable(self) -> None:
+        """Print nothing, as in all processes but the first."""
+        self.hidden = True
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """Start at the step of the checkpoint."""
+        begun = {"initial": trainer.global_step, "total": trainer.max_steps}
+        self.bar = progress.ProgressBar(desc="training", unit="step", disable=self.hidden, **begun)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Count the steps."""
+        metrics = self.get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        self.bar.set_postfix(metrics, refresh=False)
+        self.bar.update(trainer.global_step - self.bar.n)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Close the bar, after an error too."""
+        if hasattr(self, "bar"):
+            self.bar.close()
