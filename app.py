@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from base.command_line import make_parser
 from base.stop import run_command
-from models.index import stored_index
+from models.index import own, pretrained, stored_index
 from restoration.options import Options
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class Served:
         host: address to serve at; 127.0.0.1 is reachable from this machine only, 0.0.0.0 from its network. The
             environment variable GRADIO_SERVER_NAME overrides the default.
         port: of the page.
-        checkpoint, device, precision, provider, classes, memory, metadata: as in sample.py.
+        checkpoint: as in sample.py; default: all that come with the repository, to choose from.
+        device, precision, provider, classes, memory, metadata: as in sample.py.
         auth: NAME:PASSWORD that visitors have to give.
         max_size: largest uploaded file in megabytes (1e6 bytes).
         max_pixels: largest photograph in megapixels.
@@ -76,8 +77,8 @@ def start(served: Served, folder: Path) -> "Page":
     Raises:
         ValueError, OSError: the page cannot be served.
     """
-    if served.checkpoint is not None:
-        stored_index(served.checkpoint)
+    named = [served.checkpoint] if served.checkpoint else own() or [pretrained()]
+    stored_index(named[0])
     files, kept = folder / "served", folder / "kept"
     files.mkdir()
     kept.mkdir()
@@ -90,8 +91,8 @@ def start(served: Served, folder: Path) -> "Page":
 
     refuse_others()  # gradio opens what a visitor sends as a mask
     limits = Limits(int(1e6 * served.max_pixels), served.max_steps, served.max_samples, served.max_seconds)
-    restorer = Restorer({name: getattr(served, name) for name in SHARED}, limits)
-    page = Page(restorer, Visits(kept, files))
+    flags = {name: getattr(served, name) for name in SHARED}
+    page = Page({name: Restorer(flags | {"checkpoint": name}, limits) for name in named}, Visits(kept, files))
     page.launch(served.host, served.port, served.auth, int(1e6 * served.max_size))
     return page
 
@@ -103,7 +104,7 @@ def serve(served: Served) -> None:
     with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
         page = start(served, Path(folder))
         try:
-            print(f"{page.restorer}: {page.url} (Ctrl-C ends it)", flush=True)
+            print(f"{', '.join(map(str, page.restorers.values()))}: {page.url} (Ctrl-C ends it)", flush=True)
             page.wait()
         finally:
             page.close()

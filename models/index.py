@@ -9,6 +9,7 @@ INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 OWN = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
 PRETRAINED = OWN / "lite"
+PURPOSES = {"lite": "photographs", "text": "documents, screens, receipts, signs"}  # of the repository's own
 
 
 class CheckpointError(ValueError):
@@ -22,14 +23,20 @@ def pretrained() -> str:
     return str(PRETRAINED)
 
 
+def own() -> list[str]:
+    """The names of the checkpoints that come with the repository, the default first."""
+    names = sorted(index.parent.name for index in OWN.glob(f"*/{INDEX}"))
+    return sorted(names, key=lambda name: name != PRETRAINED.name)
+
+
 def locate(source: str) -> str:
     """The path of a checkpoint: lite and pretrained/lite are the repository's own from any folder.
 
     What exists in the current folder under that name comes first; anything else is returned unchanged.
     """
     name = source.removeprefix("pretrained/")
-    own = bool(re.fullmatch(r"[\w-]+", name)) and (OWN / name / INDEX).is_file()
-    return str(OWN / name) if own and not os.path.exists(source) else source
+    comes_along = bool(re.fullmatch(r"[\w-]+", name)) and (OWN / name / INDEX).is_file()
+    return str(OWN / name) if comes_along and not os.path.exists(source) else source
 
 
 def name_of(checkpoint: str | None) -> str:
@@ -40,10 +47,9 @@ def name_of(checkpoint: str | None) -> str:
 def require_hub_id(source: str) -> None:
     """Raise CheckpointError unless source is like user/name or user/name@revision and no local file has that name."""
     if os.path.exists(source) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source):
-        own = ", ".join(sorted(index.parent.name for index in OWN.glob(f"*/{INDEX}")))
         raise CheckpointError(
             f"checkpoint {source} is neither a folder, a .ckpt file, a hub id like user/name nor one that comes with"
-            f" the repository ({own or 'none is there'})"
+            f" the repository ({', '.join(own()) or 'none is there'})"
         )
 
 

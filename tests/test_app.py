@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import httpx
 import imagecodecs
 import numpy as np
 import pytest
@@ -99,9 +100,14 @@ def photo(tmp_path_factory):
 def denoiser_calls(page):
     """The calls of the denoiser from now on, one entry each."""
     calls = []
-    handle = page.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: calls.append(1))
+    handle = first(page).pipeline.denoiser.register_forward_pre_hook(lambda *given: calls.append(1))
     yield calls
     handle.remove()
+
+
+def first(page):
+    """The restorer of the page's default checkpoint."""
+    return next(iter(page.restorers.values()))
 
 
 def upload(tab, path):
@@ -184,7 +190,7 @@ def test_the_download_is_what_the_pipeline_returns_and_the_command_makes_the_sam
     run(visitor, steps=3, seed=5)
     path = saved(visitor, tmp_path)
     settings, array = replace(SETTINGS, steps=3), imagecodecs.png_decode(photo.read_bytes())
-    [expected] = page.restorer.pipeline(array, settings, seed=5, names=[photo.stem]).images
+    [expected] = first(page).pipeline(array, settings, seed=5, names=[photo.stem]).images
     assert path.name == photo.name and np.array_equal(imagecodecs.png_decode(path.read_bytes()), expected)
     command = shlex.split(visitor.locator("#command textarea").input_value())
     monkeypatch.chdir(photo.parent)
@@ -204,7 +210,7 @@ def test_the_strength_moves_without_a_network_and_0_is_the_prediction(visitor, p
     weakest = imagecodecs.png_decode(saved(visitor, tmp_path).read_bytes())
     assert len(denoiser_calls) == 2
     array = imagecodecs.png_decode(photo.read_bytes())
-    [expected] = page.restorer.pipeline(array, replace(SETTINGS, blend=0.0)).images
+    [expected] = first(page).pipeline(array, replace(SETTINGS, blend=0.0)).images
     assert np.array_equal(weakest, expected) and not np.array_equal(stronger, expected)
 
 
@@ -270,7 +276,7 @@ def test_cancel_ends_a_run_within_a_step_and_the_page_goes_on(visitor, photo, de
 def test_damaged_uploads_get_the_sentence_of_sample_py(visitor, page, photo, tmp_path, capsys, monkeypatch, every):
     monkeypatch.chdir(tmp_path)
     paths = damaged(photo)[::every]
-    assert sample.main([*map(str, paths), "--checkpoint", page.restorer.name, "--output", "out"]) == 1
+    assert sample.main([*map(str, paths), "--checkpoint", first(page).name, "--output", "out"]) == 1
     sentences = {line for line in capsys.readouterr().err.splitlines() if line.startswith("sample.py: error: ")}
     assert len(paths) == len(sentences) == 20 // every
     for path in paths:
@@ -332,7 +338,7 @@ def test_outside_of_what_is_painted_is_the_prediction_to_the_bit(second, page, t
     paint_the_centre(second)
     (tmp_path / "saved").mkdir()
     masked = imagecodecs.png_decode(saved(second, tmp_path / "saved").read_bytes())
-    out = page.restorer.pipeline(array, SETTINGS, names=["wide"])
+    out = first(page).pipeline(array, SETTINGS, names=["wide"])
     whole, prediction = ((masked == image[0]).all(-1) for image in (out.images, out.predictions))
     assert prediction[:, :30].all() and whole[50:70, 70:90].all() and not whole[:, :30].all()
 
@@ -374,7 +380,7 @@ def test_what_a_call_of_the_api_leaves_out_follows_its_preset(client, page, tmp_
         ({"sampler": "ddpm", "strength": 1}, replace(SETTINGS, sampler="ddpm", eta=0.0, blend=1.0)),
     ):
         client.predict(**given, seed=1, api_name="/restore")
-        [expected] = page.restorer.pipeline(array, settings, seed=1, names=["photo"]).images
+        [expected] = first(page).pipeline(array, settings, seed=1, names=["photo"]).images
         assert np.array_equal(np.asarray(Image.open(client.predict(api_name="/save"))), expected), given
 
 
@@ -410,6 +416,59 @@ def test_a_value_that_is_refused_is_a_sentence_and_no_traceback(client, tmp_path
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_requests_that_no_page_sends_are_refused_without_a_traceback(page, tmp_path, capfd):
+    """Every event, the page's own too, with values of wrong types, files that nobody uploaded, and too few values."""
+    api = f"{page.url}gradio_api/queue/"
+    for event in httpx.get(f"{page.url}config").json()["dependencies"]:
+        values = ["x", -1, 99, {"path": "/etc/passwd"}, {"layers": 3}, [[]], None]
+        for number, data in enumerate([[], *([value] * len(event["inputs"]) for value in values)]):
+            visit = f"{event['id']}_{number}"
+            join = {"data": data, "fn_index": event["id"], "session_hash": visit}
+            if event["backend_fn"] and httpx.post(f"{api}join", json=join).is_success:
+                with httpx.stream("GET", f"{api}data", params={"session_hash": visit}, timeout=60) as answer:
+                    assert any("process_completed" in line for line in answer.iter_lines())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """The page without --checkpoint."""
+    for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
+        monkeypatch.setenv(name, "")  # put back what was there
+    (tmp_path / "visitors").mkdir()
+    page = app.start(app.Served(port=free_port(), device="cpu", precision="fp32"), tmp_path / "visitors")
+    yield page
+    page.close()
+
+
+def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chromium, tmp_path):
+    """Each with its presets and an example; the page's own example chooses the checkpoint for text."""
+    from gradio_client import Client
+
+    Image.fromarray(np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / "photo.png")
+    array = np.asarray(Image.open(tmp_path / "photo.png"))
+    client = Client(both.url, verbose=False)
+    opened(client, tmp_path)
+    for given, name in (({}, "lite"), ({"checkpoint": "text"}, "text"), ({"checkpoint": "lite"}, "lite")):
+        *_, command, _ = client.predict(**given, preset="perceptual", api_name="/restore")
+        assert f"--checkpoint {name} --device cpu --precision fp32 --preset perceptual" in command
+        [expected] = both.restorers[name].pipeline(array, preset="perceptual", names=["photo"]).images
+        assert np.array_equal(np.asarray(Image.open(client.predict(api_name="/save"))), expected), name
+    with pytest.raises(Exception, match="checkpoint is one of lite, text, not best"):
+        client.predict(checkpoint="best", api_name="/restore")
+    tab, expect = chromium.new_page(), pytest.importorskip("playwright.sync_api").expect
+    tab.goto(both.url)
+    strength = tab.locator("#strength input[type=number]")
+    tab.locator("#examples button").last.click()
+    tab.get_by_text("page_blurry.jpg: ").wait_for()
+    expect(tab.get_by_role("radio", name="text: documents, screens, receipts, signs")).to_be_checked()
+    expect(strength).to_have_value("0.25")
+    tab.get_by_role("radio", name="lite: photographs").check()
+    expect(strength).to_have_value("0.5")
+    tab.screenshot(path=tmp_path / "page.png")
+    tab.close()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -431,7 +490,7 @@ def test_a_wrong_flag_is_one_sentence(capsys, flags, words):
 
 def test_a_port_that_is_taken_is_one_sentence(page, capsys):
     taken = urlsplit(page.url).port
-    assert app.main(["--checkpoint", page.restorer.name, "--port", str(taken)]) == 2
+    assert app.main(["--checkpoint", first(page).name, "--port", str(taken)]) == 2
     assert f"port {taken} of 127.0.0.1 cannot be used: give another --port" in capsys.readouterr().err
 
 
@@ -453,9 +512,9 @@ def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):
 
 def test_an_upload_of_too_many_pixels_is_refused(page, tmp_path, monkeypatch):
     Image.new("RGB", (30, 20)).save(tmp_path / "photo.png")
-    monkeypatch.setattr(page.restorer, "limits", Limits(500))
+    monkeypatch.setattr(first(page), "limits", Limits(500))
     with pytest.raises(ValueError, match=r"photo\.png has 30 x 20 pixels, more than the 0\.0005 megapixels"):
-        page.restorer.open(tmp_path / "photo.png", "photo.png")
+        first(page).open(tmp_path / "photo.png", "photo.png")
 
 
 @pytest.mark.slow

@@ -12,14 +12,15 @@ from uuid import uuid4
 import gradio as gr
 from torch import Tensor
 
-from base.messages import in_words
+from base.messages import in_words, one_of
 from data import images, metadata
 from restoration.maps import heat_map
 from web.restoration import Cancelled, Restorer
 from web.results import Photo, Result, mask_of, shown
 from web.visits import Visit, Visits
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "docs" / "examples").glob("*.jpg"))
+DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": [DOCS / "page_blurry.jpg"]}  # by checkpoint
 MOST_PAINTED = 1 << 20  # pixels of the reduced image on which a mask is painted
 # Choices of images to show, with their keys; the image of a run has the key number/kind.
 BEFORE, NEWEST = ("blurry", "0/blurry"), ("newest result", "newest")
@@ -44,12 +45,16 @@ class Actions:
     """The page's event handlers. Each returns the new values of its outputs in the order listed in `web.page`.
 
     Args:
-        restorer: restores photographs.
+        restorers: restore photographs, by the name of their checkpoint; the first is the default.
         visits: each visitor's photographs and results.
     """
 
-    def __init__(self, restorer: Restorer, visits: Visits):
-        self.restorer, self.visits = restorer, visits
+    def __init__(self, restorers: dict[str, Restorer], visits: Visits):
+        self.restorers, self.visits = restorers, visits
+        self.restorer = next(iter(restorers.values()))
+        # A checkpoint that is not the repository's own is for photographs, or its user knows what it is for.
+        names = [name for name in EXAMPLES if name in restorers] or ["lite"]
+        self.examples = [(path, name) for name in names for path in EXAMPLES[name]]
 
     @_sentences
     def open(self, file: str | None, name: str | None, request: gr.Request) -> list[Any]:
@@ -60,8 +65,11 @@ class Actions:
 
     @_sentences
     def example(self, number: int, request: gr.Request) -> list[Any]:
-        """Open one of the repository's example photographs."""
-        return self._open(EXAMPLES[number], EXAMPLES[number].name, request)
+        """Open one of the repository's example photographs, and choose the checkpoint that is for it."""
+        if number not in range(len(self.examples)):
+            raise ValueError(f"there is no example {number}")
+        path, checkpoint = self.examples[number]
+        return [*self._open(path, path.name, request), checkpoint if checkpoint in self.restorers else gr.skip()]
 
     @_sentences
     def restore(
@@ -72,10 +80,14 @@ class Actions:
         count: int | None = None,
         seed: int = 0,
         strength: float | None = None,
+        checkpoint: str | None = None,
         request: gr.Request = None,  # gradio looks for these two here
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        """Restore the open photograph. What is None follows the preset."""
+        """Restore the open photograph. What is None follows the preset, and the checkpoint is the first."""
+        if checkpoint is not None and checkpoint not in self.restorers:
+            raise ValueError(one_of("checkpoint", checkpoint, list(self.restorers)))
+        restorer = self.restorers[checkpoint] if checkpoint else self.restorer
         visit = self._visit(request)
         if visit.photo is None:
             raise ValueError("there is no photograph yet: upload one")
@@ -85,7 +97,7 @@ class Actions:
         numbers = {name: value for name, value in given.items() if value is not None}
         visit.stop.clear()
         try:
-            result = self.restorer.restore(
+            result = restorer.restore(
                 visit, preset, numbers, seed, lambda done, total, words: progress((done, total), desc=words)
             )
         except Cancelled as cancelled:
@@ -167,7 +179,8 @@ class Actions:
         alike = [result for result in visit.results if result.photo.size == visit.photo.size]
         choices = [BEFORE]
         for result in reversed(alike):
-            how = f", {result.options.get('preset', result.settings.sampler)} {result.settings.blend:.2f}"
+            name = f"{result.options['checkpoint']} " if len(self.restorers) > 1 else ""
+            how = f", {name}{result.options.get('preset', result.settings.sampler)} {result.settings.blend:.2f}"
             choices += [
                 (f"{result.number}: {kind}{how * (kind != 'prediction')}", f"{result.number}/{kind}")
                 for kind in reversed(result.kinds)
@@ -202,7 +215,7 @@ class Actions:
             raise ValueError("there is no photograph yet: upload one")
         if chosen == NEWEST[1] and (newest := visit.newest()) is not None:
             return newest.photo, newest, newest.kinds[-1]
-        number, _, kind = chosen.partition("/")
+        number, _, kind = str(chosen).partition("/")
         for result in visit.results:
             if str(result.number) == number and kind in result.kinds:
                 return result.photo, result, kind

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import gradio as gr
 
+from models.index import PURPOSES
 from models.settings import Sampler
-from web.actions import BEFORE, EXAMPLES, NEWEST, Actions
+from web.actions import BEFORE, NEWEST, Actions
 from web.restoration import Restorer
 from web.visits import Visits
 
@@ -25,26 +26,26 @@ addEventListener("paste", (event) => {
 });
 </script>"""
 # Run takes what the fields show: a number that was just typed may not have reached the page's state yet.
-TYPED = """(preset, sampler, ...numbers) => [preset, sampler, ...["steps", "count", "seed", "strength"].map((id, k) => {
+TYPED = """(preset, sampler, ...rest) => [preset, sampler, ...["steps", "count", "seed", "strength"].map((id, k) => {
   const field = document.querySelector(`#${id} input[type=number]`);
-  return field === null ? numbers[k] : field.value === "" ? null : Number(field.value);
-})]"""
+  return field === null ? rest[k] : field.value === "" ? null : Number(field.value);
+}), rest[4]]"""
 
 
 class Page:
     """The page with its events, which are also available as named API endpoints.
 
     Args:
-        restorer: restores photographs.
+        restorers: restore photographs, by the name of their checkpoint; the first is the default.
         visits: each visitor's photographs and results.
 
     Attributes:
         url: address of the page.
     """
 
-    def __init__(self, restorer: Restorer, visits: Visits):
-        self.restorer, self.visits, self.url = restorer, visits, ""
-        self._blocks = _blocks(restorer, visits)
+    def __init__(self, restorers: dict[str, Restorer], visits: Visits):
+        self.restorers, self.visits, self.url = restorers, visits, ""
+        self._blocks = _blocks(Actions(restorers, visits))
 
     def launch(self, host: str, port: int, auth: str | None, most_bytes: int) -> None:
         """Serve the page in a thread.
@@ -93,9 +94,21 @@ class Page:
         self._blocks.close(verbose=False)
 
 
-def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
-    actions, ui = Actions(restorer, visits), SimpleNamespace()  # the page's parts by their names
-    with gr.Blocks(
+class _Blocks(gr.Blocks):
+    """Gradio's page, which would print a traceback for a request that no page sends; this one says a sentence."""
+
+    async def preprocess_data(self, *given: Any, **named: Any) -> list[Any]:
+        """The values that a request sends, as a handler takes them."""
+        try:
+            return await super().preprocess_data(*given, **named)
+        except Exception as error:
+            sentence = f"the request cannot be read: {' '.join(str(error).split())}"
+            raise gr.Error(sentence, duration=None, title="Not done", print_exception=False) from None
+
+
+def _blocks(actions: Actions) -> gr.Blocks:
+    ui = SimpleNamespace()  # the page's parts by their names
+    with _Blocks(
         title="Predict and refine: image deblurring", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
     ) as page:
         gr.HTML(
@@ -104,27 +117,34 @@ def _blocks(restorer: Restorer, visits: Visits) -> gr.Blocks:
             elem_id="title",
         )
         with gr.Row(elem_id="columns"):
-            _place_inputs(ui, restorer)
-            _place_results(ui, restorer)
+            _place_inputs(ui, actions)
+            _place_results(ui, actions.restorer)
         _connect(ui, actions)
         page.unload(actions.leave)
     return page
 
 
-def _place_inputs(ui: SimpleNamespace, restorer: Restorer) -> None:
+def _place_inputs(ui: SimpleNamespace, actions: Actions) -> None:
     """The left column: a photograph and the settings of its restoration."""
-    first = restorer.preset(None)
-    presets = list(restorer.pipeline.config.presets)
+    first = actions.restorer.preset(None)
+    presets = list(actions.restorer.pipeline.config.presets)
     samplers = list(get_args(Sampler))
     with gr.Column(scale=1, min_width=300):
         ui.photo = gr.File(label="Photograph", elem_id="photo", height=130)
         ui.name = gr.Textbox(visible=False)
         ui.examples = gr.Dataset(
             components=[gr.Image(visible=False)],
-            samples=[[str(path)] for path in EXAMPLES],
+            samples=[[str(path)] for path, _ in actions.examples],
             type="index",
             label="Or one of these",
             elem_id="examples",
+        )
+        ui.checkpoint = gr.Radio(
+            [(f"{name}: {PURPOSES.get(name, 'your own')}", name) for name in actions.restorers],
+            value=next(iter(actions.restorers)),
+            label="Checkpoint",
+            elem_id="checkpoint",
+            visible=len(actions.restorers) > 1,
         )
         ui.preset = gr.Dropdown(
             presets,
@@ -202,7 +222,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     result = [ui.left, ui.right, ui.slider, ui.facts, ui.command, ui.heat]
     opened = [ui.photo, ui.status, ui.mask, *result]
     numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
-    for control in (ui.preset, *numbers, ui.seed):
+    for control in (ui.checkpoint, ui.preset, *numbers, ui.seed):
         _take_any(control)
     opening = ui.photo.upload(
         actions.open,
@@ -214,14 +234,28 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     )
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: None, None, ui.photo, api_visibility="private", show_progress="hidden")
-    ui.examples.click(actions.example, ui.examples, opened, api_visibility="private", show_progress_on=ui.status)
-    settings = {name: actions.restorer.preset(name) for name in actions.restorer.pipeline.config.presets}
-    table = {name: [one.sampler, one.steps, one.num_samples, one.blend] for name, one in settings.items()}
+    ui.examples.click(
+        actions.example,
+        ui.examples,
+        [*opened, ui.checkpoint],
+        api_visibility="private",
+        show_progress_on=ui.status,
+    )
+    table = {
+        checkpoint: {
+            name: [one.sampler, one.steps, one.num_samples, one.blend]
+            for name in restorer.pipeline.config.presets
+            for one in [restorer.preset(name)]
+        }
+        for checkpoint, restorer in actions.restorers.items()
+    }
     # In the browser, so that no late answer overwrites what is typed meanwhile.
-    ui.preset.input(None, ui.preset, numbers, js=f"(preset) => ({json.dumps(table)})[preset]")
+    chosen = f"(checkpoint, preset) => ({json.dumps(table)})[checkpoint][preset]"
+    for event in (ui.preset.input, ui.checkpoint.change):
+        event(None, [ui.checkpoint, ui.preset], numbers, js=chosen)
     running = ui.run.click(
         actions.restore,
-        [ui.preset, ui.sampler, ui.steps, ui.count, ui.seed, ui.strength],
+        [ui.preset, ui.sampler, ui.steps, ui.count, ui.seed, ui.strength, ui.checkpoint],
         [ui.status, *result],
         js=TYPED,
         api_name="run",
@@ -258,13 +292,13 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
 
 def _offer_api(ui: SimpleNamespace, actions: Actions, result: list[gr.components.Component]) -> None:
     """Endpoints with fields of their own, which have no values: what a call leaves out follows its preset."""
-    texts = [gr.Textbox(visible=False) for _ in range(4)]
+    texts = [gr.Textbox(visible=False) for _ in range(5)]  # preset, sampler, left, right, checkpoint
     numbers = [gr.Number(value, visible=False) for value in (None, None, 0, None)]  # steps, samples, seed, strength
     for number in numbers:
         _take_any(number)
     button = gr.Button(visible=False)
-    button.click(actions.restore, [*texts[:2], *numbers], [ui.status, *result], api_name="restore", **ALONE)
-    button.click(actions.strength, [numbers[3], *texts[2:]], result, api_name="strength", **FAST)
+    button.click(actions.restore, [*texts[:2], *numbers, texts[4]], [ui.status, *result], api_name="restore", **ALONE)
+    button.click(actions.strength, [numbers[3], *texts[2:4]], result, api_name="strength", **FAST)
     button.click(actions.save, texts[3], ui.file, api_name="save", **FAST)
 
 

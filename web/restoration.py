@@ -22,6 +22,8 @@ from models.tiling import refusal
 from web.results import Kept, Photo, Result
 from web.visits import Visit
 
+DEVICE = Lock()  # one run at a time, whichever the checkpoint
+
 
 class Cancelled(Exception):
     """The visitor stopped a restoration; the message gives its progress."""
@@ -59,7 +61,7 @@ class Restorer:
 
     def __init__(self, flags: dict[str, str | float | None], limits: Limits):
         self.flags = {name: value for name, value in flags.items() if value is not None}
-        self.limits, self._free = limits, Lock()
+        self.limits = limits
         source = self.flags.get("checkpoint") or pretrained()
         of_pipeline = ("device", "precision", "provider", "classes")
         given = {name: self.flags[name] for name in of_pipeline if name in self.flags}
@@ -123,7 +125,7 @@ class Restorer:
         draws = self.pipeline.denoiser is not None
         size = photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell, self.limits.seconds)
-        with self._free:
+        with DEVICE:
             kept = visit.new_kept()
             try:
                 clock.start()

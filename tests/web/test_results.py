@@ -188,7 +188,7 @@ def test_the_slider_shows_what_was_changed_last(restorer, tmp_path, change):
         (tmp_path / name).mkdir()
     images.write(tmp_path / "a.png", torch.rand(3, 40, 52))
     visits, request = Visits(tmp_path / "kept", tmp_path / "served"), SimpleNamespace(session_hash="somebody")
-    actions = Actions(restorer, visits)
+    actions = Actions({"lite": restorer}, visits)
     actions.open(str(tmp_path / "a.png"), "a.png", request)
     visit = visits.of("somebody")
     visit.add(restored(restorer, visit))
