@@ -41,8 +41,11 @@ def test_every_config_builds(config, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["demo", "finetune"])
-def test_lite_is_trained_further_on_the_blurry_images_of_pairs(name, tmp_path):
+@pytest.mark.parametrize(
+    ("configs", "name"),
+    [(["demo"], "lite"), (["finetune"], "lite"), (["finetune", "text/finetune"], "text")],
+)
+def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, name, tmp_path):
     """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights."""
     sharp, weights = torch.rand(3, 48, 48), {}
     flags = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
@@ -52,15 +55,16 @@ def test_lite_is_trained_further_on_the_blurry_images_of_pairs(name, tmp_path):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)
         given = [f"--data.train={tmp_path / kind}", f"--trainer.default_root_dir={tmp_path / 'runs' / kind}"]
-        assert train.main(["fit", "--config", str(CONFIGS[0].with_name(f"{name}.yaml")), *flags, *given]) == 0
+        files = [f"--config={CONFIGS[0].parent / config}.yaml" for config in configs]
+        assert train.main(["fit", *files, *flags, *given]) == 0
         weights[kind] = load_pipeline(
             str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32"
         ).predictor.state_dict()
-    lite = load_pipeline("lite", precision="fp32").predictor.state_dict()
+    start = load_pipeline(name, precision="fp32").predictor.state_dict()
     for one in weights.values():
-        assert one.keys() == lite.keys() and any(not torch.equal(one[key], lite[key]) for key in lite)
-        assert all((one[key] - lite[key]).abs().max() < 1e-3 for key in lite)  # a step of 1e-4 from its weights
-    assert any(not torch.equal(weights["blurred"][key], weights["black"][key]) for key in lite)
+        assert one.keys() == start.keys() and any(not torch.equal(one[key], start[key]) for key in start)
+        assert all((one[key] - start[key]).abs().max() < 1e-3 for key in start)  # a step of 1e-4 from its weights
+    assert any(not torch.equal(weights["blurred"][key], weights["black"][key]) for key in start)
 
 
 @pytest.mark.filterwarnings("ignore")
