@@ -1,6 +1,7 @@
 """Command lines of all scripts, parsed by jsonargparse: flags from signatures, help from docstrings, short errors."""
 
 import json
+import os
 import re
 import sys
 from argparse import Action, RawDescriptionHelpFormatter
@@ -73,6 +74,8 @@ class Parser(ArgumentParser):
                 words.append(word)
                 continue
             action = self._option_string_actions.get(name)
+            if action is None and os.path.exists(word):
+                raise UsageError(f"{word} is taken for a flag: write ./{word}")
             if action is None:
                 known = [flag for flag in self._option_string_actions if flag.startswith("--")]
                 raise UsageError(f"{name} is unknown{nearest(name, known, f': {self.prog} --help lists the flags')}")

@@ -34,7 +34,7 @@ def require_writable(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(f"cannot write into the folder {folder}: {error.strerror}") from error
+        raise OSError(f"cannot write into the folder {folder}: {error.strerror}; give another --output") from error
 
 
 def require_free(folder: Path) -> None:

@@ -306,9 +306,11 @@ def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tm
     assert "out holds restored images (it has a manifest.json)" in capsys.readouterr().err
 
 
-def test_names_with_a_dash_at_their_head(checkpoint, photos, tmp_path, monkeypatch):
+def test_names_with_a_dash_at_their_head(checkpoint, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (photos / "a.png").rename("-a.png")
+    assert sample.main(["-a.png", "--output", "out"]) == 2
+    assert capsys.readouterr().err == "sample.py: error: -a.png is taken for a flag: write ./-a.png\n"
     assert sample.main(["--checkpoint", str(checkpoint), "--steps", "1", "--output", "out", "--", "-a.png"]) == 0
     assert set(restored(tmp_path / "out")) == {"-a.png"}
 
@@ -316,8 +318,8 @@ def test_names_with_a_dash_at_their_head(checkpoint, photos, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ("file", "cannot write into the folder file: File exists"),
-        ("file/out", "cannot write into the folder file/out: Not a directory"),
+        ("file", "cannot write into the folder file: File exists; give another --output"),
+        ("file/out", "cannot write into the folder file/out: Not a directory; give another --output"),
         ("taken", "taken/b.jpg cannot be written: Is a directory; 1 of 3 images are done: free the disk, or choose"),
         ("sub", "sub/sub/b.jpg cannot be written: File exists; 2 of 3 images are done: free the disk, or choose"),
     ],
