@@ -44,7 +44,7 @@
     byId("tag-b").textContent = right.value;
     byId("about").textContent = entry.about;
     view.style.aspectRatio = entry.width + " / " + entry.height;
-    view.style.maxWidth = "calc(80vh * " + entry.width / entry.height + ")";
+    view.style.maxWidth = where.style.maxWidth = "calc(80vh * " + entry.width / entry.height + ")";
     split();
     place();
   }
