@@ -225,7 +225,8 @@ class Manifest:
 
     def _merge(self, rows: pa.Table) -> None:
         """Replace the rows of the same images."""
-        restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"])
+        # As an array, since of no values isin would not know the type.
+        restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"].combine_chunks())
         self._replaced.update(pc.list_flatten(self.table.filter(restored)["written"]).to_pylist())
         self.table = pa.concat_tables([self.table.filter(~pc.field("image").isin(rows["image"])), rows])
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.store import Manifest, Place, StoreError
+from batch.store import KINDS, SECONDS, Manifest, Place, StoreError
 
 FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
 
@@ -40,6 +40,42 @@ def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
     stamps = dict.fromkeys("abde", (5, 7)) | {"c": (5, 8)}
     assert Manifest(place).done(stamps, FACTS) == {"a"}
     assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
+
+
+VALUES = {pa.string(): "b", pa.list_(pa.string()): ["b"], pa.int64(): 9, pa.float64(): 0.5, pa.bool_(): True}
+COLUMNS = [(name, VALUES[kind]) for kind, names in KINDS.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("name", "value"), COLUMNS, ids=[name for name, _ in COLUMNS])
+def test_a_row_reads_back_whole_and_every_column_tells_two_restorations_apart(place, name, value):
+    whole = row("a", "a") | {name: value, "image": "a", "written": ["a"], "error": None}
+    kept(place, whole)
+    [found] = pq.read_table(f"{place.base}/manifest.parquet").to_pylist()
+    assert found.items() >= whole.items()
+    stamps = {"a": (whole["bytes"], whole["modified"])}
+    assert Manifest(place).done(stamps, {name: whole[name]}) == {"a"}
+    if name != "error":  # which no restoration that is done has
+        assert Manifest(place).done(stamps, {name: "other"}) == Manifest(place).done(stamps, {name: None}) == set()
+
+
+def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place):
+    kept(place, row("a", "a"))
+    manifest = kept(place, row("a", error="broken"))
+    assert set(place.list()) == {"a", "manifest.parquet"} and rows_of(place)["a"]["error"] == "broken"
+    assert manifest.done({"a": (5, 7)}, FACTS) == set()
+
+
+def test_rows_are_on_the_disk_after_some_seconds_and_the_newest_counts(place, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("batch.store.time.monotonic", lambda: clock[0])
+    manifest = Manifest(place)
+    for image, seed, wait in (("a", 0, 0.0), ("b", 1, SECONDS - 1), ("a", 2, 2.0), ("b", 3, 1.0)):
+        clock[0] += wait
+        manifest.add([row(image, "a", seed=seed)])
+        place.write({"a": b"image"})
+        stored, stamps = Manifest(place), dict.fromkeys("ab", (5, 7))  # as after a kill
+        done = [image for at in range(4) for image in sorted(stored.done(stamps, FACTS | {"seed": at}))]
+        assert done == {0: ["a"], 1: ["a"], 2: ["b", "a"], 3: ["b", "a"]}[seed]
 
 
 def test_a_manifest_with_the_scores_of_older_batches_is_read(place):

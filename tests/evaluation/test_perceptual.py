@@ -9,6 +9,7 @@ from pathlib import Path
 import lpips
 import pytest
 import torch
+import torchvision
 from safetensors.torch import load_file, save_file
 from skimage import io
 from torchvision.models import vgg16
@@ -148,6 +149,14 @@ def test_a_spoilt_cache_is_a_reason_and_not_a_crash(no_network, unshipped):
     no_network.mkdir(parents=True)
     (no_network / ALEXNET).write_text("half a download")
     assert Lpips().reason.startswith("LPIPS is missing")
+
+
+def test_a_download_of_another_file_is_a_reason_and_no_network(no_network, unshipped, tmp_path, monkeypatch):
+    """By the hash in the file's name: here a file of this machine is downloaded, with all the right keys."""
+    torch.save(load_file(WEIGHTS / "alexnet_features.safetensors"), tmp_path / ALEXNET)
+    weights = torchvision.models.AlexNet_Weights.IMAGENET1K_V1.value
+    monkeypatch.setitem(weights.__dict__, "url", (tmp_path / ALEXNET).as_uri())
+    assert "invalid hash value" in Lpips().reason and not list(no_network.glob("*"))
 
 
 def test_a_wrong_backbone_names_the_first_key(tmp_path):

@@ -1,6 +1,7 @@
 """The perception-distortion curve."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,13 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
     boxes = [text.get_window_extent() for text in labels(figure)]
     boxes.append(figure.axes[0].get_legend().get_window_extent())
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    for text in labels(figure):  # in one of eight directions, near its point
+        box, (right, up) = text.get_window_extent(), text.get_position()
+        points = 72 / figure.dpi
+        ways = [(right / (box.width / 2 * points + gap), up / (box.height / 2 * points + gap)) for gap in (8, 15)]
+        angle, radius = min(((math.atan2(y, x), math.hypot(x, y)) for x, y in ways), key=lambda way: abs(way[1] - 1))
+        eighths = angle / (math.pi / 4)
+        assert radius == pytest.approx(1, abs=1e-6) and eighths == pytest.approx(round(eighths), abs=1e-6)
     assert len(boxes) == count + 3
     with Image.open(tmp_path / "pareto.png") as image:
         assert image.size == (1500, 975)

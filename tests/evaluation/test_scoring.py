@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from data import images
 from evaluation.controls import SHARPENED
 from evaluation.journal import Journal, JournalError, Score
 from evaluation.rows import CONTROLS, rows_of
@@ -66,6 +67,14 @@ def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(t
     four, one, blended, two = (seconds[label] - before for label in labels_of(settings)[:4])
     assert four > 12 * 0.005
     assert (one, blended, two) == (pytest.approx(four / 4), pytest.approx(four / 4), pytest.approx(four / 2))
+
+
+def test_of_several_samples_the_first_is_kept_as_the_row_s_image(tmp_path):
+    settings = [SamplingSettings(steps=4, num_samples=3)]
+    plan = dataclasses.replace(Toy([(24, 20)]).plan(tmp_path, settings), restored=tmp_path / "images")
+    score_images(plan)
+    [row] = plan.settings
+    assert (images.read(plan.file(row, "image0")) * 255).unique().tolist() == [pytest.approx(104)]
 
 
 def test_images_of_one_size_are_restored_together(tmp_path):

@@ -6,8 +6,11 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
 
 import train
+from data import images
+from evaluation import panels
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
 KEY = "0123456789abcdef" * 2 + "5ec2e7ed"  # has the form of an API key
@@ -86,3 +89,10 @@ def test_tensorboard_by_one_line(run_folder):
     assert {"train/loss", "val/psnr", "grad_norm/denoiser"} <= set(log.Tags()["scalars"])
     assert set(log.Tags()["images"]) == {"val/panel_0"}
     assert "recipe/text_summary" in log.Tags()["tensors"]
+    # What the panel shows, in its columns: those after the mean are shifted by the deviation's colour bar.
+    shown = images.read("run/panels/step_3_0.png") * 255
+    left, top, height = panels.GAP + panels.NAME, panels.TITLE, round(panels.WIDTH * 40 / 44)
+    starts = [left + at * (panels.WIDTH + panels.GAP) for at in range(6)]
+    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + panels.WIDTH] for x in starts)
+    assert (torch.stack(samples).mean(0) - mean).abs().max() < 2.5  # roundings, of what is resized and of files
+    assert all((one - mean).abs().max() > 5 for one in (blurry, *samples))
