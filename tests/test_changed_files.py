@@ -1,4 +1,4 @@
-"""A file that changed is another one, also with as many bytes as before; numbers of the docs are the program's."""
+"""A file that changed is another one, also with as many bytes as before."""
 
 import os
 
@@ -8,8 +8,6 @@ from data import images
 from data.layouts import Pair
 from data.scored_pairs import read_baselines
 from restoration.manifest import Manifest
-from tests.conftest import ROOT
-from web.results import MOST_SHOWN
 
 
 def test_an_image_written_again_with_as_many_bytes_is_not_done(tmp_path):
@@ -34,9 +32,3 @@ def test_outputs_of_another_program_are_named_by_all_their_bytes(tmp_path):
             images.write(outputs / f"{name}.png", torch.full((3, 8, 8), 0.5 if name == changed else 0.0))
         hashes.append(read_baselines(str(outputs), [Pair(name, sharp, sharp) for name in names])[1]["outputs outputs"])
     assert len(set(hashes)) == 3
-
-
-def test_the_pages_name_the_size_that_a_browser_is_sent():
-    assert f"Photographs of more than {MOST_SHOWN / 1e6:g} megapixels are shown reduced" in " ".join(
-        (ROOT / "docs/web.md").read_text().split()
-    )

@@ -86,28 +86,6 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_stages_of_the_large_model_go_together_and_step(tmp_path):
-    """Each stage takes a step, in narrow networks and on a small crop, from what the stage before left."""
-    names, before = ("predictor", "refine", "finish"), None
-    for side in ("blur", "sharp"):
-        images.write(tmp_path / "pairs" / side / "a.png", torch.rand(3, 64, 64))
-    small = ["patch_size=32", "batch_size=1", "crops_per_image=1", "mix_batches=1", "num_workers=0", "val_crop=32"]
-    for name in names:
-        root, data = tmp_path / name, f"--data.train={tmp_path / 'pairs'}"
-        flags = [f"--trainer.default_root_dir={root}", data, data.replace("train", "val"), "--trainer.max_steps=1"]
-        flags += ["--trainer.val_check_interval=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
-        flags += [f"--data.{value}" for value in small]
-        flags += ["--model.predictor.widths=[8, 12]", "--model.predictor.blocks=[1, 1]"]
-        if before is not None:
-            flags += ["--model.denoiser.widths=[8, 12]", "--model.denoiser.blocks=[1, 1]"]
-            flags += [f"--model.init_from={before}", "--model.validation.steps=1"]
-        config = CONFIGS[0].parent / "pretrained_base" / f"{name}.yaml"
-        assert train.main(["fit", "--config", str(config), *flags]) == 0
-        before = root / "checkpoint"
-    assert load_pipeline(str(before)).config.scale_kind == "learned"
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_the_paper_s_own_objective_by_flags(tmp_path):
     flags = ["--model.denoiser.init_args.prediction_type", "epsilon", "--model.residual_scale", "1.0"]
     flags += ["--model.predictor_weight", "0"]

@@ -1,0 +1,349 @@
+"""Every command and every piece of Python in the documentation, run as it is written, on small images.
+
+The checkpoints are the shipped ones, and those that commands of the pages make in two steps: the demo's with the
+presets that evaluate.py stores, and exports. Networks of more than 20 M parameters are made narrow.
+"""
+
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from matplotlib import get_data_path
+from torch.nn.functional import avg_pool2d, interpolate
+
+import train
+from data import images
+from models.checkpoints import load_pipeline
+from tests.conftest import ROOT
+from tests.models.test_warm_start import official_state
+from tests.processes import Command, free_port, until
+from training.command import require_files
+
+CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
+# What is not done here, by how a command begins, and why.
+EXCEPTIONS = {
+    "make ": "installs, or runs what stands below it",
+    "python3 -m venv": "installs",
+    "python -m pip": "installs",
+    "python -m pytest": "is what runs this",
+    "python -m ruff": "is make lint",
+    "python -m batch": "a cluster; tests/batch runs it on a local Ray",
+    "python -m data.make_test_set": "of an earlier commit, as the page says",
+    "python sample.py photo.jpg --checkpoint user/name@v1": "downloads; tests/test_hub.py has a hub",
+    "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
+}
+MEASURE = ("ablation", "batch", "blur", "deployment", "reference", "sampling", "training")
+EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
+CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
+
+# What makes a command small, by how it begins.
+TRAIN = "--trainer.max_steps=2 --trainer.val_check_interval=2 --trainer.accelerator=cpu --trainer.precision=32-true"
+TRAIN += " --trainer.enable_progress_bar=false --data.patch_size=32 --data.batch_size=2 --data.crops_per_image=1"
+TRAIN += " --data.mix_batches=1 --data.num_workers=0 --data.val_crop=32 --scores.panels=1 --scores.samples=1"
+BASE = "--model.predictor.widths='[8, 12]' --model.predictor.blocks='[1, 1]'"
+REFINER = "--model.denoiser.widths='[8, 12]' --model.denoiser.blocks='[1, 1]' --model.validation.steps=1"
+PAPER = "--model.predictor.channels=8 --model.denoiser.channels=8 --model.predictor.blocks=1 --model.denoiser.blocks=1"
+SMALLER = {
+    "python sample.py": "--device=cpu",
+    "python evaluate.py": "--device=cpu",
+    "python train.py": TRAIN,
+    "python train.py fit --config configs/demo.yaml --data.train PHOTOS": "--trainer.default_root_dir=runs/photos",
+    "python train.py fit --config configs/gopro": "--model.validation.steps=1 --trainer.logger=false",
+    "python train.py fit --config configs/gopro.yaml": PAPER,
+    "python train.py fit --config configs/gopro_u2net": "--model.predictor.variant=lite --model.denoiser.channels=8",
+    "python train.py fit --config configs/text/refine": "--model.validation.steps=1",
+    "python train.py fit --config configs/pretrained_base": BASE,
+    "python train.py fit --config configs/pretrained_base/refine": REFINER,
+    "python train.py fit --config configs/pretrained_base/finish": REFINER,
+    "python -m tools.doctor": "--num_workers=0",
+    "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
+    "python -m tools.make_pairs": "--size=32 --crops=1",
+    "python -m benchmarks.few_steps": "--max_steps=2 --limit=1 --device=cpu",
+    "python -m benchmarks.refiner_gates": "--images=1 --crop=32",
+    "python -m benchmarks.posterior": "--samples=2 --size=32",
+    "python -m benchmarks.evaluation": "--images=1 --rounds=1",
+}
+# What a command needs that another of the pages makes: its words, and how the other begins.
+MADE = {
+    "runs/demo/checkpoint": "python evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos",
+    "runs/demo ": "python train.py fit --config configs/demo.yaml",
+    "best-psnr.ckpt": "python train.py fit --config configs/demo.yaml",
+    "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml",
+    "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
+    " PAIRS --model.predictor",
+    "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro",
+    "deployed/lite photo": "python -m deployment.export pretrained/lite --output deployed/lite",
+    "checkpoint deployed/lite": "python -m deployment.export pretrained/lite --output deployed/lite",
+    "checkpoint deployed/int8": "python -m deployment.export pretrained/lite --output deployed/int8",
+    "configs/text/refine": "python train.py fit --config configs/text/predictor.yaml",
+    "pretrained_base/refine": "python train.py fit --config configs/pretrained_base/predictor.yaml",
+    "pretrained_base/finish": "python train.py fit --config configs/pretrained_base/refine.yaml",
+    "scores/synthetic": "python evaluate.py --checkpoint lite --data PAIRS --output before",
+    "outputs baselines/": "python -m benchmarks.baselines camera",
+    "outputs runs/text/restored": "python sample.py TEXT_TEST/blur --checkpoint text --preset fidelity",
+    "PAGES_TEST --names": "python -m tools.make_pages /usr/share/fonts --output PAGES_TEST",
+    "make_pairs PAGES --config": "python -m tools.make_pages /usr/share/fonts --output PAGES --families",
+}
+# What a command needs that is a copy: its words, the copy, and of what.
+COPIED = [
+    ("checkpoints first/checkpoint", "first/checkpoint", "pretrained/lite"),
+    ("checkpoints first/checkpoint", "second/checkpoint", "pretrained/text"),
+    ("init_from runs/first/checkpoint", "runs/first", "runs/gopro"),
+    ("best-psnr.ckpt", "best-psnr.ckpt", "runs/demo/checkpoints/best-psnr.ckpt"),
+    ("runs/longer", "runs/longer", "runs/demo"),
+    ("runs/longer", "runs/long", "runs/demo"),
+    *(("scores/synthetic", f"scores/{name}", "before") for name in ("synthetic", "gopro", "captured")),
+    ("PAGES_TEST --names", "PAGES_TEST/test.txt", "page.txt"),
+]
+CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
+EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "cer,wer": "rapidfuzz"}
+# Those that take longest, and of several of a kind all but one.
+SLOW = (
+    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.few_steps", "benchmarks.posterior"),
+    *("benchmarks.evaluation", "scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
+    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "cer,wer"),
+)
+
+
+def blocks(language):
+    """(page, code) of every fenced block in a language; in bash or in none for commands."""
+    found = []
+    for page in PAGES:
+        for block in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE):
+            if block[2] in language:
+                found.append((page.name, block[3]))
+    return found
+
+
+def lines():
+    """Every line that may be a command: of fenced blocks, of indented ones, and code in a sentence."""
+    for _, code in blocks(("", "bash")):
+        yield from code.replace("\\\n", " ").splitlines()
+    for page in PAGES:
+        prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        yield from re.findall(r"^ {4}(\w.*)$", prose, re.MULTILINE)
+        for code in re.findall(r"`([^`]+)`", prose):
+            code = " ".join(code.split())
+            yield f"python {code}" if re.match(r"(sample|evaluate)\.py .*--output ", code) else code
+
+
+def commands():
+    """Every command once, without what starts several processes, limits its time or chooses a core."""
+    found = []
+    for line in lines():
+        line = re.sub(r"^(torchrun|srun) .*?(?=(train|sample|evaluate)\.py)", "python ", line.strip())
+        line = re.sub(r"^(#\s+|OMP_NUM_THREADS=1 |taskset -c 0 |timeout -s TERM 570 |\.venv/bin/)*", "", line)
+        line = line.replace("python python", "python")
+        # What names a program alone, in a sentence, is no command.
+        if re.match(r"make \w|python3? \S+\.py \S|python3? -m \S+ \S|python app.py", line) and "..." not in line:
+            found.append(shlex.join(shlex.split(line, comments=True)))
+    return list(dict.fromkeys(found))
+
+
+def reason(line):
+    return next((why for start, why in EXCEPTIONS.items() if line.startswith(start)), None)
+
+
+RUN = [line for line in commands() if reason(line) is None]
+APPS = [line for line in RUN if line.startswith("python app.py") and "--help" not in line]
+
+
+class Place:
+    """A folder where everything lies that the pages name and no command makes, and what was run in it."""
+
+    def __init__(self, folder):
+        self.folder, self.done = folder, {}
+        shutil.copytree(ROOT / "configs", folder / "configs")
+        (folder / "pretrained").symlink_to(ROOT / "pretrained")
+        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+        self._write_images()
+        for grid in (folder / "configs" / "grid").iterdir():
+            grid.write_text(yaml.safe_dump(few_steps(yaml.safe_load(grid.read_text()))))
+        shutil.copyfile(folder / "configs" / "demo.yaml", folder / "CONFIG")
+        for name in ("fonts_train", "fonts_test"):
+            (folder / "configs" / "text" / f"{name}.txt").write_text("DejaVu Sans\n")
+        (folder / "words.txt").write_text("\n".join(["table", "lamp", "river", "window", "paper", "garden"] * 40))
+        for name, text in re.findall(
+            r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL
+        ):
+            (folder / name).write_text(text)
+        torch.save(official_state("lite"), folder / "u2net.pth")
+
+    def _write_images(self):
+        generator = torch.Generator().manual_seed(0)
+
+        def write(*names):
+            for name in names:
+                sharp = interpolate(torch.rand(1, 3, 16, 16, generator=generator), scale_factor=2, mode="nearest")
+                images.write(self.folder / name, sharp[0])
+                if "/sharp/" in name:
+                    blurry = avg_pool2d(sharp, 3, 1, 1, count_include_pad=False)
+                    images.write(self.folder / name.replace("/sharp/", "/blur/"), blurry[0])
+
+        write("photo.jpg", "page.jpg", "docs/page_blurry.jpg", "photos/a.png", "scans/sub/b.tif", "more/IMG_1.heic")
+        write(*(f"docs/examples/rsblur_{at}.jpg" for at in (2, 3)), "runs/demo/photos/clock_motion.png")
+        folders = ("PHOTOS", "MORE_PHOTOS", "baseline/results/scene_test", "runs/demo/photos/train")
+        write(*(f"{folder}/{name}.png" for folder in folders for name in "ab"))
+        write(*(f"frames/{at}.png" for at in range(11)))
+        for split in ("train", "val", "test"):
+            scenes = (f"{data}/{split}/scene_{split}/sharp" for data in ("GoPro", "GOPRO_Large"))
+            write(*(f"{scene}/{name}.png" for scene in scenes for name in "ab"))
+            roots = ["PAIRS", "OTHER_PAIRS", "pairs_video", "pairs_shake"]
+            roots += ["runs/demo/photos"] if split != "train" else []
+            write(*(f"{data}/{split}/sharp/{split}_{name}.png" for data in roots for name in "ab"))
+        for data in ("camera", "already_sharp", "TEXT_TEST", "ROOT", "SYNTHETIC", "FRAMES", "CAPTURED", "DATA"):
+            write(*(f"{data}/sharp/{name}.png" for name in "ab"))
+        shutil.copytree(self.folder / "already_sharp/sharp", self.folder / "already_sharp/blur", dirs_exist_ok=True)
+        (self.folder / "TEXT_TEST/text").mkdir()
+        texts = {"TEXT_TEST/text/a": "a table", "TEXT_TEST/text/b": "a lamp", "page": "page_0000.png"}
+        for name, text in (texts | {"PHOTOS/train": "a.png", "PHOTOS/test": "a.png"}).items():
+            (self.folder / f"{name}.txt").write_text(text)
+
+    def run(self, line):
+        """The exit code of a command of the pages, which is run once, in small."""
+        if line not in self.done:
+            for needed, start in MADE.items():
+                if needed in f"{line} " and not line.startswith(start):
+                    self.run(next(one for one in RUN if one.startswith(start)))
+            for needed, copy, source in COPIED:
+                copy, source = self.folder / copy, self.folder / source
+                if needed in line and not copy.exists():
+                    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, copy)
+            self.done[line] = start_here(self.small(line))
+        return self.done[line]
+
+    def small(self, line, fresh=True):
+        """The words of a command with small values; where it is `fresh`, what lies in its output is removed."""
+        for name, content in {
+            "/usr/share/fonts": f"{get_data_path()}/fonts/ttf",
+            r"\$DICT/[\w-]+|/usr/share/dict/[\w-]+|greek.txt": "words.txt",
+            r"clip\.mp4": "frames",
+        }.items():
+            line = re.sub(name, content, line)
+        words = shlex.split(line)
+        for start, more in SMALLER.items():
+            if line.startswith(start):
+                words += shlex.split(more)
+        for at, before in enumerate(words[:-1], start=1):
+            if before == "--output" and words[at] in ("PAIRS", "ROOT", "TEXT_TEST", "runs/demo/photos"):
+                words[at] += "_made"  # others take those that lie here, which are small
+        config = yaml.safe_load((self.folder / words[4]).read_text()) if words[3:4] == ["--config"] else {}
+        outputs = [config.get("trainer", {}).get("default_root_dir"), "DIR" if "DIR" in words else None]
+        outputs += [words[at] for at, before in enumerate(words[:-1], start=1) if before == "--output"]
+        for output in (self.folder / name for name in outputs if fresh and name not in (None, "runs/demo")):
+            shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=True)
+        return words
+
+
+def few_steps(grid):
+    """A grid with at most two steps in every setting."""
+    if isinstance(grid, list):
+        return [few_steps(one) for one in grid]
+    if not isinstance(grid, dict):
+        return grid
+    steps = grid.get("steps")
+    few = min(steps, 2) if isinstance(steps, int) else [1, 2]
+    return {name: few if name == "steps" else few_steps(value) for name, value in grid.items()}
+
+
+def start_here(words):
+    """The exit code of a program that is started as python starts it, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words[1 + (words[1] == "-m") :])
+        try:
+            if words[1] == "-m":
+                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+        except SystemExit as end:
+            return end.code or 0
+    return 0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("docs"))
+
+
+@pytest.fixture
+def there(place, monkeypatch, no_network):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(place.folder)
+    monkeypatch.syspath_prepend(place.folder)
+    return place
+
+
+def test_there_are_commands_and_every_exception_is_one():
+    assert len(RUN) > 60
+    for start in (*EXCEPTIONS, *SMALLER, *MADE.values()):
+        assert any(line.startswith(start) for line in commands()), f"no page says {start}: remove it here"
+
+
+def marked(line):
+    marks = [pytest.mark.xdist_group("docs")]
+    slow = [pytest.mark.slow] * any(part in line for part in SLOW)
+    return pytest.param(line, id=line.removeprefix("python "), marks=[*marks, *slow])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("line", [marked(line) for line in RUN if line not in APPS])
+def test_a_command_of_the_pages(there, capfd, line):
+    if any(part in line for part in CLUSTER):
+        _, _, name, *flags = shlex.split(line)
+        parser = train.cli(["--config", "configs/demo.yaml", "--data.train", "PHOTOS"], run=False).parser
+        require_files(name, parser.parse_args(flags))
+        return
+    for part, package in EXTRAS.items():
+        if part in line:
+            pytest.importorskip(package)
+    wanted = next((code for start, code in CODES.items() if line.startswith(start)), 0)
+    assert there.run(line) == wanted, capfd.readouterr().err
+    words = there.small(line, fresh=False)
+    if words[1] == "evaluate.py" and "--output" in words:
+        folder = Path(words[words.index("--output") + 1])
+        assert (folder / "report.html").is_file() and len((folder / "results.csv").read_text().splitlines()) > 2
+    elif words[1:3] == ["train.py", "fit"] and "--config" in words:
+        built = yaml.safe_load(Path(words[4]).read_text())
+        roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))
+        root = [built["trainer"]["default_root_dir"], *roots][-1]
+        model = built["model"]["init_args"]
+        pipeline = load_pipeline(f"{root}/checkpoint", classes=[word for word in words if word.startswith("mypred")])
+        assert (pipeline.denoiser is None) == ("denoiser" not in model)
+        assert pipeline.denoiser is None or pipeline.config.scale_kind == model.get("scale_kind", "global")
+
+
+@pytest.mark.parametrize("line", [marked(line) for line in APPS])
+def test_the_page_starts_answers_and_ends(there, capfd, line):
+    there.run(next(one for one in RUN if one.startswith(MADE["runs/demo/checkpoint"])))
+    port = free_port()
+    _, script, *flags = shlex.split(line)
+    command = Command(script, [*flags, "--port", port, "--device", "cpu"])
+    out = command.said / "out"
+    until(lambda: out.exists() and "Ctrl-C ends it" in out.read_text(), command)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+        assert answer.status == 200 and b"gradio" in answer.read()
+    command.send_signal(signal.SIGINT)
+    ended = command.wait()
+    assert ended.returncode == 130 and ended.stderr.endswith("app.py: stopped\n")
+
+
+@pytest.mark.xdist_group("docs")
+def test_the_python_of_the_pages(there, capsys):
+    there.run(next(one for one in RUN if one.startswith(MADE["runs/demo/checkpoint"])))
+    elsewhere = ("web.md", "extend.md")  # tests/test_app.py has the page it needs; tests/test_extend.py
+    found = [block for block in blocks(("python",)) if block[0] not in elsewhere]
+    assert len(found) == 3
+    for _, code in found:
+        names = {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)}
+        exec(code, names)
+    assert Path("restored.png").is_file() and capsys.readouterr().out.count("RGB, clipped to [0, 1]") == 3

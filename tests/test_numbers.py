@@ -1,0 +1,148 @@
+"""The figures of the documentation: those measured are in benchmarks/results, the others are the program's own."""
+
+import json
+import re
+from bisect import bisect_left
+from inspect import signature
+
+import pytest
+import torch
+
+from batch.command import OBJECT_STORE, WORKER_MEMORY
+from data.images import FORMATS
+from data.layouts import COUNTS, SPLITS
+from deployment.export import MAX_ERROR, MIN_PSNR, OPSET, export
+from evaluation.controls import NOISED, SHARPENED, STRENGTHS
+from evaluation.grid import read_grid
+from evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
+from evaluation.statistics import RESAMPLES
+from models.faults import COLOUR_DRIFT
+from models.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
+from models.objective import Objective
+from models.samples import RISE
+from models.tiling import SHARE_OF_FREE_MEMORY
+from restoration.maps import BRIGHTEST
+from restoration.outputs import BATCH_PIXELS as AT_ONCE
+from restoration.outputs import MOST_AT_ONCE
+from tests.conftest import ROOT
+from training.guards import Guard
+from training.scores import Scores
+from training.tracking import EDGES
+from web.results import MOST_SHOWN
+from web.visits import IDLE, MOST_BYTES
+
+RESULTS = ROOT / "benchmarks" / "results"
+# Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
+# parentheses. The numbers of pretrained/text and of sharp photographs have no such file.
+SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+( *\/ [\d.]+)? *$"
+MEASURED = {
+    "README.md": (["lite.md"], SCORES),
+    "docs/results.md": (["lite.md"], SCORES),
+    "pretrained/lite/README.md": (["lite.md"], SCORES),
+    "docs/few_steps.md": (["few_steps_start.json"], PLAIN),
+    "docs/ablation.md": (["ablation.json", "predictors.json"], PLAIN),
+    "docs/sampling.md": (["sampling.json"], PLAIN),
+}
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
+
+
+def records(file):
+    """The numbers that belong together: those of a table's row, of an object in JSON."""
+    text = (RESULTS / file).read_text()
+    if file.endswith(".md"):
+        return [sorted(map(float, NUMBER.findall(line))) for line in text.splitlines() if line.startswith("|")]
+    found = []
+
+    def numbers(value):
+        if isinstance(value, dict | list):
+            own = [one for part in (value.values() if isinstance(value, dict) else value) for one in numbers(part)]
+            if isinstance(value, dict) and len(own) < 400:
+                found.append(sorted(own))
+            return own
+        return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+    numbers(json.loads(text))
+    return found
+
+
+def holds(record, number):
+    """Whether a number of a page is one of a record's, rounded to its digits."""
+    value, half = float(number), 0.5001 * 10.0 ** -len(number.partition(".")[2])
+    at = bisect_left(record, value - half)
+    return at < len(record) and record[at] <= value + half
+
+
+@pytest.mark.parametrize("page", MEASURED)
+def test_a_measured_number_of_a_table_is_that_of_the_results(page):
+    files, look = MEASURED[page]
+    known = [record for file in files for record in records(file)]
+    rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("|")]
+    cells = [re.sub(r"\(.*?\)", "", cell) for line in rows for cell in line.strip("|").split("|")[1:]]
+    measured = [numbers for cell in cells if re.match(look, cell) and (numbers := NUMBER.findall(cell))]
+    assert len(measured) > 8
+    for numbers in measured:
+        assert any(all(holds(record, number) for number in numbers) for record in known), numbers
+
+
+def grid_row(name):
+    settings = read_grid(ROOT / "configs" / "grid" / f"{name}.yaml")
+    return f"| `{name}.yaml` | {len(settings)} | {sum(map(steps_of, sharing_samples(settings)))} |"
+
+
+def listed(values):
+    *first, last = (f"{value:g}" for value in values)
+    return f"{', '.join(first)} or {last}"
+
+
+def defaults(function):
+    return {name: one.default for name, one in signature(function).parameters.items()}
+
+
+CPU = torch.device("cpu")
+PER_MEGAPIXEL = (allowed_memory(None, 2 * CPU_PIXELS, CPU) - allowed_memory(None, CPU_PIXELS, CPU)) / CPU_PIXELS / 1e3
+SENTENCES = {
+    "docs/sampling.md": [
+        f"on a CPU is {CPU_MEMORY:g}, plus {PER_MEGAPIXEL:.3f} for each megapixel above {CPU_PIXELS / 1e6:g},",
+        f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
+        f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {MOST_AT_ONCE} images",
+        f"whose brightest colour is the {BRIGHTEST}th percentile",
+        f"at most 5 of 255 levels; from 5 to {5 * RISE:g} levels the blend rises",
+        f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
+        f"are written at quality {FORMATS['.jpg']['quality']} without chroma subsampling",
+    ],
+    "docs/evaluation.md": [
+        *(grid_row(name) for name in ("demo", "presets", "quick", "results", "few_steps", "paper")),
+        f"({BATCH_PIXELS['cpu']} pixels on a CPU, ",
+        f"; {BATCH_PIXELS['gpu'] // 10**6} million on a GPU",
+        f"({RESAMPLES} resamples",
+        f"a = {listed(STRENGTHS[SHARPENED])}",
+        f"mean square is {listed(STRENGTHS[NOISED])} of 255 levels",
+    ],
+    "docs/deployment.md": [
+        f"more than {MAX_ERROR:.0e}".replace("e-0", "e-") + f" in fp32, or is below {MIN_PSNR:g} dB in fp16",
+        f"opset {OPSET}",
+        f"`--max_drop` ({defaults(export)['max_drop']:g} dB)",
+    ],
+    "docs/training.md": [
+        f"After `--guard.patience` ({defaults(Guard)['patience']}) such steps",
+        f"`--scores.panels` ({defaults(Scores)['panels']}) images",
+        f"`--scores.samples` ({defaults(Scores)['samples']}) samples each",
+        "by log-SNR of the crop: below {:g}, up to {:g}, up to {:g}, up to {:g}, above".format(*EDGES),
+        f"`objective.log_normal` is {list(defaults(Objective)['log_normal'])} by default",
+    ],
+    "docs/web.md": [
+        f"Photographs of more than {MOST_SHOWN / 1e6:g} megapixels are shown reduced",
+        f"(at most {MOST_BYTES / 1e9:g} GB of results) and removed when the page is closed or after"
+        f" {'an hour' if IDLE == 3600 else '?'} without activity",
+    ],
+    "docs/scaling.md": [f"within {WORKER_MEMORY / 1e9:g} GB", f"so {OBJECT_STORE >> 20} MiB are enough"],
+    "docs/data.md": [
+        f"| {' | '.join(str(own.get(split, '')) for split in SPLITS)} |".replace("|  |", "| |")
+        for own in COUNTS.values()
+    ],
+}
+
+
+@pytest.mark.parametrize(("page", "sentence"), [(page, one) for page, own in SENTENCES.items() for one in own])
+def test_a_number_that_the_program_has_is_that_of_the_page(page, sentence):
+    assert sentence in " ".join((ROOT / page).read_text().split())
