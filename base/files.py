@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
+
+import yaml
+
+from base.messages import UsageError
 
 
 class FolderInUse(OSError):
@@ -41,6 +46,19 @@ def require_free(folder: Path) -> None:
     """Raise FolderInUse unless a folder can be created: its path does not exist, or is an empty folder."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FolderInUse(f"{folder} is not an empty folder: give a new one")
+
+
+def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
+    """The keys and values of a YAML file. Raises UsageError, which calls it `what`, if it holds none."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{what} {path} holds no keys with values: it begins with {str(content)[:40]!r}")
+    return content
 
 
 def remove_parts(folder: Path) -> None:

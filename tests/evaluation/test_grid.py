@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.grid import GridError, read_grid
+from base.messages import UsageError
+from evaluation.grid import read_grid
 from evaluation.rows import Row, rows_of
 from evaluation.scoring import steps_of
 from models.schedules import linear
@@ -92,7 +93,7 @@ def test_a_range_stands_for_its_numbers(tmp_path, field, text, values):
     ],
 )
 def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
-    with pytest.raises(GridError) as caught:
+    with pytest.raises(UsageError) as caught:
         read(tmp_path, text)
     assert f"Grid file {tmp_path / 'grid.yaml'}" in str(caught.value)
     assert said in str(caught.value)
@@ -100,7 +101,7 @@ def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
 
 
 def test_a_missing_grid_file_is_named(tmp_path):
-    with pytest.raises(GridError, match=r"absent\.yaml cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"absent\.yaml cannot be read: No such file"):
         read_grid(tmp_path / "absent.yaml")
 
 
