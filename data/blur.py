@@ -30,6 +30,8 @@ from data.camera import (
     cut,
 )
 
+GAMMA = 2.2  # of the response gamma
+
 
 class ObjectMotion:
     """A moving object in some images: a region with a soft edge and its own motion.
@@ -121,11 +123,10 @@ class SyntheticBlur:
         weights: relative frequency of each; none: all equal.
         moving: a moving object in some images.
         soften: softening of some scenes, in the blurry and the sharp image.
-        response: from light to the file's values: srgb, gamma (value = light^(1/gamma), as GoPro's blur_gamma assumes
-            with 2.2), or linear, which treats the file's values as light.
+        response: from light to the file's values: srgb, gamma (value = light^(1/2.2), as GoPro's blur_gamma
+            assumes), or linear, which treats the file's values as light.
         file_values: share of the images whose file values are treated as light, whatever the response; GoPro's folder
             `blur` was averaged this way.
-        gamma: of the response gamma.
         saturation: range of the factor by which the true light exceeds the clipping level where the file is clipped; 0:
             off.
         shot_noise: range of the shot noise's variance at full light; it is proportional to the light and equals
@@ -145,7 +146,6 @@ class SyntheticBlur:
         soften: Softening | None = None,
         response: Literal["srgb", "gamma", "linear"] = "srgb",
         file_values: float = 0.0,
-        gamma: float = 2.2,
         saturation: Range = (0.0, 0.0),
         shot_noise: Range = (0.0, 0.0),
         read_noise: Range = (0.0, 0.0),
@@ -165,13 +165,11 @@ class SyntheticBlur:
             raise ValueError(f"SyntheticBlur's weights must be {len(self.camera)} numbers, one for each camera part.")
         if jpeg is not None and not 1 <= jpeg[0] <= jpeg[1] <= 100:
             raise ValueError(f"SyntheticBlur's jpeg must be a range from 1 to 100, not {tuple(jpeg)}.")
-        if not gamma > 0:
-            raise ValueError(f"SyntheticBlur's gamma must be above 0, not {gamma}.")
         # One value for each camera part: how often an object moves, and how often a scene is soft.
         self.moves = self._by_part("ObjectMotion's probability", moving.probability if moving else 0.0)
         self.softens = self._by_part("Softening's share", soften.share if soften else 0.0)
         self.moving, self.soften = moving, soften
-        self.response, self.gamma, self.file_values = response, gamma, file_values
+        self.response, self.file_values = response, file_values
         self.saturation, self.shot_noise, self.read_noise = saturation, shot_noise, read_noise
         self.jpeg, self.clean, self.halo, self.resample = jpeg, clean, halo, resample
         parts = [*self.camera, *([moving] if moving else [])]
@@ -207,7 +205,7 @@ class SyntheticBlur:
         soften = self.soften and Softening([self.softens[at] for at in kept], self.soften.sigma)
         camera, weights = [self.camera[at] for at in kept], self.weights[kept].tolist()
         sensor = self.saturation, self.shot_noise, self.read_noise, self.jpeg, self.clean, self.halo, self.resample
-        return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, self.gamma, *sensor)
+        return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, *sensor)
 
     def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
         """The index of the camera part, uniform random numbers for all other choices, and a seed for the parts."""
@@ -218,13 +216,13 @@ class SyntheticBlur:
     def _pair(self, sharp: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         kind, (*shares, gain, shot, read, quality), seed = self._draw(generator)
         limits = self.moves[kind], self.softens[kind], self.file_values, self.clean
-        moves, soft, plain, clean = (number < limit for number, limit in zip(shares, limits, strict=True))
+        moves, soft, as_light, clean = (number < limit for number, limit in zip(shares, limits, strict=True))
         gain, shot, read = (
             low + (high - low) * number
             for number, (low, high) in ((gain, self.saturation), (shot, self.shot_noise), (read, self.read_noise))
         )
         # One generator per part, so that a part that draws more numbers than before does not affect the others.
-        own, thing, softness, grain = (Generator().manual_seed(seed + at) for at in range(4))
+        shake, motion, softness, grain = (Generator().manual_seed(seed + at) for at in range(4))
         parts = [*self.camera[kind : kind + 1], *([self.moving] if moves else [])]
         margin = max((part.margin for part in parts), default=0)  # may be less than the margin of unused parts
         if soft:
@@ -233,22 +231,22 @@ class SyntheticBlur:
             sharp = cut(sharp, self.margin - margin)
         ground_truth = cut(sharp, margin)
 
-        response = "linear" if plain else self.response
-        light = to_light(sharp, response, self.gamma)
+        response = "linear" if as_light else self.response
+        light = to_light(sharp, response)
         if gain:
             # Clipped light was brighter than recorded by the factor 1 + gain; the factor rises from 1 at 0.95.
             light = light * (1 + gain * ((light.amax(0) - 0.95) / 0.05).clamp(0, 1))
         still = cut(light, margin)
-        scene = self.camera[kind](cut(light, margin - self.camera[kind].margin), own) if self.camera else still
+        scene = self.camera[kind](cut(light, margin - self.camera[kind].margin), shake) if self.camera else still
         if moves:
-            scene = self.moving.over(scene, cut(light, margin - self.moving.margin), thing)
+            scene = self.moving.over(scene, cut(light, margin - self.moving.margin), motion)
         noisy = not clean and (shot > 0 or read > 0)
         if torch.equal(scene, still) and not noisy:
             blurry = ground_truth
         else:
             scene = scene.clamp(0, 1)
             scene = add_noise(scene, shot, read, grain).clamp(0, 1) if noisy else scene
-            blurry = from_light(scene, response, self.gamma)
+            blurry = from_light(scene, response)
         if not clean:
             phone = Generator().manual_seed(seed + 4)
             blurry = shrink(sharpen(blurry, between(phone, self.halo)), between(phone, self.resample))
@@ -264,18 +262,18 @@ class SyntheticBlur:
         return share
 
 
-def to_light(image: Tensor, response: str, gamma: float) -> Tensor:
+def to_light(image: Tensor, response: str) -> Tensor:
     """File values in [0, 1] as light; see SyntheticBlur for the responses."""
     if response == "srgb":
         return rgb_to_linear_rgb(image)
-    return image**gamma if response == "gamma" else image
+    return image**GAMMA if response == "gamma" else image
 
 
-def from_light(light: Tensor, response: str, gamma: float) -> Tensor:
+def from_light(light: Tensor, response: str) -> Tensor:
     """The inverse of `to_light`."""
     if response == "srgb":
         return linear_rgb_to_rgb(light)
-    return light ** (1 / gamma) if response == "gamma" else light
+    return light ** (1 / GAMMA) if response == "gamma" else light
 
 
 def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> Tensor:
@@ -313,7 +311,7 @@ def compress(image: Tensor, quality: int) -> Tensor:
     return torch.from_numpy(read).to(image.device).movedim(-1, 0).float().div_(255)
 
 
-def _check_shares(whose: str, **shares: float | list[float]) -> None:
+def _check_shares(owner: str, **shares: float | list[float]) -> None:
     for name, share in shares.items():
-        if not all(0 <= one <= 1 for one in (share if isinstance(share, list) else [share])):
-            raise ValueError(f"{whose}'s {name} must be from 0 to 1, not {share}.")
+        if not all(0 <= value <= 1 for value in (share if isinstance(share, list) else [share])):
+            raise ValueError(f"{owner}'s {name} must be from 0 to 1, not {share}.")

@@ -36,8 +36,7 @@ class CameraShake:
 
     def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0)):
         check_ranges("CameraShake", length=length, curvature=curvature)
-        self.length = length
-        self.curvature = curvature
+        self.length, self.curvature = length, curvature
         # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length.
         self.margin = math.ceil(2 / 3 * length[1])
 
@@ -173,34 +172,20 @@ class SixDegrees:
 
     Args:
         length: range of the largest shift of an image corner in pixels, drawn uniformly.
-        rotation: strength of rotations about the two axes in the image plane (tilt and pan), relative to the others.
-        roll: strength of rotations about the optical axis, which blur the corners and leave the centre sharp.
-        translation: strength of shifts parallel to the image.
-        zoom: strength of shifts along the optical axis.
         frame: longer side in pixels of the 4:3 photograph of which the image is a crop, at a random position, so that
             the blur varies over the crop as it would there. none: the image is the whole photograph, as it also is
             along a side that is longer than the photograph's.
     """
 
     spacing = 1.0
+    # Relative strengths of tilt, pan, roll (which leaves the centre sharp), shifts parallel to the image, and zoom.
+    strengths = torch.tensor([1.0, 1.0, 1.0, 0.3, 0.3, 0.3])
 
-    def __init__(
-        self,
-        length: Range = (1.0, 12.0),
-        rotation: float = 1.0,
-        roll: float = 1.0,
-        translation: float = 0.3,
-        zoom: float = 0.3,
-        frame: int | None = None,
-    ):
+    def __init__(self, length: Range = (1.0, 12.0), frame: int | None = None):
         check_ranges("SixDegrees", length=length)
         if frame is not None and frame < 1:
             raise ValueError(f"SixDegrees's frame must be at least 1 pixel, not {frame}.")
-        if min(rotation, roll, translation, zoom) < 0 or max(rotation, roll, translation, zoom) == 0:
-            raise ValueError("SixDegrees's rotation, roll, translation and zoom must be at least 0, and one above.")
-        self.length = length
-        self.strengths = torch.tensor([rotation, rotation, roll, translation, translation, zoom])
-        self.frame = frame
+        self.length, self.frame = length, frame
         self.margin = math.ceil(length[1]) + 1
 
     def __call__(self, light: Tensor, generator: Generator) -> Tensor:
@@ -346,11 +331,11 @@ def between(generator: Generator, span: Range) -> float:
     return span[0] + (span[1] - span[0]) * torch.rand((), generator=generator).item()
 
 
-def check_ranges(whose: str, **ranges: Range) -> None:
+def check_ranges(owner: str, **ranges: Range) -> None:
     """Raise ValueError, naming the argument, unless each range satisfies 0 <= low <= high."""
     for name, (low, high) in ranges.items():
         if not 0 <= low <= high:
-            raise ValueError(f"{whose}'s {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
+            raise ValueError(f"{owner}'s {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
 
 
 def _centred(kernel: Tensor) -> Tensor:

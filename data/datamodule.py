@@ -118,8 +118,8 @@ class DeblurDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """List and report the files of a stage (fit, validate, test). Raises DatasetError or ImageError."""
         if stage == "fit":
-            given = self._given("train")
-            sources = [_source(one) for one in (given if isinstance(given, list) else [given])]
+            entries = self._required("train")
+            sources = [_source(entry) for entry in (entries if isinstance(entries, list) else [entries])]
             if not sources:
                 raise DatasetError("No train data is given: the list data.train is empty.")
             # A single dataset uses the run's seed; in a mix each has its own.
@@ -129,17 +129,17 @@ class DeblurDataModule(pl.LightningDataModule):
                 raise DatasetError("data.train mixes pairs with sharp photographs: train on one kind after the other.")
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
-            self.val_set = self._frames(_source(self._given("val")), "val", self.val_crop)
+            self.val_set = self._frames(_source(self._required("val")), "val", self.val_crop)
             if stage == "fit":
                 self._warn_of_shared_images()
         if stage == "test":
-            self.test_set = self._frames(_source(self._given("test")), "test", None)
+            self.test_set = self._frames(_source(self._required("test")), "test", None)
 
     @property
     def makes_blur(self) -> bool:
         """Whether the training crops are blurred here, and not taken from pairs."""
-        one = self.train_set.parts[0] if isinstance(self.train_set, Mix) else self.train_set
-        return isinstance(one, TrainSharp)
+        dataset = self.train_set.parts[0] if isinstance(self.train_set, Mix) else self.train_set
+        return isinstance(dataset, TrainSharp)
 
     def _warn_of_shared_images(self) -> None:
         """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
@@ -152,14 +152,13 @@ class DeblurDataModule(pl.LightningDataModule):
                 " best-psnr.ckpt say little about new images: give another data.val, or folders train/ and val/"
             )
 
-    def _given(self, split: str) -> str | Source | list[str | Source]:
+    def _required(self, split: str) -> str | Source | list[str | Source]:
         if self.roots[split] is None or self.roots[split] == "":
             raise DatasetError(f"No {split} data is given: set data.{split} to a folder.")
         return self.roots[split]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
-        options = {"scale": source.scale, "repeat": source.repeat, "seed": seed, "skip": self.on_error == "skip"}
-        options["crops_per_image"] = self.crops_per_image
+        options = {"seed": seed, "skip": self.on_error == "skip", "crops_per_image": self.crops_per_image}
         if self._pairs(source, "train"):
             return TrainPairs(self._list(source, "train"), self.patch_size, **options)
         files = find_sharp(source.root, source.split or "train")
@@ -258,5 +257,5 @@ def _sharp_files(dataset: Dataset) -> set[str]:
     return {os.path.abspath(getattr(item, "sharp", item)) for item in dataset.items}
 
 
-def _source(given: str | Source) -> Source:
-    return given if isinstance(given, Source) else Source.named(given)
+def _source(entry: str | Source) -> Source:
+    return entry if isinstance(entry, Source) else Source.named(entry)

@@ -235,18 +235,18 @@ def write(
     array = channels.movedim(0, -1).numpy().copy()  # with the strides that imagecodecs wants, for one pixel too
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        own = replace(like, exif=None, xmp=None) if suffix == ".bmp" else metadata.fitting(like, suffix)
+        fitted = replace(like, exif=None, xmp=None) if suffix == ".bmp" else metadata.fitting(like, suffix)
         if deep and suffix != ".png":
-            _write_deep_tiff(part, array, own)
+            _write_deep_tiff(part, array, fitted)
             return
         if deep and array.shape[-1] > 1:  # Pillow can write 16-bit grey
             content = imagecodecs.png_encode(array)
         else:
             flat, buffer = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array), io.BytesIO()
-            given = {"compress_level": compress_level} if suffix == ".png" else metadata.arguments(own, suffix)
-            flat.save(buffer, **FORMATS[suffix], **given)
+            arguments = {"compress_level": compress_level} if suffix == ".png" else metadata.arguments(fitted, suffix)
+            flat.save(buffer, **FORMATS[suffix], **arguments)
             content = buffer.getvalue()
-        part.write_bytes(_with_metadata(content, own) if suffix == ".png" else content)
+        part.write_bytes(_with_metadata(content, fitted) if suffix == ".png" else content)
 
 
 def _with_metadata(png: bytes, like: ImageFile) -> bytes:
@@ -272,11 +272,11 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
     tags, exif = TiffImagePlugin.ImageFileDirectory_v2(), metadata.exif_of(like)
     for tag in exif:
         tags[tag] = exif.get_ifd(tag) if tag in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo) else exif[tag]
-    own = {"ImageWidth": width, "ImageLength": height, "BitsPerSample": (16,) * channels, "Compression": 8}
-    own |= {"PhotometricInterpretation": 1 if like.grey else 2, "SamplesPerPixel": channels, "RowsPerStrip": rows}
-    own |= {"StripOffsets": tuple(np.cumsum([0, *sizes[:-1]]).tolist()), "StripByteCounts": tuple(sizes)}
-    own |= {"ExtraSamples": 2} if channels in (2, 4) else {}  # alpha that the colours are not multiplied with
-    for name, value in own.items():
+    layout = {"ImageWidth": width, "ImageLength": height, "BitsPerSample": (16,) * channels, "Compression": 8}
+    layout |= {"PhotometricInterpretation": 1 if like.grey else 2, "SamplesPerPixel": channels, "RowsPerStrip": rows}
+    layout |= {"StripOffsets": tuple(np.cumsum([0, *sizes[:-1]]).tolist()), "StripByteCounts": tuple(sizes)}
+    layout |= {"ExtraSamples": 2} if channels in (2, 4) else {}  # alpha that the colours are not multiplied with
+    for name, value in layout.items():
         tags[ExifTags.Base[name]] = value
     for tag, content in ((metadata.ICC, like.icc), (metadata.XMP, like.xmp)):
         if content:

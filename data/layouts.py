@@ -12,7 +12,6 @@ from data import images, search
 SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")
 SHARP = ("sharp", "gt", "target", "clean")
-HIDE_TEST = ("test-close-ups", "test-long-shot")
 # The kinds of blurry images of a layout; "blur" stands for the first.
 VARIANTS = {
     "gopro": ("blur", "blur_gamma"),
@@ -21,14 +20,6 @@ VARIANTS = {
     "reds": ("blur", "blur_comp", "blur_jpeg"),
     "rsblur": ("real_blur", "avg65_img"),
     "csv": ("blur",),
-}
-# Numbers of pairs in the complete datasets; docs/data.md gives the sources.
-COUNTS = {
-    "gopro": {"train": 2103, "test": 1111},
-    "hide": {"train": 6397, "test": 2025},
-    "realblur": {"train": 3758, "test": 980},
-    "reds": {"train": 24000, "val": 3000},
-    "rsblur": {"train": 8878, "val": 1120, "test": 3360},
 }
 
 
@@ -52,8 +43,8 @@ class Pair:
         """Read (blurry, sharp) as images.read_raw does; DatasetError if their sizes differ."""
         blurry, sharp = images.read_raw(self.blurry), images.read_raw(self.sharp)
         if blurry.shape != sharp.shape:
-            ours, theirs = (f"{frame.shape[2]}x{frame.shape[1]}" for frame in (blurry, sharp))
-            raise DatasetError(f"A pair differs in size: {self.blurry} has {ours}, {self.sharp} has {theirs}.")
+            sizes = [f"{frame.shape[2]}x{frame.shape[1]}" for frame in (blurry, sharp)]
+            raise DatasetError(f"A pair differs in size: {self.blurry} has {sizes[0]}, {self.sharp} has {sizes[1]}.")
         return blurry, sharp
 
 
@@ -76,35 +67,24 @@ class Source:
         blurry: instead of root, a folder of blurry images with any name; needs `sharp`.
         sharp: the folder of their sharp counterparts, paired by their path below it without the suffix.
         variant: kind of blurry images, if it differs from that of the run.
-        layout: gopro, hide, realblur, reds, rsblur, flat or csv; none: recognised automatically.
-        weight: share of the decoded files in a mix, relative to the others' weights; none: the number of files times
-            repeat.
-        repeat: how often each file is used before all are reshuffled.
+        weight: share of the decoded files in a mix, relative to the others' weights; none: the number of files.
         split: train, val or test, in place of the split that the run asks for: GoPro has train and test alone.
-        scale: factor on width and height for training, at most 1 (antialiased reduction).
     """
 
     root: str | None = None
     blurry: str | None = None
     sharp: str | None = None
     variant: str | None = None
-    layout: str | None = None
     weight: float | None = None
-    repeat: int = 1
     split: str | None = None
-    scale: float = 1.0
 
     def __post_init__(self):
         if (self.root is None) == (self.blurry is None) or (self.blurry is None) != (self.sharp is None):
             raise ValueError("A dataset is given either by its root or by its two folders, blurry and sharp.")
         if self.weight is not None and not self.weight > 0:
             raise ValueError(f"A dataset's weight must be above 0, not {self.weight}.")
-        if self.repeat < 1:
-            raise ValueError(f"A dataset's repeat must be at least 1, not {self.repeat}.")
         if self.split not in (None, *SPLITS):
             raise ValueError(f"A dataset's split must be one of {', '.join(SPLITS)}, not {self.split}.")
-        if not 0 < self.scale <= 1:
-            raise ValueError(f"A dataset's scale must be above 0 and at most 1, not {self.scale}.")
 
     @classmethod
     def named(cls, name: str) -> "Source":
@@ -116,7 +96,7 @@ class Source:
         """The pairs of a split. A source of two folders has the same pairs in every split."""
         if self.root is None:
             return _flat("flat", "blur", Path(self.blurry), Path(self.sharp))
-        return list_pairs(self.root, self.split or split, self.variant or variant, self.layout)
+        return list_pairs(self.root, self.split or split, self.variant or variant)
 
 
 def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> list[Pair]:
@@ -126,46 +106,31 @@ def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
 
 def paired(listing: Listing, root: str | Path) -> list[Pair]:
     """The pairs of a complete listing; one DatasetError for all files that have no partner."""
-    alone = listing.alone
-    if alone:
+    if alone := listing.alone:
         shown = ", ".join(map(str, alone[:4])) + (" and others" if len(alone) > 4 else "")
         raise DatasetError(f"{root} has {len(alone)} images without a partner of the same name: {shown}.")
     return listing.pairs
 
 
-def list_pairs(root: str | Path, split: str = "test", variant: str = "blur", layout: str | None = None) -> Listing:
-    """List a split of a dataset: pairs and images without a partner. The layout is recognised unless it is named.
+def list_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> Listing:
+    """List a split of a dataset: pairs and images without a partner. docs/data.md shows the layouts.
 
-    - csv: a manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder.
-    - realblur (Rim et al. 2020): ROOT/RealBlur_{J,R}_{train,test}_list.txt, lines of "SHARP BLURRY" relative to
-      ROOT; variant J (also "blur") or R.
-    - rsblur (Rim et al. 2022): RSBlur_real_{train,val,test}.txt in ROOT, beside ROOT/RSBlur or in it; variant
-      real_blur (also "blur") or avg65_img, the synthetic one.
-    - reds (Nah et al. 2019): ROOT/{train,val}_{blur,blur_comp,blur_jpeg,sharp}/000/00000000.png, or one folder
-      deeper in ROOT/{train,val}. The sharp test frames are not public.
-    - hide (Shen et al. 2019): ROOT/train, ROOT/test/{test-close-ups,test-long-shot} and their sharp sides in ROOT/GT.
-    - flat: ROOT/{blur|blurry|input} and ROOT/{sharp|gt|target|clean}, paired by their path below these folders,
-      suffix aside.
-    - gopro (Nah et al. 2017): ROOT/SCENE/{blur,blur_gamma,sharp}. Names are "SCENE/000001".
+    Flat folders and GoPro's scenes may lie below ROOT/train, ROOT/val, ROOT/test; without such folders ROOT itself is
+    the split. `variant` chooses the blurry images: "blur" means the first variant of a layout, any other must exist by
+    that name.
 
-    The last two may lie below ROOT/train, ROOT/val, ROOT/test; without such folders ROOT itself is the split.
-    `variant` chooses the blurry images: "blur" means the first variant of a layout, any other must exist by that name.
-
-    Raises DatasetError for a missing folder, an unknown layout or variant, or an empty dataset, and its subclass
-    NoSplitError if the dataset has only other splits.
+    Raises DatasetError for a missing folder, an unknown variant, or an empty dataset, and its subclass NoSplitError if
+    the dataset has only other splits.
     """
     root = Path(root)
-    layout = layout or recognise(root, split)
-    if layout not in LISTERS:
-        raise DatasetError(f"{layout} is no layout: give one of {', '.join(LISTERS)}.")
-    if layout in VARIANTS:
-        known = VARIANTS[layout]
+    layout = recognise(root, split)
+    if known := VARIANTS.get(layout):
         variant = known[0] if variant == "blur" else variant
         if variant not in known and layout != "gopro":
             raise DatasetError(f"{root} is of the layout {layout}, which knows {' and '.join(known)}, not {variant}.")
     listing = LISTERS[layout](root, split, variant)
     if not listing.pairs and not listing.alone:
-        raise NoSplitError(f"{root} holds no pairs in its {split} split, read as the layout {layout}.")
+        raise NoSplitError(f"{root} holds no pairs in its {split} split, read as the layout {layout} (docs/data.md).")
     return listing
 
 
@@ -197,27 +162,9 @@ def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
 
 
 def find_sharp(root: str | Path, split: str) -> list[Path]:
-    """List a split's sharp photographs: those named in ROOT/train.txt, one per line, else all in ROOT/train or ROOT.
-
-    The same holds for val and test. Raises DatasetError if a listed file does not exist.
-    """
+    """A split's sharp photographs: those named in ROOT/SPLIT.txt, one per line, else all in ROOT/SPLIT or ROOT."""
     names = Path(root) / f"{split}.txt"
-    if not names.is_file():
-        return search.find(split_folder(root, split))
-    return named_files(names, names.parent)
-
-
-def named_files(names: Path, root: Path) -> list[Path]:
-    """The files below `root` that a text file lists, one per line, sorted; DatasetError if one is missing."""
-    if not names.is_file():
-        raise DatasetError(f"{names} is no file: give a list of names, one a line.")
-    files = sorted(root / line.strip() for line in names.read_text().splitlines() if line.strip())
-    if not files:
-        raise DatasetError(f"{names} lists no file.")
-    for file in files:
-        if not file.is_file():
-            raise DatasetError(f"{names} lists {file.name}, but {file} is no file.")
-    return files
+    return search.named_files(names, names.parent) if names.is_file() else search.find(split_folder(root, split))
 
 
 def split_folder(root: str | Path, split: str) -> Path:
@@ -246,27 +193,23 @@ def _list_flat(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_gopro(root: Path, split: str, variant: str) -> Listing:
-    base = split_folder(root, split)
+    """Nah et al. 2017: SCENE/{blur,blur_gamma,sharp}; names are SCENE/000001."""
     found: list[dict[str, Path]] = [{}, {}]
-    for prefix, scene in _scenes(base):
+    for prefix, scene in _scenes(split_folder(root, split)):
         for files, folder in zip(found, _sides(scene, variant), strict=True):
             if folder is not None:
                 _collect(files, prefix, folder)
-    if not any(found):
-        raise DatasetError(
-            f"{base} holds no pairs: expected images in two folders such as {variant} and sharp, "
-            f"or in SCENE/{variant} and SCENE/sharp as in GoPro."
-        )
     return _match("gopro", variant, *found)
 
 
 def _list_hide(root: Path, split: str, variant: str) -> Listing:
+    """Shen et al. 2019: train, test/{test-close-ups,test-long-shot}, and their sharp sides in GT."""
     if split == "val":
         raise NoSplitError(f"{root} has no val split: HIDE has train and test.")
     blurry: dict[str, dict[str, Path]] = {"train": {}, "test": {}}
-    for part, folder in [("train", root / "train"), *(("test", root / "test" / name) for name in HIDE_TEST)]:
-        if folder.is_dir():
-            _collect(blurry[part], "", folder)
+    for part, folder in (("train", "train"), ("test", "test/test-close-ups"), ("test", "test/test-long-shot")):
+        if (root / folder).is_dir():
+            _collect(blurry[part], "", root / folder)
     sharp: dict[str, Path] = {}
     _collect(sharp, "", root / "GT")
     other = blurry["test" if split == "train" else "train"]
@@ -274,6 +217,7 @@ def _list_hide(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_reds(root: Path, split: str, variant: str) -> Listing:
+    """Nah et al. 2019: {train,val}_{blur,blur_comp,blur_jpeg,sharp}/000/00000000.png, or a folder deeper."""
     if split == "test":
         raise NoSplitError(f"{root} has no test split: the sharp test frames of REDS are not public; use val.")
     base = root / split if (root / split / f"{split}_sharp").is_dir() else root
@@ -287,6 +231,7 @@ def _list_reds(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_realblur(root: Path, split: str, variant: str) -> Listing:
+    """Rim et al. 2020: RealBlur_{J,R}_{train,test}_list.txt, lines of "SHARP BLURRY" relative to the root."""
     file = root / f"RealBlur_{variant}_{split}_list.txt"
     other = "R" if variant == "J" else "J"
     if not file.is_file() and (root / f"RealBlur_{other}_{split}_list.txt").is_file():
@@ -297,6 +242,7 @@ def _list_realblur(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_rsblur(root: Path, split: str, variant: str) -> Listing:
+    """Rim et al. 2022: RSBlur_real_{train,val,test}.txt in the root, beside RSBlur or in it."""
     rows = _read_list(root / f"RSBlur_real_{split}.txt")
     base = root if (root / "RSBlur").is_dir() else root.parent  # the lists' paths begin with RSBlur/
     kind = {"real_blur": "real_blur/real_blur.png", "avg65_img": "avg65_img/avg_blur.png"}[variant]
@@ -306,6 +252,7 @@ def _list_rsblur(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_csv(root: Path, split: str, variant: str) -> Listing:
+    """A manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder."""
     if not root.is_file():
         raise DatasetError(f"{root} is not a file: give the CSV manifest of a dataset.")
     with open(root, newline="") as file:
@@ -315,9 +262,9 @@ def _list_csv(root: Path, split: str, variant: str) -> Listing:
         rows = [row for row in reader if row.get("split") in (None, split)]
     if any(not (row["blurry"] and row["sharp"]) for row in rows):
         raise DatasetError(f"{root} has a line without the two paths blurry and sharp.")
-    files = [(root.parent / row["blurry"], root.parent / row["sharp"]) for row in rows]
-    names = [Path(row["blurry"]).with_suffix("").as_posix() for row in rows]
-    return _listed("csv", variant, [(name, *both) for name, both in zip(names, files, strict=True)])
+    files = [(Path(row["blurry"]), root.parent / row["sharp"]) for row in rows]
+    named = [(blurry.with_suffix("").as_posix(), root.parent / blurry, sharp) for blurry, sharp in files]
+    return _listed("csv", variant, named)
 
 
 LISTERS = {
@@ -343,18 +290,17 @@ def _read_list(file: Path) -> list[list[str]]:
 
 
 def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) -> Listing:
-    """Pairs from a list. If one file of a pair is missing, its partner is reported; if both are, the blurry one is."""
-    pairs: dict[str, Pair] = {}
-    alone = []
-    for name, blurry, sharp in named:
-        if name in pairs:
-            raise DatasetError(f"{pairs[name].blurry} and {blurry} have the same name: keep one of them.")
-        missing = [file for file in (blurry, sharp) if not file.is_file()]
-        if missing:
-            alone.append(blurry if len(missing) == 2 or missing == [sharp] else sharp)
-        else:
-            pairs[name] = Pair(name, blurry, sharp)
-    return Listing(layout, variant, [pairs[name] for name in sorted(pairs)], sorted(alone))
+    """Pairs (name, blurry, sharp) from a list; of a pair without files the blurry one counts as alone."""
+    blurry: dict[str, Path] = {}
+    sharp: dict[str, Path] = {}
+    for name, blurry_file, sharp_file in named:
+        if first := blurry.get(name) or sharp.get(name):
+            raise DatasetError(f"{first} and {blurry_file} have the same name: keep one of them.")
+        if sharp_file.is_file():
+            sharp[name] = sharp_file
+        if blurry_file.is_file() or name not in sharp:
+            blurry[name] = blurry_file
+    return _match(layout, variant, blurry, sharp)
 
 
 def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
@@ -372,8 +318,8 @@ def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
 def _match(layout: str, variant: str, blurry: dict[str, Path], sharp: dict[str, Path]) -> Listing:
     alone = [blurry[name] for name in sorted(blurry.keys() - sharp.keys())]
     alone += [sharp[name] for name in sorted(sharp.keys() - blurry.keys())]
-    both = sorted(blurry.keys() & sharp.keys())
-    return Listing(layout, variant, [Pair(name, blurry[name], sharp[name]) for name in both], alone)
+    names = sorted(blurry.keys() & sharp.keys())
+    return Listing(layout, variant, [Pair(name, blurry[name], sharp[name]) for name in names], alone)
 
 
 def _scenes(base: Path) -> list[tuple[str, Path]]:

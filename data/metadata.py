@@ -35,13 +35,13 @@ EXPOSURE = {
 }
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/algorithmicallyEnhanced"
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
-SAID = (
+ENHANCED = (
     '<rdf:Description rdf:about="" xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"'
     f' Iptc4xmpExt:DigitalSourceType="{SOURCE}"/>'
 )
 PACKET = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
-    f'<rdf:RDF xmlns:rdf="{RDF}">{SAID}</rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
+    f'<rdf:RDF xmlns:rdf="{RDF}">{ENHANCED}</rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
 )
 
 
@@ -60,7 +60,7 @@ def kept(like: ImageFile, choice: Choice) -> ImageFile:
     if choice == "private":
         exif = _private(exif)
     exif[ExifTags.Base.Software] = SOFTWARE
-    return replace(like, exif=exif.tobytes(), xmp=_said(like.xmp if choice == "keep" else None))
+    return replace(like, exif=exif.tobytes(), xmp=_xmp_of_output(like.xmp if choice == "keep" else None))
 
 
 def fitting(like: ImageFile, suffix: str) -> ImageFile:
@@ -74,12 +74,12 @@ def fitting(like: ImageFile, suffix: str) -> ImageFile:
 
 def arguments(like: ImageFile, suffix: str) -> dict[str, Any]:
     """The metadata as arguments of Pillow's save."""
-    given: dict[str, Any] = {"exif": like.exif, "icc_profile": like.icc, "xmp": like.xmp}
+    arguments_of_save: dict[str, Any] = {"exif": like.exif, "icc_profile": like.icc, "xmp": like.xmp}
     if suffix in (".tif", ".tiff") and like.xmp:
         exif = exif_of(like)
         exif[XMP] = like.xmp
-        given = {"exif": exif, "icc_profile": like.icc}
-    return {name: value for name, value in given.items() if value} if suffix != ".bmp" else {}
+        arguments_of_save = {"exif": exif, "icc_profile": like.icc}
+    return {name: value for name, value in arguments_of_save.items() if value} if suffix != ".bmp" else {}
 
 
 def exif_of(like: ImageFile) -> Image.Exif:
@@ -90,19 +90,19 @@ def exif_of(like: ImageFile) -> Image.Exif:
 
 
 def _private(exif: Image.Exif) -> Image.Exif:
-    own = Image.Exif()
+    private = Image.Exif()
     for tag in CAMERA & exif.keys():
-        own[tag] = exif[tag]
+        private[tag] = exif[tag]
     directory = exif.get_ifd(ExifTags.IFD.Exif)
     if exposure := {tag: directory[tag] for tag in EXPOSURE & directory.keys()}:
-        own[ExifTags.IFD.Exif] = exposure
-    return own
+        private[ExifTags.IFD.Exif] = exposure
+    return private
 
 
-def _said(xmp: bytes | None) -> bytes:
+def _xmp_of_output(xmp: bytes | None) -> bytes:
     """An XMP packet that says that the image was enhanced, without an orientation: images are written upright."""
-    text = (xmp or b"").decode(errors="ignore").rstrip("\0 ").replace(SAID, "")
+    text = (xmp or b"").decode(errors="ignore").rstrip("\0 ").replace(ENHANCED, "")
     for name in (r"\w+:DigitalSourceType", "tiff:Orientation"):
         text = re.sub(rf'\s{name}\s*=\s*("[^"]*"|\'[^\']*\')|<{name}>[^<]*</{name}>', "", text)
     before, end, after = text.rpartition("</rdf:RDF>")
-    return (before + SAID + end + after if end else PACKET).encode()
+    return (before + ENHANCED + end + after if end else PACKET).encode()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -41,8 +40,6 @@ class TrainPairs(Dataset):
         patch_size: side of the crops.
         seed: of the order and the crops.
         crops_per_image: crops per decoded pair.
-        scale: factor on width and height before cropping.
-        repeat: how often each pair is used before all are reshuffled.
         skip: replace pairs that cannot be read by others. The first crop of the replacement has the error message under
             the key "error".
     """
@@ -51,12 +48,10 @@ class TrainPairs(Dataset):
     patch_size: int
     seed: int = 0
     crops_per_image: int = 1
-    scale: float = 1.0
-    repeat: int = 1
     skip: bool = False
 
     def __len__(self) -> int:
-        return len(self.items) * self.repeat  # length of one pass; the stream has no end
+        return len(self.items)  # length of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
         name, frames, errors = self._load(number)
@@ -83,11 +78,11 @@ class TrainPairs(Dataset):
         """
         errors: list[str] = []
         count = len(self.items)
-        index = shuffled(number, len(self), self.seed) % count
+        index = shuffled(number, count, self.seed)
         while True:
             try:
                 name, frames = self.read(self.items[index])
-                return name, {side: resize(frame, self.scale) for side, frame in frames.items()}, errors
+                return name, frames, errors
             except (images.ImageError, DatasetError) as error:
                 if not self.skip or len(errors) == 9:  # ten in a row: the whole dataset is damaged
                     raise
@@ -132,16 +127,16 @@ class Mix(Dataset):
         ]
 
     def __getitem__(self, number: int) -> list[dict]:
-        which, own = self.place(number)
-        return self.parts[which][own]
+        part, position = self.place(number)
+        return self.parts[part][position]
 
     def place(self, number: int) -> tuple[int, int]:
         """The index of the part that item `number` belongs to, and the number of that item in the part."""
         left = sum(self.weights)
-        for which, weight in enumerate(self.weights[:-1]):
+        for part, weight in enumerate(self.weights[:-1]):
             before = floor(number * weight / left)
             if floor((number + 1) * weight / left) > before:
-                return which, before
+                return part, before
             number -= before
             left -= weight
         return len(self.weights) - 1, number
@@ -200,15 +195,6 @@ def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:
     """Read (blurry, sharp), each (3, H, W) in [0, 1]. Raises DatasetError if their sizes differ."""
     blurry, sharp = (images.to_float(frame).contiguous() for frame in pair.read())
     return blurry, sharp
-
-
-def resize(frame: Tensor, scale: float) -> Tensor:
-    """Reduce a raw (3, H, W) frame by the factor `scale`, antialiased, rounded to its dtype; 1 returns it unchanged."""
-    if scale == 1:
-        return frame
-    size = [max(1, round(side * scale)) for side in frame.shape[1:]]
-    smaller = F.interpolate(frame[None].float(), size=size, mode="bicubic", antialias=True)[0]
-    return smaller.round().clamp(0, 255 if frame.dtype == torch.uint8 else 65535).to(frame.dtype)
 
 
 def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> list[tuple[int, int, int, int]]:

@@ -25,8 +25,8 @@ class ScoredPairs:
     def facts(self) -> dict[str, str | int]:
         """What identifies the pairs; `sha256` covers all names and hashes in sorted order."""
         sha256 = hashlib.sha256(repr(sorted(self.hashes.items())).encode()).hexdigest()
-        own = {"layout": self.listing.layout, "variant": self.listing.variant}
-        return own | {"images": len(self.sizes), "sha256": sha256}
+        source = {"layout": self.listing.layout, "variant": self.listing.variant}
+        return source | {"images": len(self.sizes), "sha256": sha256}
 
 
 def scored_pairs(root: str, split: str, variant: str, limit: int | None) -> ScoredPairs:
@@ -68,7 +68,7 @@ def read_baselines(
             raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")
         restored, sharp = images.read(found[pair.name]), images.read(pair.sharp)
         if restored.shape != sharp.shape:
-            ours, theirs = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
-            raise ValueError(f"{found[pair.name]} has {ours} pixels, and {pair.sharp}, its ground truth, {theirs}")
+            size, wanted = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
+            raise ValueError(f"{found[pair.name]} has {size} pixels, and {pair.sharp}, its ground truth, {wanted}")
         digest.update(found[pair.name].read_bytes())
     return {label: lambda name: images.read(found[name])}, {label: digest.hexdigest()}

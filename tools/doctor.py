@@ -27,8 +27,16 @@ from base.files import replacing
 from base.progress import ProgressBar
 from base.stop import run_command
 from data import images
-from data.layouts import COUNTS, SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
+from data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 
+# Numbers of pairs in the complete datasets; docs/data.md gives the sources.
+COUNTS = {
+    "gopro": {"train": 2103, "test": 1111},
+    "hide": {"train": 6397, "test": 2025},
+    "realblur": {"train": 3758, "test": 980},
+    "reds": {"train": 24000, "val": 3000},
+    "rsblur": {"train": 8878, "val": 1120, "test": 3360},
+}
 # Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
 SHIFT = 0.25  # ratio of the correlation without a shift to its peak; long motion blur alone gives 0.31 and more
 DETAIL = 0.9  # ratio of the sharp side's detail to the blurry side's; below it they are probably swapped
@@ -46,7 +54,7 @@ class Fault:
     sentence: str
 
 
-def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_workers: int | None = None) -> dict:
+def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -> dict:
     """Check a dataset on all cores (or with `num_workers` processes; 0: in this one).
 
     Returns {"root", "variant", "layout", "splits": {split: number of pairs}, "undivided": whether there are no splits
@@ -56,7 +64,7 @@ def diagnose(root: str, variant: str = "blur", layout: str | None = None, num_wo
     listings, refused = {}, {}
     for split in SPLITS:
         try:
-            listings[split] = list_pairs(root, split, variant, layout)
+            listings[split] = list_pairs(root, split, variant)
         except DatasetError as error:
             refused[split] = error
     if not listings:
@@ -135,8 +143,8 @@ def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:
         bits = ["8" if side.dtype == torch.uint8 else "16" for side in sides]
         fault("depth", f"{pair.blurry} has {bits[0]} bits and {pair.sharp} has {bits[1]}: save both alike.")
     if blurry.shape != sharp.shape:
-        ours, theirs = (f"{side.shape[2]}x{side.shape[1]}" for side in sides)
-        fault("size", f"{pair.blurry} has {ours} pixels and {pair.sharp} has {theirs}.")
+        blurry_size, sharp_size = (f"{side.shape[2]}x{side.shape[1]}" for side in sides)
+        fault("size", f"{pair.blurry} has {blurry_size} pixels and {pair.sharp} has {sharp_size}.")
         return faults, mark
     if blurry.dtype == sharp.dtype and torch.equal(blurry, sharp):
         fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")
@@ -210,7 +218,6 @@ def main(
     root: str,
     report: str | None = None,
     variant: str = "blur",
-    layout: str | None = None,
     num_workers: int | None = None,
 ) -> int:
     """Examine a dataset, print a table and return the exit code.
@@ -219,10 +226,9 @@ def main(
         root: root folder of the dataset, in any layout, or a CSV manifest.
         report: JSON file to write all faults to.
         variant: kind of blurry images.
-        layout: the dataset's layout; none: recognised automatically.
         num_workers: processes; none: one per core.
     """
-    found = diagnose(root, variant, layout, num_workers)
+    found = diagnose(root, variant, num_workers)
     counts = Counter(fault["kind"] for fault in found["faults"])
     where = "" if found["undivided"] else " in {}"
     splits = ", ".join(f"{count} pairs{where.format(split)}" for split, count in found["splits"].items())

@@ -4,23 +4,18 @@ PAGES gets a sharp page (PNG) and, in text/NAME.txt, its lines in the order in w
 they were made. Blur them with tools.make_pairs. Repeating a stopped command resumes it.
 """
 
-import multiprocessing
-import os
 import random
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from zlib import crc32
-
-from tqdm import tqdm
 
 from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from data import search
 from tools.page_kinds import KINDS
-from tools.resumable import resumable
+from tools.resumable import on_all_cores, resumable
 from tools.typesetting import DIGITS, Face, Page, photograph, read_face
 
 FONTS = {".ttf", ".otf", ".ttc"}
@@ -53,6 +48,18 @@ def read_words(file: Path, held_out: bool) -> list[str]:
     words = (line.partition("/")[0].strip() for line in file.read_text(errors="replace").splitlines())
     kept = [word for word in words if 1 < len(word) < 15 and word.replace("'", "").isalpha()]
     return [word for word in kept if (crc32(word.lower().encode()) % 5 == 0) == held_out]
+
+
+def read_language(file: Path, faces: list[Face], held_out: bool, seed: int) -> tuple[list[str], list[Face]]:
+    """Up to VOCABULARY words of a list, and the faces that have all its letters. ValueError if there are none."""
+    words = read_words(file, held_out)
+    if not words:
+        raise ValueError(f"{file} has no words: give a text file with one a line.")
+    letters = {letter for word in words for letter in word} | set(DIGITS)
+    able = [face for face in faces if face.covers(letters)]
+    if not able:
+        raise ValueError(f"{file} has letters that no font has: leave it out or add a font.")
+    return random.Random(seed).sample(words, min(len(words), VOCABULARY)), able
 
 
 def make_page(
@@ -116,34 +123,16 @@ def make(
         raise ValueError(f"kinds: {', '.join(sorted(unknown))} is unknown; there are {', '.join(KINDS)}.")
     folder, faces = Path(output), find_faces(fonts, families)
     require_free(folder)
-    languages = []
-    for file in words:
-        known = read_words(Path(file), held_out)
-        if not known:
-            raise ValueError(f"{file} has no words: give a text file with one a line.")
-        letters = {letter for word in known for letter in word} | set(DIGITS)
-        able = [face for face in faces if face.covers(letters)]
-        if not able:
-            raise ValueError(f"{file} has letters that no font in {', '.join(fonts)} has: leave it out or add a font.")
-        languages.append((random.Random(seed).sample(known, min(len(known), VOCABULARY)), able))
+    languages = [read_language(Path(file), faces, held_out, seed) for file in words]
     facts = {"families": sorted({face.family for face in faces}), "words": words, "held_out": held_out, "kinds": kinds}
     facts |= {"photos": photos, "count": count, "size": size, "seed": seed}
     names = [f"page_{number:04}" for number in range(count)]
     printed = [] if photos is None else search.find(Path(photos))
+    look = {"languages": languages, "photos": printed, "kinds": kinds or list(KINDS), "size": size, "seed": seed}
     with resumable(folder, "pages.json", facts) as part:
         (part / "text").mkdir(exist_ok=True)
-        work = partial(
-            make_page,
-            folder=part,
-            languages=languages,
-            photos=printed,
-            kinds=kinds or list(KINDS),
-            size=size,
-            seed=seed,
-        )
-        with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-            for _ in tqdm(pool.map(work, names, chunksize=4), total=count, unit="page", dynamic_ncols=True):
-                pass
+        work = partial(make_page, folder=part, **look)
+        on_all_cores(work, names, workers=workers, unit="page")
     print(f"{folder}: {count} pages in {len(facts['families'])} font families with seed {seed}")
 
 

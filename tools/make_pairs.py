@@ -7,31 +7,26 @@ ROOT/pairs.json says how the pairs were made. If every image is blurred by one k
 pair's name, for methods that need it. Repeating a stopped command resumes it.
 """
 
-import multiprocessing
-import os
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from base.command_line import call
-from base.files import require_free
+from base.files import read_yaml, require_free
 from base.messages import explain
-from base.progress import ProgressBar
 from base.stop import run_command
 from data import images, search
 from data.blur import SyntheticBlur
-from data.layouts import DatasetError, named_files
+from data.layouts import DatasetError
 from data.pairs import FrameSharp, generator_of, reflect_to
-from tools.resumable import resumable
+from tools.resumable import on_all_cores, resumable
 
 
 def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
@@ -39,10 +34,8 @@ def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:
 
     Raises ValueError if it is missing or cannot be built.
     """
-    try:
-        section = (yaml.safe_load(Path(config).read_text()) or {}).get("data", {}).get("blur")
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
-        raise ValueError(f"{config} is no config file of train.py: it must be YAML with a section data.") from None
+    data = read_yaml(config, "the config").get("data")
+    section = data.get("blur") if isinstance(data, dict) else None
     if section is None:
         raise ValueError(f"{config} has no data.blur: give a config that blurs sharp photographs.")
     parser = ArgumentParser(exit_on_error=False)
@@ -65,7 +58,7 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
         raise DatasetError(f"{roots[0] / names} is no file: give a list of names, one a line.")
     for root in roots:
         listed = names is not None and (root / names).is_file()
-        for file in named_files(root / names, root) if listed else search.find(root):
+        for file in search.named_files(root / names, root) if listed else search.find(root):
             name = file.relative_to(root).with_suffix("").as_posix()
             name = f"{root.resolve().name}/{name}" if len(roots) > 1 else name
             if name in found:
@@ -175,16 +168,7 @@ def make(
     facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
-        bar = {"total": len(found), "unit": "photo"}
-        # A process takes as long to start as a few photographs take to blur.
-        workers = min(workers or min(len(os.sched_getaffinity(0)), -(-len(found) // 4)), len(found))
-        if workers == 1:
-            for name, place in ProgressBar(found.items(), **bar):
-                work(name, place)
-        else:
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-                for _ in ProgressBar(pool.map(work, found, found.values()), **bar):
-                    pass
+        on_all_cores(work, list(found), list(found.values()), workers=workers, unit="photo")
         if crops is None:
             copy_texts(found, part / "text")
         pairs = [name for photo in found for name in names_of(photo, crops)]

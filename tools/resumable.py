@@ -1,12 +1,15 @@
-"""Output folders of many files that a stopped command can resume."""
+"""Output folders of many files that a stopped command can resume, filled on all cores."""
 
 import json
+import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from base.progress import ProgressBar
 from data.layouts import DatasetError
 
 
@@ -32,3 +35,24 @@ def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator
     described.write_text(text)
     yield part
     os.replace(part, folder)
+
+
+def on_all_cores(function: Callable, *arguments: Sequence, workers: int | None, unit: str) -> None:
+    """Call a function of a module with each of its arguments, with a progress bar that counts `unit`.
+
+    Args:
+        function: called with an element of each sequence.
+        arguments: sequences of one length.
+        workers: processes; None: one per core, but at most one for every four calls: a process takes as long to start.
+        unit: what a call makes.
+    """
+    count = len(arguments[0])
+    workers = min(workers or min(len(os.sched_getaffinity(0)), -(-count // 4)), count)
+    bar = {"total": count, "unit": unit}
+    if workers == 1:
+        for _ in ProgressBar(map(function, *arguments), **bar):
+            pass
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for _ in ProgressBar(pool.map(function, *arguments), **bar):
+            pass

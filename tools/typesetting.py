@@ -144,12 +144,12 @@ class Page:
             if line and (word is None or self.width(" ".join(longer), font) > width):
                 if y + step > bottom:
                     return bottom
-                gap = (width - sum(self.width(one, font) for one in line)) / max(1, len(line) - 1)
+                gap = (width - sum(self.width(shown, font) for shown in line)) / max(1, len(line) - 1)
                 if justified and word and gap < size:
                     left = x
-                    for one in line:
-                        self.put(left, y, one, font, read=False)
-                        left += self.width(one, font) + gap
+                    for shown in line:
+                        self.put(left, y, shown, font, read=False)
+                        left += self.width(shown, font) + gap
                     self.lines.append(" ".join(line))
                 else:
                     self.put(x, y, " ".join(line), font)

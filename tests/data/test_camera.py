@@ -44,10 +44,17 @@ def blob(size=85):
     return torch.exp(-(axis[:, None] ** 2 + axis[None] ** 2) / 50.0).expand(3, size, size).contiguous()
 
 
+def six_degrees(strengths, **options):
+    """SixDegrees of other relative strengths: tilt, pan, roll, shifts across and down, zoom."""
+    camera = SixDegrees(**options)
+    camera.strengths = torch.tensor(strengths)
+    return camera
+
+
 CAMERAS = {
     "shake": CameraShake(length=(5, 9)),
     "six": SixDegrees(length=(3, 6)),
-    "roll and shift": SixDegrees(length=(3, 6), rotation=0, zoom=0),
+    "roll and shift": six_degrees([0, 0, 1, 0.3, 0.3, 0], length=(3, 6)),
     "defocus": Defocus(radius=(2, 5)),
     "tilted": TiltedDefocus(radius=(2, 5)),
     "together": Together([Defocus(radius=(1, 2)), CameraShake(length=(3, 6))]),
@@ -296,7 +303,7 @@ def test_a_crop_of_a_photograph_is_blurred_as_at_its_place_there(image):
 
 
 def test_crops_lie_anywhere_in_the_photograph_and_turn_about_its_centre():
-    camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=800)
+    camera = six_degrees([0, 0, 1.0, 0, 0, 0], length=(8, 8), frame=800)
     centres = torch.stack([camera._centre(g, 100, 120) for g in generators(500)]) - middle(100, 120)
     far = centres.abs()
     assert ((far <= torch.tensor([340.0, 250])).all(1) | (far <= torch.tensor([240.0, 350])).all(1)).all()
@@ -305,7 +312,7 @@ def test_crops_lie_anywhere_in_the_photograph_and_turn_about_its_centre():
     assert torch.equal(camera._centre(generator_of(0), 900, 1000), middle(900, 1000))  # larger than the photograph
     # A roll moves a crop's centre with its corners, but not where the crop is taken for the photograph.
     for frame, low, high in ((None, 0, 1e-3), (800, 0.5, 1)):
-        camera = SixDegrees(length=(8, 8), rotation=0, translation=0, zoom=0, frame=frame)
+        camera = six_degrees([0, 0, 1.0, 0, 0, 0], length=(8, 8), frame=frame)
         shares = []
         for generator in generators(30):
             shift = moves(camera.views(generator, 100, 100), [[0.0, 0], [99, 0], [0, 99], [99, 99], [49.5, 49.5]])
@@ -355,7 +362,6 @@ def test_a_disc_is_flat_and_round():
         (lambda: CameraShake(length=(5, 3)), "length"),
         (lambda: CameraShake(curvature=(0.0, float("nan"))), "curvature"),
         (lambda: Defocus(radius=(-1, 2)), "radius"),
-        (lambda: SixDegrees(rotation=0, roll=0, translation=0, zoom=0), "and one above"),
         (lambda: SixDegrees(frame=0), "at least 1 pixel"),
         (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),
     ],

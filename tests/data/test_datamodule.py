@@ -302,7 +302,7 @@ def test_a_mix_of_datasets_by_weight(tmp_path, root):
     for i in range(3):
         images.write(tmp_path / "shaky" / f"other{i}.png", torch.rand(3, 40, 40))
         images.write(tmp_path / "crisp" / f"other{i}.png", torch.rand(3, 40, 40))
-    other = Source(blurry=str(tmp_path / "shaky"), sharp=str(tmp_path / "crisp"), weight=3, scale=0.5)
+    other = Source(blurry=str(tmp_path / "shaky"), sharp=str(tmp_path / "crisp"), weight=3)
     data = DeblurDataModule([Source(root=str(root), weight=1), other], patch_size=16, batch_size=8)
     recorder = Recorder()
     trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)

@@ -18,7 +18,6 @@ from data.pairs import (
     draw_windows,
     flatten,
     generator_of,
-    resize,
     shuffled,
 )
 from tests.conftest import ASSETS
@@ -166,23 +165,6 @@ def test_a_mix_gives_every_dataset_its_share(pairs):
     same(mix[7], parts[mix.place(7)[0]][mix.place(7)[1]])
 
 
-def test_repeat_uses_a_file_several_times_before_a_new_order(pairs):
-    dataset = TrainPairs(pairs, 16, repeat=3)
-    names = Counter(dataset[number][0]["name"] for number in range(15))
-    assert set(names.values()) == {3} and len(dataset) == 15
-
-
-def test_scale_reduces_both_sides_alike(tmp_path):
-    ramp = torch.linspace(0, 1, 64).expand(3, 64, 64)
-    images.write(tmp_path / "blurry.png", ramp)
-    images.write(tmp_path / "sharp.png", ramp.flip(-1))
-    dataset = TrainPairs([Pair("a", tmp_path / "blurry.png", tmp_path / "sharp.png")], 32, scale=0.5)
-    for number in range(4):
-        (crop,) = dataset[number]
-        torch.testing.assert_close(crop["blurry"], 1 - crop["sharp"], atol=3 / 255, rtol=0)
-        assert crop["blurry"].max() > 0.97 and crop["blurry"].min() < 0.03  # the whole image fits the crop
-
-
 def test_skipping_takes_another_file_and_says_so(pairs):
     for pair in pairs[:2]:
         pair.sharp.write_text("no image")
@@ -218,9 +200,3 @@ def test_a_window_mixes_crops_over_batches(pairs):
     resumed = list(itertools.islice(Window(stream(6), 4, 0, lambda: 6), 6))
     for ours, theirs in zip(resumed, mixed[6:], strict=True):
         assert ours["name"] == theirs["name"] and torch.equal(ours["blurry"], theirs["blurry"])
-
-
-def test_fine_stripes_become_grey_in_a_reduced_image():
-    stripes = torch.zeros(3, 30, 30, dtype=torch.uint8)
-    stripes[:, :, 1::3] = 255  # a pixel of the reduced image lies on each
-    assert (resize(stripes, 1 / 3)[:, :, 1:-1].float() - 85).abs().max() < 10

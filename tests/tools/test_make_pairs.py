@@ -151,7 +151,7 @@ def test_a_stopped_command_goes_on(photos):
     [
         (lambda photos: (photos.parent / "config.yaml").unlink(), "config.yaml"),
         (lambda photos: (photos.parent / "config.yaml").write_text("data: {train: x}"), "has no data.blur"),
-        (lambda photos: (photos.parent / "config.yaml").write_text("[1]"), "no config file of train.py"),
+        (lambda photos: (photos.parent / "config.yaml").write_text("[1]"), "holds no keys with values"),
         (
             lambda photos: (photos.parent / "config.yaml").write_text(BLUR + "      cam: 3"),
             r"blur\.cam is unknown: did you mean camera",
