@@ -73,7 +73,6 @@ class Evaluation:
             (docs/metrics.md).
         save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between
             them (balanced) into the checkpoint's folder, for sample.py --preset.
-        wandb_project: also log table, curve and panels to Weights & Biases, offline if there is no API key.
         overwrite: discard the scores of another evaluation in the output folder.
     """
 
@@ -98,7 +97,6 @@ class Evaluation:
     panel: str | None = None
     images: bool = False
     save_presets: bool = False
-    wandb_project: str | None = None
     overwrite: bool = False
 
     def __post_init__(self):
@@ -218,14 +216,14 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
         "device": place,
         "precision": precision,
     }
-    own = depends_on(facts, metrics, evaluation.batch_size, pairs.hashes, baseline_hashes)
+    dependencies = depends_on(facts, metrics, evaluation.batch_size, pairs.hashes, baseline_hashes)
     sized = zip(pairs.listing.pairs, pairs.sizes, strict=True)
     return Plan(
         images=[ImagePair(pair.name, size, partial(read_pair, pair)) for pair, size in sized],
         settings=rows_of(settings),
         pipeline=pipeline,
         metrics=metrics,
-        journal=open_journal(Path(evaluation.output) / "journal", own, processes, evaluation.overwrite),
+        journal=open_journal(Path(evaluation.output) / "journal", dependencies, processes, evaluation.overwrite),
         seed=evaluation.seed,
         baselines=baselines,
         batch_size=evaluation.batch_size,
@@ -237,7 +235,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
 
 
 def publish(evaluation: Evaluation, plan: "Plan") -> "tuple[Summary, list[Example]]":
-    """Write the files; log the results and store the presets if requested."""
+    """Write the files, and store the presets if requested."""
     from evaluation.examples import keep_examples, write_panel
     from evaluation.report import write_report
     from evaluation.results import format_table, write_results
@@ -252,10 +250,6 @@ def publish(evaluation: Evaluation, plan: "Plan") -> "tuple[Summary, list[Exampl
         from models.checkpoints import save_presets
 
         save_presets(Path(_checkpoint(evaluation)), {name: row.row.settings for name, row in summary.presets.items()})
-    if evaluation.wandb_project:
-        from evaluation.weights_and_biases import log
-
-        log(evaluation.wandb_project, folder, summary)
     print(format_table(summary))
     print(f"wrote {folder}: open {folder / 'report.html'}")
     return summary, examples
@@ -284,8 +278,8 @@ def _networks(
         device = choose_device(on)
     if checkpoint is None:
         return None, device, str(device), resolve_precision(evaluation.precision, device)
-    own = evaluation.classes or ()
-    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider, own)
+    classes = evaluation.classes or ()
+    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider, classes)
     return pipeline, pipeline.device, pipeline.place, pipeline.precision
 
 

@@ -50,11 +50,11 @@ def write_comparison(
     """
     first, second = (summary for summary, _ in found.values())
     tables = first.scores, second.scores
-    both = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
+    joined = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
     changes = []
-    for setting, own in both.groupby("setting", sort=False):
+    for setting, of_setting in joined.groupby("setting", sort=False):
         for name in first.metrics:
-            pairs = own[[f"{name}_a", f"{name}_b"]].to_numpy()
+            pairs = of_setting[[f"{name}_a", f"{name}_b"]].to_numpy()
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
             if len(pairs):
                 a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)

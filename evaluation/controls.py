@@ -131,8 +131,8 @@ def judge(
     """
     gaps = np.array(
         [
-            [lpips - at_equal_psnr(psnr, curve) for (psnr, lpips), curve in zip(scores, own, strict=True)]
-            for own in curves.values()
+            [lpips - at_equal_psnr(psnr, curve) for (psnr, lpips), curve in zip(scores, of_images, strict=True)]
+            for of_images in curves.values()
         ]
     )
     off = int(np.isnan(gaps).any(axis=0).sum())
@@ -141,6 +141,6 @@ def judge(
     differences = dict(zip(curves, estimates(gaps.T, seed), strict=True))
     if len(scores) < 2:
         return Verdict("unknown", differences, "a single image has no interval")
-    if all(one.high < 0 for one in differences.values()):
+    if all(difference.high < 0 for difference in differences.values()):
         return Verdict("yes", differences)
-    return Verdict("no" if any(one.low >= 0 for one in differences.values()) else "unclear", differences)
+    return Verdict("no" if any(difference.low >= 0 for difference in differences.values()) else "unclear", differences)

@@ -38,7 +38,7 @@ class Example:
     scores: dict[str, float]
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def told(self, metrics: Mapping[str, Metric]) -> str:
+    def scores_in_words(self, metrics: Mapping[str, Metric]) -> str:
         """The scores in words."""
         columns = {name: metrics[name].column for name in self.scores}
         return ", ".join(
@@ -61,12 +61,12 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
         for number, name in enumerate(names):
             blurry, sharp, prediction = _predict(plan, images[name])
             shown = {"blurry": blurry[0], "predictor": prediction.images[0], "sharp": sharp}
-            of_image = {what: f"examples/{number}_{what}.png" for what in shown}
-            for what, image in shown.items():
-                _write(folder / of_image[what], image)
+            of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
+            for kind, image in shown.items():
+                _write(folder / of_image[kind], image)
             for at, example in enumerate(example for example in examples if example.image == name):
-                given = [example.row.settings], plan.seed, [name], counted(bar, 1)
-                [output] = plan.pipeline.refine_shared(blurry, prediction, *given)
+                sampling = [example.row.settings], plan.seed, [name], counted(bar, 1)
+                [output] = plan.pipeline.refine_shared(blurry, prediction, *sampling)
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 _write(folder / example.files["restored"], output.images[0])
     return examples
@@ -102,11 +102,11 @@ def _choose(summary: Summary) -> list[Example]:
     front = [row for row in summary.front if row.row.settings] or summary.settings_front
     examples = []
     for row in front:
-        own = summary.scores[summary.scores["setting"] == row.label].dropna(subset=[metric])
-        own = own.sort_values(metric, ascending=metric == "lpips", kind="stable")
-        ranks = {"best": 0, "median": (len(own) - 1) // 2, "worst": len(own) - 1}
+        scores = summary.scores[summary.scores["setting"] == row.label].dropna(subset=[metric])
+        scores = scores.sort_values(metric, ascending=metric == "lpips", kind="stable")
+        ranks = {"best": 0, "median": (len(scores) - 1) // 2, "worst": len(scores) - 1}
         for rank, at in ranks.items():
-            line = own.iloc[at]
+            line = scores.iloc[at]
             if line["image"] not in [example.image for example in examples if example.row == row.row]:
                 examples.append(Example(row.row, line["image"], rank, line[list(summary.metrics)].dropna().to_dict()))
     return examples

@@ -64,8 +64,8 @@ class Metric:
         """
         if self.reason is not None:
             raise MetricError(self.reason)
-        given = {"restored": restored, "sharp": sharp, "names": names}
-        columns = [given[name] for name in self.inputs]
+        arguments = {"restored": restored, "sharp": sharp, "names": names}
+        columns = [arguments[name] for name in self.inputs]
         count = max(1, _PIXELS // (restored.shape[-2] * restored.shape[-1]))
         starts = range(0, len(restored), count)
         return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
@@ -88,15 +88,18 @@ def make_metrics(
     """
     names = set(names)
     require_known(names)
-    made, classes = {}, {
-        "lpips": partial(Lpips, lpips_backbone, flag="--lpips_backbone"),
-        "dists": Dists,
-        "niqe": Niqe,
-        "psnr_aligned": partial(Aligned, "psnr"),
-        "ssim_aligned": partial(Aligned, "ssim"),
-        "cer": partial(ErrorRate, "character", data, language),
-        "wer": partial(ErrorRate, "word", data, language),
-    }
+    made, classes = (
+        {},
+        {
+            "lpips": partial(Lpips, lpips_backbone, flag="--lpips_backbone"),
+            "dists": Dists,
+            "niqe": Niqe,
+            "psnr_aligned": partial(Aligned, "psnr"),
+            "ssim_aligned": partial(Aligned, "ssim"),
+            "cer": partial(ErrorRate, "character", data, language),
+            "wer": partial(ErrorRate, "word", data, language),
+        },
+    )
     for name in (name for name in METRICS if name in names):
         if name in _FUNCTIONS:
             (function, recipe), reason, inputs = _FUNCTIONS[name], None, ("restored", "sharp")
@@ -104,10 +107,10 @@ def make_metrics(
             function = classes[name]()
             recipe, reason, inputs = function.recipe, function.reason, function.inputs
         made[name] = Metric(METRICS[name], function, recipe, reason, inputs)
-    return made | {path: _own_metric(path) for path in sorted(names - METRICS.keys())}
+    return made | {path: _user_metric(path) for path in sorted(names - METRICS.keys())}
 
 
-def _own_metric(path: str) -> Metric:
+def _user_metric(path: str) -> Metric:
     """A user's function of (restored, sharp), by its path MODULE.FUNCTION; its code belongs to the recipe."""
     module, _, name = path.rpartition(".")
     try:

@@ -29,7 +29,7 @@ def panel(columns: Mapping[str, Sequence[Tensor]], path: Path, lines: Sequence[s
         path: the file to write.
         lines: a name for each row.
     """
-    columns = {label: [image.detach().float().cpu() for image in own] for label, own in columns.items()}
+    columns = {label: [image.detach().float().cpu() for image in column] for label, column in columns.items()}
     heights = [round(WIDTH * image.shape[1] / image.shape[2]) for image in next(iter(columns.values()))]
     left = GAP + (NAME if lines else 0)
     widths = [WIDTH + (BAR if label == "std" else 0) for label in columns]

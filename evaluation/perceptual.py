@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evaluation.backbones import SkippedInitialisation, read_backbone, sha256
-from evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
+from evaluation.backbones import FeatureDistance, SkippedInitialisation, in_words, read_backbone, sha256
+from evaluation.pixels import IMAGE, MetricError
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,10 @@ _NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
 Net = Literal["alex", "squeeze", "vgg"]
 
 
-class Lpips:
+class Lpips(FeatureDistance):
     """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
 
-    `reason`, `recipe` (with the sha256 of the feature layers as one safetensors file) and calls are those of
-    `evaluation.metrics.Metric`.
+    The recipe has the sha256 of the feature layers as one safetensors file.
 
     Args:
         backbone: the network's feature layers on disk: torchvision's own .pth, or safetensors with the same names.
@@ -56,11 +55,11 @@ class Lpips:
             differs.
     """
 
-    inputs = "restored", "sharp"
+    title, low = "LPIPS", -1.0
 
     def __init__(self, backbone: str | Path | None = None, net: Net = "alex", flag: str | None = None):
-        self.reason, self.recipe = None, None
         self._backbone = _NETS[net]
+        self.least_side = self._backbone.least_side
         state = _state(self._backbone, backbone)
         if isinstance(state, str):
             shipped = self._backbone.shipped
@@ -83,14 +82,6 @@ class Lpips:
             f"LPIPS: {IMAGE}, then scaled to [-1, 1]; {self._backbone.name}, version 0.1, backbone sha256 "
             f"{sha256(features)}; lpips {importlib.metadata.version('lpips')}"
         )
-
-    @torch.no_grad()
-    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each image to its ground truth; 0 for equal images, lower is better."""
-        restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, self._backbone.least_side, "LPIPS")
-        with full_precision():
-            return self.network.to(sharp.device)(restored / 127.5 - 1, sharp / 127.5 - 1).flatten()
 
 
 class PerceptualLoss:
@@ -137,9 +128,8 @@ def _state(backbone: _Backbone, path: str | Path | None) -> dict[str, Tensor] | 
     try:
         weights = get_model_weights(backbone.builder).IMAGENET1K_V1
         return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-    except Exception as error:  # a download raises many types, and torch.load any type on an incomplete file
-        said = " ".join(str(error).split()) or type(error).__name__
-        return f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({said})"
+    except Exception as error:
+        return f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({in_words(error)})"
 
 
 def _match(

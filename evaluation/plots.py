@@ -66,16 +66,16 @@ def _draw_rows(
     for index, sampler in enumerate(samplers):
         looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
     for series in [*samplers, BLURRY, PREDICTOR]:
-        own = [row for row in rows if _series(row) == series]
-        if not own:
+        drawn = [row for row in rows if _series(row) == series]
+        if not drawn:
             continue
         marker, colour, size = looks[series]
-        for row in own:
+        for row in drawn:
             across, up = (_interval(row.estimates[name]) for name in ("psnr", perception))
             look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.5}
             axes.errorbar(*places[row.label], up, across, fmt="none", **look, zorder=1)
         axes.scatter(
-            *zip(*(places[row.label] for row in own), strict=True),
+            *zip(*(places[row.label] for row in drawn), strict=True),
             s=size,
             marker=marker,
             color=colour,

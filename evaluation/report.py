@@ -48,18 +48,18 @@ def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) ->
     for number, row in enumerate(dict.fromkeys(example.row for example in examples)):
         (folder / "panels").mkdir(exist_ok=True)
         paths.append(folder / "panels" / f"{number}_{row.file_name}.png")
-        own = [example for example in examples if example.row == row]
+        chosen_examples = [example for example in examples if example.row == row]
         files = [
             {row.label if kind == "restored" else kind: folder / file for kind, file in example.files.items()}
-            for example in own
+            for example in chosen_examples
         ]
-        panel_of_files(files, [f"{example.rank}: {example.image}" for example in own], paths[-1])
+        panel_of_files(files, [f"{example.rank}: {example.image}" for example in chosen_examples], paths[-1])
     entries = [
         _Entry(
             example.row.label,
             example.image,
             example.rank,
-            f"{example.image}, the {example.rank} of {example.row.label}: {example.told(summary.metrics)}",
+            f"{example.image}, the {example.rank} of {example.row.label}: {example.scores_in_words(summary.metrics)}",
             example.files,
         )
         for example in examples
@@ -91,18 +91,12 @@ def write_joint_report(
             place = example.row.label, example.image
             before = entries.get(place, _Entry(*place, "", "", {}))
             files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
+            rank = f"{example.rank} of {letter}"
+            about = f"{example.image}, the {rank}: {example.scores_in_words(summary.metrics)}"
             entries[place] = _Entry(
                 *place,
-                rank=", ".join(filter(None, (before.rank, f"{example.rank} of {letter}"))),
-                about="; ".join(
-                    filter(
-                        None,
-                        (
-                            before.about,
-                            f"{example.image}, the {example.rank} of {letter}: {example.told(summary.metrics)}",
-                        ),
-                    )
-                ),
+                rank=", ".join(filter(None, (before.rank, rank))),
+                about="; ".join(filter(None, (before.about, about))),
                 files={kind: files[kind] for kind in ("blurry", "sharp")}
                 | before.files
                 | {f"{letter}, {kind}": files[kind] for kind in ("predictor", "restored")},
@@ -156,7 +150,7 @@ def _number(value: float, digits: int, sign: str = "") -> str:
 
 def _plain(value: Facts) -> str:
     """Several facts as text."""
-    return ", ".join(f"{key} {own}" for key, own in value.items() if own is not None)
+    return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 
 
 def _shown(entries: Sequence[_Entry], folder: Path, first: str | None) -> dict:

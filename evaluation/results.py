@@ -41,7 +41,8 @@ def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = 
         lines = [_line(row, summary) for row in summary.rows]
         pd.DataFrame(lines, dtype=object).to_csv(part, index=False, lineterminator="\n")
     reasons = [
-        "; ".join(f"{metric}: {why}" for metric, why in own.items()) or None for own in summary.scores["missing"]
+        "; ".join(f"{metric}: {why}" for metric, why in missing.items()) or None
+        for missing in summary.scores["missing"]
     ]
     with replacing(paths[1]) as part:
         summary.scores.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
@@ -65,9 +66,9 @@ def format_table(summary: Summary) -> str:
     index = [f"{'*' if row in summary.front else ' '} {row.label}" for row in rows]
     table = pd.DataFrame(index=index, columns=pd.Index([], name="  setting"))
     for name, (title, digits, _) in shown.items():
-        own = [row.estimates.get(name, NOTHING) for row in rows]
-        table[title.partition(" (")[0]] = ["-" if e.mean is None else format(e.mean, f".{digits}f") for e in own]
-        halves = ["-" if e.low is None else format((e.high - e.low) / 2, f".{digits}f") for e in own]
+        estimates = [row.estimates.get(name, NOTHING) for row in rows]
+        table[title.partition(" (")[0]] = ["-" if e.mean is None else format(e.mean, f".{digits}f") for e in estimates]
+        halves = ["-" if e.low is None else format((e.high - e.low) / 2, f".{digits}f") for e in estimates]
         table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
     table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
     images = max(row.images for row in rows)

@@ -139,13 +139,13 @@ class _Batch:
             seconds: that an image took.
         """
         samples = images.split(len(images) // len(sharp))
-        for name, own, truth in zip(self.names, samples, sharp, strict=True):
+        for name, restored, truth in zip(self.names, samples, sharp, strict=True):
             if (row.key, name) in self.lacking:
                 if file := self.plan.file(row, name):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     with replacing(file) as part:
-                        eight_bits(own[0]).save(part)
-                self.plan.journal.add(_score(self.plan.computed, row, name, own, truth, seconds))
+                        eight_bits(restored[0]).save(part)
+                self.plan.journal.add(_score(self.plan.computed, row, name, restored, truth, seconds))
 
 
 def recipes(metrics: Mapping[str, Metric]) -> dict[str, str]:
@@ -200,9 +200,9 @@ def score_images(plan: Plan) -> None:
                 progress = counted(bar, len(blurry))
                 outputs = plan.pipeline.refine_shared(blurry, prediction, settings, plan.seed, batch.names, progress)
                 drawn = max(setting.num_samples for setting in settings) * len(blurry)
-                each = (_now(plan.device) - start) / drawn
+                seconds = (_now(plan.device) - start) / drawn
                 for row, output in zip(group, outputs, strict=True):
-                    score(output.images, row, before + each * row.settings.num_samples)
+                    score(output.images, row, before + seconds * row.settings.num_samples)
             if not steps:
                 bar.update(len(blurry))
     plan.processes.barrier()
@@ -223,8 +223,8 @@ def _batches(plan: Plan) -> list[_Batch]:
     """This process's batches in which a score is missing."""
     done, found = plan.scored(), []
     for size, alike in groupby(sorted(plan.images, key=lambda image: image.size), key=lambda image: image.size):
-        own, count = list(alike), plan.batch_size or batch_size_for(plan.device.type, size)
-        found += [own[at : at + count] for at in range(0, len(own), count)]
+        alike_images, count = list(alike), plan.batch_size or batch_size_for(plan.device.type, size)
+        found += [alike_images[at : at + count] for at in range(0, len(alike_images), count)]
     batches = []
     for images in found[plan.processes.global_rank :: plan.processes.world_size]:
         places = {(row.key, image.name) for row in plan.rows for image in images}
@@ -236,7 +236,7 @@ def _batches(plan: Plan) -> list[_Batch]:
 def _controls(batch: _Batch, blurry: Tensor, x_init: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield (label, images (N, 3, H, W)) for each control."""
     images = zip(x_init.clamp(0, 1), blurry, batch.names, strict=True)
-    controls = [control_images(image, own, batch.plan.seed, name) for image, own, name in images]
+    controls = [control_images(image, of_image, batch.plan.seed, name) for image, of_image, name in images]
     for of_images in zip(*controls, strict=True):
         labels, images = zip(*of_images, strict=True)
         yield labels[0], torch.stack(images)

@@ -55,11 +55,11 @@
     show();
   }
   function chooseSetting() {
-    var own = [];
+    var options = [];
     data.examples.forEach(function (entry, index) {
-      if (entry.setting === setting.value) { own.push([index, entry.rank + ": " + entry.image]); }
+      if (entry.setting === setting.value) { options.push([index, entry.rank + ": " + entry.image]); }
     });
-    fill(example, own);
+    fill(example, options);
     chooseExample();
   }
 

@@ -132,9 +132,9 @@ def summarise(plan: Plan) -> Summary:
     by_label = dict(list(table.groupby("setting", sort=False)))
     rows = {}
     for row in plan.rows:
-        own = by_label[row.label]
-        verdict = _verdict(table, own, plan.seed) if row.settings else None
-        rows[row.label] = RowSummary(row, len(own), own["seconds"].mean().item(), verdict=verdict)
+        scores = by_label[row.label]
+        verdict = _verdict(table, scores, plan.seed) if row.settings else None
+        rows[row.label] = RowSummary(row, len(scores), scores["seconds"].mean().item(), verdict=verdict)
     for name in plan.computed:
         _summarise_metric(name, table, by_label, rows, plan.seed)
     return Summary(list(rows.values()), plan.metrics, table, plan.facts, plan.steps)
@@ -156,11 +156,13 @@ def _summarise_metric(
     metric: str, table: pd.DataFrame, by_label: Mapping[str, pd.DataFrame], rows: dict[str, RowSummary], seed: int
 ) -> None:
     """Fill in a metric's estimates, differences and reasons."""
-    for label, own in by_label.items():
-        lacking = [(name, why[metric]) for name, why in zip(own["image"], own["missing"], strict=True) if metric in why]
+    for label, scores in by_label.items():
+        lacking = [
+            (name, why[metric]) for name, why in zip(scores["image"], scores["missing"], strict=True) if metric in why
+        ]
         if lacking:
             image, why = lacking[0]
-            rows[label].missing[metric] = f"{len(lacking)} of {len(own)} images, first {image}: {why}"
+            rows[label].missing[metric] = f"{len(lacking)} of {len(scores)} images, first {image}: {why}"
     wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"]), list(rows)]
     scored = wide[wide[BLURRY].notna()].dropna(axis="columns")
     if not scored.size:
@@ -174,22 +176,22 @@ def _summarise_metric(
             rows[label].differences[metric] = estimate
 
 
-def _verdict(table: pd.DataFrame, own: pd.DataFrame, seed: int) -> Verdict:
+def _verdict(table: pd.DataFrame, scores: pd.DataFrame, seed: int) -> Verdict:
     """The verdict on a setting with scores `own`, beside the controls, on images whose prediction has an LPIPS."""
     if "lpips" not in table:
         return Verdict("unknown", {}, "LPIPS was not asked for")
     places = table.set_index(["setting", "image"])[["psnr", "lpips"]]
-    own = own.set_index("image")[["psnr", "lpips"]]
-    own = own[places.loc[PREDICTOR].loc[own.index].notna().all(axis="columns").to_numpy()]
-    if own.empty:
+    scores = scores.set_index("image")[["psnr", "lpips"]]
+    scores = scores[places.loc[PREDICTOR].loc[scores.index].notna().all(axis="columns").to_numpy()]
+    if scores.empty:
         return Verdict("unknown", {}, "LPIPS is missing")
-    if own.isna().any(axis=None):
+    if scores.isna().any(axis=None):
         return Verdict("unknown", {}, "its LPIPS is missing for an image")
     curves = {
-        control: np.stack([places.loc[label].loc[own.index].to_numpy() for label in (PREDICTOR, *labels)], axis=1)
+        control: np.stack([places.loc[label].loc[scores.index].to_numpy() for label in (PREDICTOR, *labels)], axis=1)
         for control, labels in LABELS.items()
     }
-    return judge(own.to_numpy(), curves, seed)
+    return judge(scores.to_numpy(), curves, seed)
 
 
 def _front(rows: Sequence[RowSummary], perception: str) -> list[RowSummary]:

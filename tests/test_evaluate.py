@@ -4,13 +4,11 @@ import csv
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-import wandb
 from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.torch import save_file
@@ -263,41 +261,6 @@ def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path
     (missing / "b.png").unlink()
     with pytest.raises(ValueError, match="has no image b"):
         score(given | {"outputs": str(missing), "output": str(tmp_path / "second")})
-
-
-@pytest.mark.slow
-def test_the_log_of_weights_and_biases_holds_table_curve_and_panels(place, tmp_path, monkeypatch):
-    """Without a key, so offline; read back by wandb itself."""
-    for name in ("HOME", "NETRC", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    for name in ("WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    output = tmp_path / "scores"
-    score(arguments(place, output, limit=2, wandb_project="deblurring"))
-    wandb.teardown()
-    [run_file] = output.glob("wandb/offline-run-*/run-*.wandb")
-    reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", run_file]
-    done = subprocess.run(reader, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    [run] = [record["run"] for record in records if record["type"] == "run"]
-    config = run["config"]["update"]
-    assert run["project"] == "deblurring" and config["seed"] == 0 and config["data"]["images"] == 2
-
-    [logged] = [record["history"]["item"] for record in records if record["type"] == "history"]
-    files = run_file.parent / "files"
-    table = json.loads((files / logged["results.path"]).read_text())
-    assert table["columns"] == ["setting", "psnr", "ssim", "lpips"]
-    for shown, line in zip(table["data"], rows(output), strict=True):
-        numbers = [pytest.approx(float(line[name])) if line[name] else None for name in table["columns"][1:]]
-        assert shown == [line["setting"], *numbers]
-    panels = {name.removesuffix(".path") for name in logged if name.startswith("panels/") and name.endswith(".path")}
-    assert panels == {f"panels/{file.stem}" for file in (output / "panels").glob("*.png")} and panels
-    for name in ("pareto", *panels):
-        source = output / (f"{name}.png" if name in panels else "pareto.png")
-        assert (files / logged[f"{name}.path"]).read_bytes() == source.read_bytes()
-    [curve] = [record["config"]["update"] for record in records if record["type"] == "config"]
-    assert curve["_wandb.visualize.curve"]["panel_config"]["fieldSettings"] == {"x": "psnr", "y": "lpips"}
-    assert (files / logged["curve_table.path"]).read_text() == (files / logged["results.path"]).read_text()
 
 
 # One way to restore

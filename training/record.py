@@ -1,5 +1,6 @@
 """What a run writes besides its weights: its config, its log and the exported pipeline."""
 
+import os
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -97,7 +98,9 @@ def log_offline_without_key(loggers: list[Logger]) -> None:
     for logger in loggers:
         # Lightning always passes this option, and Weights & Biases warns that it has no effect.
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)
-    if any(isinstance(logger, WandbLogger) for logger in loggers):
-        from evaluation.weights_and_biases import offline_without_key
+    if "WANDB_MODE" not in os.environ and any(isinstance(logger, WandbLogger) for logger in loggers):
+        import wandb
 
-        offline_without_key(rank_zero_info)
+        if not wandb.login(prompt=False):  # it would otherwise stop and ask for a key
+            wandb.setup(wandb.Settings(mode="offline", silent=True))
+            rank_zero_info("Weights & Biases: no API key, so the run is logged offline; `wandb sync` uploads it later")
