@@ -4,8 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,6 @@ from models.spandrel_predictor import SpandrelPredictor
 from models.weights import check_keys, read_folder, read_torch
 
 PARTS = ("predictor", "denoiser")
-FORMER = {"modulation": "add", "stem": 1}  # arguments that networks once had, with the only values that are built
-
-Weights = Literal["ema", "raw"]
 
 
 def load_pipeline(
@@ -118,26 +116,22 @@ def from_folder(
     return _assemble(found, index | {"betas": scheduler.get("trained_betas")}, str(folder))
 
 
-def from_ckpt(path: Path, weights: Weights = "ema", classes: Classes = ()) -> DeblurPipeline:
-    """Load the pipeline in a Lightning .ckpt, with its averaged (ema) or raw weights. Raises CheckpointError."""
+def from_ckpt(path: Path, classes: Classes = ()) -> DeblurPipeline:
+    """Load the pipeline in a Lightning .ckpt, with its averaged weights. Raises CheckpointError."""
     checkpoint = read_torch(path)
     if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
         raise CheckpointError(f"checkpoint {path} was not written by train.py: it does not say what networks it holds")
     description, state = checkpoint["pipeline"], checkpoint["state_dict"]
-    if weights == "raw":
-        if "current_model_state" not in checkpoint:
-            raise CheckpointError(f"checkpoint {path} has no raw weights beside its only ones: omit --weights")
-        state = checkpoint["current_model_state"]
-        if state.get("residual_steps", 0) > 0:  # measured during training, so raw and averaged values differ
-            description = description | {"residual_scale": state["residual_square"].sqrt().flatten().tolist()}
     known = known_networks(classes)
     found: dict[str, nn.Module] = {}
     for part in PARTS:
         if part in description:
-            own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
-            network = _build(known, description[part]["class"], description[part]["config"], own, f"{path}")
-            check_keys(network, own, f"the {part} in {path}")
-            network.load_state_dict(own)
+            weights_of_part = {
+                key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")
+            }
+            network = _build(known, description[part]["class"], description[part]["config"], weights_of_part, f"{path}")
+            check_keys(network, weights_of_part, f"the {part} in {path}")
+            network.load_state_dict(weights_of_part)
             found[part] = network
     return _assemble(found, description, str(path))
 
@@ -222,7 +216,8 @@ def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Ten
     try:
         if name == SpandrelPredictor.__name__:
             return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
-        return known[name].from_config(current_config(config) if name in NETWORKS else config)
+        taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
+        return known[name].from_config({key: value for key, value in config.items() if key in taken})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
 
@@ -230,11 +225,6 @@ def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Ten
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
     """The pipeline's predictor and, if it has one, its denoiser, by name."""
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
-
-
-def current_config(config: Mapping) -> dict:
-    """A stored network's config without `FORMER` arguments."""
-    return {key: value for key, value in config.items() if (key, value) not in FORMER.items()}
 
 
 def _plain(config: Mapping) -> dict:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
-from models.checkpoints import Weights, describe, from_ckpt, from_folder, networks
+from models.checkpoints import describe, from_ckpt, from_folder, networks
 from models.classes import Classes
 from models.hub import find_folder
 from models.pipeline import DeblurPipeline
@@ -28,9 +28,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def export(
     source: str,
     output: str,
-    weights: Weights = "ema",
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16",
-    max_shard_size: str = "10GB",
     average_with: str | None = None,
     classes: str | None = None,
 ) -> None:
@@ -40,9 +38,7 @@ def export(
         source: a run's folder, whose checkpoints/last.ckpt is used, a .ckpt file, or anything else that
             `load_pipeline` accepts.
         output: folder to write to; it must be new or empty.
-        weights: ema for the averaged weights, raw for the weights being optimised; only a .ckpt has both.
         dtype: type of the weights on disk. When loaded, they are converted to float32 or the requested precision.
-        max_shard_size: largest weight file, such as 15MB; larger networks are split into several.
         average_with: further sources, separated by commas, of the same networks: what is exported has the mean of all
             weights (a model soup, Wortsman et al., ICML 2022). It suits runs that continue one another.
         classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas.
@@ -50,9 +46,9 @@ def export(
     Raises:
         CheckpointError, OSError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
-    sources = [_newest(one) for one in [source, *(average_with.split(",") if average_with else [])]]
-    own = classes or ()
-    pipelines = [_load(one, weights, own) for one in sources]
+    sources = [_newest(place) for place in [source, *(average_with.split(",") if average_with else [])]]
+    own_classes = classes or ()
+    pipelines = [_load(place, own_classes) for place in sources]
     pipeline = pipelines[0]
     _average(pipelines, sources)
     for part, network in networks(pipeline).items():
@@ -65,10 +61,10 @@ def export(
     folder = Path(output)
     require_free(folder)
     with replacing(folder) as part:
-        pipeline.save_pretrained(part, max_shard_size=max_shard_size)
-        from_folder(part, classes=own)
+        pipeline.save_pretrained(part)
+        from_folder(part, classes=own_classes)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-    print(f"wrote {folder}: the {weights} weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
+    print(f"wrote {folder}: the weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
 
 
 def _newest(source: str) -> str:
@@ -77,28 +73,24 @@ def _newest(source: str) -> str:
     return str(last) if last.is_file() else source
 
 
-def _load(source: str, weights: Weights, classes: Classes) -> DeblurPipeline:
-    if weights == "raw" and not source.endswith(".ckpt"):
-        raise CheckpointError(
-            f"{source} has only one kind of weights: give a run's folder or a .ckpt for --weights raw"
-        )
+def _load(source: str, classes: Classes) -> DeblurPipeline:
     if source.endswith(".ckpt"):
-        return from_ckpt(Path(source), weights, classes)
+        return from_ckpt(Path(source), classes)
     return from_folder(find_folder(source), classes=classes)
 
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:
     """Give the first pipeline the mean weights and the mean residual scale of all."""
-    first, *others = ({**describe(one), "residual_scale": None} for one in pipelines)
+    first, *others = ({**describe(pipeline), "residual_scale": None} for pipeline in pipelines)
     for source, other in zip(sources[1:], others, strict=True):
         if other != first:
             raise CheckpointError(
                 f"{source} has other networks or another schedule: only like checkpoints are averaged"
             )
     for part, network in networks(pipelines[0]).items():
-        states = [getattr(one, part).state_dict() for one in pipelines]
+        states = [getattr(pipeline, part).state_dict() for pipeline in pipelines]
         network.load_state_dict({key: _mean([state[key] for state in states]) for key in states[0]})
-    scales = np.mean([one.config.residual_scale for one in pipelines], axis=0)
+    scales = np.mean([pipeline.config.residual_scale for pipeline in pipelines], axis=0)
     pipelines[0].register_to_config(residual_scale=scales.tolist())
 
 

@@ -90,7 +90,6 @@ class GraphFacts:
 def read_facts(folder: Path) -> GraphFacts:
     """Read graph.json in a network's folder. Raises CheckpointError if it is invalid."""
     values = read_json(folder / FACTS, "the checkpoint is incomplete, copy it again")
-    values.pop("sees_scale", None)  # which older exports say
     try:
         return GraphFacts(**values)
     except (TypeError, ValueError) as error:

@@ -104,7 +104,8 @@ class DeblurPipeline(ConfigMixin):
         error_curve: dict[str, list[float]] | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
-        c = [float(one) for one in residual_scale] if isinstance(residual_scale, Sequence) else float(residual_scale)
+        several = isinstance(residual_scale, Sequence)
+        c = [float(number) for number in residual_scale] if several else float(residual_scale)
         self.error_curve = ErrorCurve(**error_curve) if error_curve else None
         curve = {"error_curve": error_curve} if error_curve else {}
         self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **curve)
@@ -124,16 +125,12 @@ class DeblurPipeline(ConfigMixin):
         network = self.predictor
         return network.engine.place if isinstance(network, OnnxNetwork) else str(self.device)
 
-    def save_pretrained(self, folder: str | Path, max_shard_size: str = "10GB") -> None:
-        """Write a pipeline folder; a network larger than a shard is split into several files.
-
-        Weight files get the permissions of the umask; safetensors alone would make them readable for the owner only.
-        """
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a pipeline folder, whose files get the permissions of the umask: safetensors would not."""
         for name in ("predictor", "denoiser", "scheduler"):
             part, names = getattr(self, name), [None, None]
             if part is not None:
-                sizes = {} if part is self.scheduler else {"max_shard_size": max_shard_size}
-                part.save_pretrained(Path(folder) / name, **sizes)
+                part.save_pretrained(Path(folder) / name)
                 module = type(part).__module__
                 names = ["diffusers" if module.startswith("diffusers.") else module, type(part).__name__]
             self.register_to_config(**{name: names})
@@ -282,8 +279,8 @@ class DeblurPipeline(ConfigMixin):
                 preset; both settings and preset.
             TooLittleMemory: the smallest tiles need more than `memory`.
         """
-        one = image[0] if isinstance(image, list | tuple) and image else image
-        output_type = output_type or ("np" if isinstance(one, np.ndarray) else "pil")
+        first = image[0] if isinstance(image, list | tuple) and image else image
+        output_type = output_type or ("np" if isinstance(first, np.ndarray) else "pil")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
         if preset is not None and settings is not None:

@@ -156,7 +156,7 @@ def test_operators_that_no_export_has_are_refused(path):
 )
 def test_facts_that_do_not_fit_are_refused(tmp_path, change):
     values = {"precision": "fp32", "opset": 20, "side": 16, "stride": 4, "multiple": 2, "receptive_field": None}
-    values |= {"bytes_per_pixel": 9.5, "sees_scale": False}  # the last is of older exports
+    values |= {"bytes_per_pixel": 9.5}
     (tmp_path / "graph.json").write_text(json.dumps(values))
     assert read_facts(tmp_path).side == 16
     (tmp_path / "graph.json").write_text(json.dumps(values | change))

@@ -154,7 +154,7 @@ def test_a_checkpoint_of_a_consistency_flow_is_refused_and_an_older_one_without_
         load_pipeline(str(tmp_path / "checkpoint"))
 
 
-def test_of_arguments_that_networks_once_had_only_the_usual_values_are_built(folder):
+def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
     path = folder / "denoiser" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"modulation": "add", "stem": 1}))

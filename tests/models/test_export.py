@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from base.files import FolderInUse
 from models.checkpoints import load_pipeline
 from models.export import export
 from models.lightning_module import PredictAndRefine
+from models.optimizer import Optimizer
 from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
 from tests.models.test_checkpoints import WEIGHTS, sentence
@@ -26,26 +28,25 @@ def run(tmp_path_factory):
     """A run's folder whose last.ckpt has averaged and raw weights."""
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(0)
-    model = PredictAndRefine(UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), lr=1e-2, warmup_steps=1)
+    model = PredictAndRefine(
+        UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), optimizer=Optimizer(lr=1e-2, warmup_steps=1)
+    )
     saver = ModelCheckpoint(dirpath=folder / "checkpoints", every_n_train_steps=4, save_last=True)
     fit(model, folder, 4, [EMAWeightAveraging(decay=0.9), saver])
     return folder
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_export_takes_the_weights_that_are_named(run, tmp_path):
+def test_export_takes_the_averaged_weights(run, tmp_path):
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    states = {"ema": checkpoint["state_dict"], "raw": checkpoint["current_model_state"]}
-    for weights, state in states.items():
-        export(str(run), str(tmp_path / weights), weights, "fp32")
-        pipeline = load_pipeline(str(tmp_path / weights), precision="fp32")
-        for part in ("predictor", "denoiser"):
-            for key, value in getattr(pipeline, part).state_dict().items():
-                assert torch.equal(value, state[f"{part}.{key}"])
-        assert pipeline.config.residual_scale == pytest.approx(state["residual_square"].sqrt().item())
-    assert any(not torch.equal(value, states["raw"][key]) for key, value in states["ema"].items())
-    with pytest.raises(CheckpointError, match="only one kind of weights"):
-        export(str(tmp_path / "ema"), str(tmp_path / "again"), "raw")
+    averaged, raw = checkpoint["state_dict"], checkpoint["current_model_state"]
+    export(str(run), str(tmp_path / "ema"), "fp32")
+    pipeline = load_pipeline(str(tmp_path / "ema"), precision="fp32")
+    for part in ("predictor", "denoiser"):
+        for key, value in getattr(pipeline, part).state_dict().items():
+            assert torch.equal(value, averaged[f"{part}.{key}"])
+    assert pipeline.config.residual_scale == pytest.approx(averaged["residual_square"].sqrt().item())
+    assert any(not torch.equal(value, raw[key]) for key, value in averaged.items())
     with pytest.raises(FolderInUse, match="not an empty folder"):
         export(str(run), str(tmp_path / "ema"))
 
@@ -72,7 +73,10 @@ def test_runs_are_averaged_weight_by_weight(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_fp16_shards_load_as_float32(run, tmp_path):
-    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"), max_shard_size="20KB")
+    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"))
+    whole = load_pipeline(str(tmp_path / "small"), precision="fp32").predictor.half()
+    shutil.rmtree(tmp_path / "small" / "predictor")
+    whole.save_pretrained(tmp_path / "small" / "predictor", max_shard_size="20KB")
     shards = sorted((tmp_path / "small" / "predictor").glob("*.safetensors"))
     assert len(shards) > 2 and all(value.dtype == torch.float16 for value in load_file(shards[0]).values())
     small = load_pipeline(str(tmp_path / "small"), precision="fp32")
