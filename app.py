@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from base.command_line import make_parser
 from base.stop import run_command
-from models.index import own, pretrained, stored_index
+from models.index import pretrained, shipped, stored_index
 from restoration.options import Options
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def start(served: Served, folder: Path) -> "Page":
     Raises:
         ValueError, OSError: the page cannot be served.
     """
-    named = [served.checkpoint] if served.checkpoint else own() or [pretrained()]
+    named = [served.checkpoint] if served.checkpoint else shipped() or [pretrained()]
     stored_index(named[0])
     files, kept = folder / "served", folder / "kept"
     files.mkdir()
@@ -86,13 +86,13 @@ def start(served: Served, folder: Path) -> "Page":
     # Not at the top: these take seconds to import, and gradio reads the environment at import.
     from data.formats import refuse_others
     from web.page import Page
-    from web.restoration import Limits, Restorer
+    from web.restoration import Limits, PhotoRestorer
     from web.visits import Visits
 
     refuse_others()  # gradio opens what a visitor sends as a mask
     limits = Limits(int(1e6 * served.max_pixels), served.max_steps, served.max_samples, served.max_seconds)
     flags = {name: getattr(served, name) for name in SHARED}
-    page = Page({name: Restorer(flags | {"checkpoint": name}, limits) for name in named}, Visits(kept, files))
+    page = Page({name: PhotoRestorer(flags | {"checkpoint": name}, limits) for name in named}, Visits(kept, files))
     page.launch(served.host, served.port, served.auth, int(1e6 * served.max_size))
     return page
 

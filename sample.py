@@ -50,14 +50,14 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     require_writable(outputs.folder)
     run = _Run(options, numbers, outputs)
     try:
-        run.go()
+        run.restore_all()
     except Stopped as stopped:
         raise Stopped(stopped.signal, STOPPED.format(run.written)) from None
     if options.index:
         from restoration.index import write_index  # not at the top, as below
 
         print(f"before and after: {write_index(outputs.folder)}")
-    return run.say_how_it_went()
+    return run.report()
 
 
 class _Run:
@@ -80,29 +80,29 @@ class _Run:
         self.work = [pair for pair in self.share if options.overwrite or not self.manifest.has(pair[0])]
         self.failures, self.written, self.replaced = list(outputs.missing), 0, Counter()
 
-    def go(self) -> None:
+    def restore_all(self) -> None:
         """Restore all images."""
         from base.progress import ProgressBar
 
         with ProgressBar(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
-            for one in self.restorer.restore(self.work, self.bar):
-                if one.failure:
-                    self.failures.append(one.failure)
+            for restoration in self.restorer.restore(self.work, self.bar):
+                if restoration.failure:
+                    self.failures.append(restoration.failure)
                     continue
-                self._tell(one)
-                if (why := self.manifest.replaced_by(one.path, list(one.files))) is not None:
+                self._print_remarks(restoration)
+                if (why := self.manifest.replaced_by(restoration.path, list(restoration.files))) is not None:
                     self.replaced[why] += 1
                 try:
-                    self.manifest.add(one.path, *self.restorer.write(one))
+                    self.manifest.add(restoration.path, *self.restorer.write(restoration))
                 except OSError as error:
                     done = f"{self.written} of {len(self.work)} images are done"
                     raise OSError(
-                        f"{one.target} cannot be written: {error.strerror or error}; {done}: free the disk, or choose"
-                        " another --output, and run again to resume"
+                        f"{restoration.target} cannot be written: {error.strerror or error}; {done}: free the"
+                        " disk, or choose another --output, and run again to resume"
                     ) from None
                 self.written += 1
 
-    def say_how_it_went(self) -> int:
+    def report(self) -> int:
         """Print what was written and, on stderr, what was not; return the number of images that failed."""
         for failure in sorted(self.failures):
             print(f"sample.py: error: {failure}", file=sys.stderr)
@@ -124,27 +124,27 @@ class _Run:
     def _is_file(self) -> bool:
         return Path(self.options.output) != self.outputs.folder
 
-    def _say(self, path: Path, sentence: str) -> None:
+    def _print(self, path: Path, sentence: str) -> None:
         self.bar.write(f"{path}: {sentence}", sys.stderr)
 
-    def _tell(self, one: Restoration) -> None:
+    def _print_remarks(self, restoration: Restoration) -> None:
         """Print what is notable about a restoration."""
-        self._say_title(one.path, one.out.tiles)
-        for remark in one.image.remarks:
-            self._say(one.path, remark)
-        if self.options.format is None and not self._is_file() and one.target.suffix != one.path.suffix:
-            self._say(one.path, f"is written as {one.target.name}")
-        for fault in one.faults:
-            self._say(one.path, fault + ", the prediction is written" * one.back)
+        self._print_title(restoration.path, restoration.out.tiles)
+        for remark in restoration.image.remarks:
+            self._print(restoration.path, remark)
+        if self.options.format is None and not self._is_file() and restoration.target.suffix != restoration.path.suffix:
+            self._print(restoration.path, f"is written as {restoration.target.name}")
+        for fault in restoration.faults:
+            self._print(restoration.path, fault + ", the prediction is written" * restoration.back)
 
-    def _say_title(self, path: Path, tiles: dict[str, int | None]) -> None:
+    def _print_title(self, path: Path, tiles: dict[str, int | None]) -> None:
         """Print the title once, and the tiles of each image that differ from those in the title."""
         sides = ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
         if self.title:
             self.bar.write(f"{self.title}{sides}")
             self.title, self.sides = "", sides
         elif sides != self.sides:
-            self._say(path, sides)
+            self._print(path, sides)
 
 
 def _parser(args: list[str]) -> Parser:
@@ -165,13 +165,13 @@ def _parser(args: list[str]) -> Parser:
 
 
 def _main(args: list[str]) -> int:
-    given = _parser(args).given(args) if args else {}
-    inputs = given.pop("inputs", None)
+    values = _parser(args).given(args) if args else {}
+    inputs = values.pop("inputs", None)
     if not inputs:
         raise UsageError("no image is named: python sample.py photo.jpg --output restored (--help lists the flags)")
     names = {field.name for field in fields(Options)}
-    options = Options(**{name: value for name, value in given.items() if name in names})
-    return 1 if restore(inputs, options, {name: value for name, value in given.items() if name not in names}) else 0
+    options = Options(**{name: value for name, value in values.items() if name in names})
+    return 1 if restore(inputs, options, {name: value for name, value in values.items() if name not in names}) else 0
 
 
 def main(args: list[str] | None = None) -> int:

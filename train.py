@@ -60,10 +60,10 @@ def main(args: list[str] | None = None) -> int:
     """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
     # The message is for Ctrl-C until training begins, which handles it itself; Lightning would exit with code 1.
     stopped = "stopped before the first step; nothing was changed"
-    return run_command("train.py", lambda: _main(sys.argv[1:] if args is None else args), stopped, _said)
+    return run_command("train.py", lambda: _main(sys.argv[1:] if args is None else args), stopped, _root_cause)
 
 
-def _said(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     # jsonargparse wraps a class's error in a list of everything it tried: report the original cause.
     while isinstance(
         cause := error.__cause__ if error.__suppress_context__ else error.__context__, ValueError | OSError

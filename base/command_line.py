@@ -119,7 +119,7 @@ def call(
     usage = " ".join(name.upper() + (" ..." if nargs else "") for name in first)
     about = about or sys.modules[function.__module__].__doc__
     parser = make_parser(script, about, f"{usage} [--FLAG VALUE ...]".lstrip())
-    texts = {one.arg_name: one.description for one in parse(function.__doc__).params}
+    texts = {parameter.arg_name: parameter.description for parameter in parse(function.__doc__).params}
     for at, name in enumerate(first):
         parser.add_argument(name, nargs=None if at else nargs, type=str, help=" ".join(texts[name].split()))
     parser.add_function_arguments(function, skip=set(first))

@@ -56,7 +56,7 @@ def explain(error: BaseException, dashes: str = "") -> str:
     name, reason = dashes + ".".join(names), " ".join(str(last).split())
     wanted, _, value = reason.removeprefix("Expected a ").partition(". Got value: ")
     if wanted.startswith("typing.Literal"):
-        return one_of(name, value, [str(one) for one in ast.literal_eval(wanted.removeprefix("typing.Literal"))])
+        return one_of(name, value, [str(choice) for choice in ast.literal_eval(wanted.removeprefix("typing.Literal"))])
     if value:
         return f"{name} is {WORDS.get(wanted, f'a {wanted}')}, not {value}"
     reason = reason.replace(
@@ -75,6 +75,5 @@ def _nearest_argument(word: str, path: str) -> str:
     """`nearest` among a class's arguments, if the class has been imported."""
     module, _, name = path.rpartition(".")
     owner = getattr(sys.modules.get(module), name, None)
-    kinds = owner.__mro__ if owner else []
-    arguments = list({one: None for kind in kinds for one in inspect.signature(kind.__init__).parameters})
+    arguments = list(inspect.signature(owner).parameters) if owner else []
     return nearest(word, arguments, f": {name} has {', '.join(arguments)}" if arguments else "")

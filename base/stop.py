@@ -35,7 +35,7 @@ def interruptible(sentence: str) -> Iterator[None]:
 
 
 def run_command(
-    name: str, command: Callable[[], int | None], stopped: str, said: Callable[[Exception], str] = in_words
+    name: str, command: Callable[[], int | None], stopped: str, describe: Callable[[Exception], str] = in_words
 ) -> int:
     """Run a command and return its exit code; wrong input or a stop is reported in one sentence on stderr.
 
@@ -43,7 +43,7 @@ def run_command(
         name: the script's name, for its messages.
         command: returns its exit code; None is 0.
         stopped: the message for Ctrl-C.
-        said: puts an error into a sentence.
+        describe: puts an error into a sentence.
     """
     try:
         with interruptible(stopped):
@@ -51,7 +51,7 @@ def run_command(
     except SystemExit as end:  # after --help
         return end.code or 0
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"{name}: error: {said(error)}", file=sys.stderr)
+        print(f"{name}: error: {describe(error)}", file=sys.stderr)
         return 2
     except Stopped as end:
         if str(end):  # otherwise the command has said it itself

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.data import Dataset
 
-    from batch.store import Manifest, Place
+    from batch.store import ManifestTable, Place
     from batch.worker import Job
 
 NEEDED = "python -m batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
@@ -108,28 +108,28 @@ def run(source: "str | Dataset", options: Options, numbers: dict[str, Any], flag
         options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
     require_listening(flags.cluster)
 
-    from batch.store import PARTS, Manifest, Place
+    from batch.store import PARTS, ManifestTable, Place
 
     target = Place(options.output)
     place, rows = images_of(source, options)
     if place.contains(target):
         raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
     target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
-    manifest = Manifest(target)
+    manifest = ManifestTable(target)
 
     from batch.worker import Job  # not at the top: it imports torch
 
     job = Job(options, numbers, place, target)
     try:
         with connected(flags.cluster):
-            failures, said = _go(rows, job, manifest, flags)
+            failures, summary = _restore_all(rows, job, manifest, flags)
     finally:
         manifest.close()
     for failure in sorted(failures)[:SHOWN]:
         print(f"batch: error: {failure}", file=sys.stderr)
     if len(failures) > SHOWN:
         print(f"batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
-    print(said)
+    print(summary)
     return len(failures)
 
 
@@ -178,11 +178,15 @@ def connected(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    own = {"num_cpus": len(os.sched_getaffinity(0)), "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    arguments = {
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "object_store_memory": OBJECT_STORE,
+        "include_dashboard": False,
+    }
     if address:
-        own = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
+        arguments = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
     try:
-        ray.init(**own, logging_level=logging.CRITICAL, log_to_driver=False)
+        ray.init(**arguments, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"Ray cannot be started: {' '.join(str(error).split())}") from None
     try:
@@ -191,7 +195,9 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags: Flags) -> tuple[list[str], str]:
+def _restore_all(
+    rows: Sequence[dict[str, Any]], job: "Job", manifest: "ManifestTable", flags: Flags
+) -> tuple[list[str], str]:
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
 
@@ -210,17 +216,19 @@ def _go(rows: Sequence[dict[str, Any]], job: "Job", manifest: "Manifest", flags:
     print(f"{title}workers: {workers}")
     failures, warned = [], 0
     with ProgressBar(total=len(todo), unit="image") as bar:
-        for made in results(todo, job, workers, resources) if todo else ():
-            images = [row | plain(facts) for row in made if not row.get("stop")]
+        for finished in results(todo, job, workers, resources) if todo else ():
+            images = [row | plain(facts) for row in finished if not row.get("stop")]
             manifest.add(images)
             failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
             warned += sum(bool(row.get("faults")) for row in images)
             bar.update(len(images))
-            if len(images) < len(made):
-                raise OSError(made[-1]["stop"])
-    said = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
-    said = f"all {len(done)} done before" if done and not todo else said + f", {len(done)} done before" * bool(done)
-    return failures, said + (f", {warned} with a warning (faults in the manifest)" if warned else "")
+            if len(images) < len(finished):
+                raise OSError(finished[-1]["stop"])
+    summary = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
+    summary = (
+        f"all {len(done)} done before" if done and not todo else summary + f", {len(done)} done before" * bool(done)
+    )
+    return failures, summary + (f", {warned} with a warning (faults in the manifest)" if warned else "")
 
 
 def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
@@ -233,8 +241,8 @@ def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int,
     cpus, memory = total.get("CPU", 1.0), 1e9 * options.memory if options.memory else WORKER_MEMORY
     fitting = total.get("GPU", 0) // gpus if gpus else min(cpus, total.get("memory", memory) // memory)
     workers = flags.concurrency or max(1, int(fitting))
-    each = cpus / workers
-    return workers, {"num_cpus": int(each) if each >= 1 else each, "num_gpus": gpus}
+    cpus_each = cpus / workers
+    return workers, {"num_cpus": int(cpus_each) if cpus_each >= 1 else cpus_each, "num_gpus": gpus}
 
 
 def results(
@@ -289,16 +297,16 @@ def _main(args: list[str]) -> int:
     parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
     for kind in (Flags, Options, SamplingSettings):
         parser.add_class_arguments(kind, skip={"output"} if kind is Options else None)
-    given = parser.given(args)
-    places = given.pop("places", ())
+    values = parser.given(args)
+    places = values.pop("places", ())
     if len(places) != 2:
         raise UsageError(f"a source and a target are needed, got {' '.join(places) or 'none'}: --help has examples")
-    given["output"] = places[1]
-    options, numbers, own = (
-        {field.name: given[field.name] for field in fields(kind) if field.name in given}
+    values["output"] = places[1]
+    options, numbers, flags = (
+        {field.name: values[field.name] for field in fields(kind) if field.name in values}
         for kind in (Options, SamplingSettings, Flags)
     )
-    return 1 if run(places[0], Options(**options), numbers, Flags(**own)) else 0
+    return 1 if run(places[0], Options(**options), numbers, Flags(**flags)) else 0
 
 
 def main(args: list[str] | None = None) -> int:

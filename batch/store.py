@@ -55,7 +55,7 @@ class Place:
         self.url = url.rstrip("/")
         # With this option a small object takes one request instead of three.
         more = "&?"["?" not in url] + "allow_delayed_open=true" if url.startswith("s3://") else ""
-        with self._said("opened"):
+        with self._in_one_sentence("opened"):
             self.files, base = fs.FileSystem.from_uri(url + more if "://" in url else str(Path(url).resolve()))
         self.base, self._is_bucket = base.rstrip("/"), self.files.type_name in ("s3", "gcs")
 
@@ -65,7 +65,7 @@ class Place:
     def list(self, folder: str = "", missing: bool = False) -> dict[str, fs.FileInfo]:
         """The files below, by key and sorted, without hidden ones; with `missing` the folder need not exist."""
         root = f"{self.base}/{folder}".rstrip("/")
-        with self._said("listed"):
+        with self._in_one_sentence("listed"):
             if self.files.type_name == "local" and (not missing or os.path.isdir(root)):
                 # Not by pyarrow, which follows links in circles.
                 found = self.files.get_file_info([str(path) for path in search.walk(Path(root))])
@@ -86,7 +86,7 @@ class Place:
 
     def stat(self, key: str) -> fs.FileInfo:
         """The entry of a file as in `list`."""
-        with self._said("read", key):
+        with self._in_one_sentence("read", key):
             if not (file := self.files.get_file_info(f"{self.base}/{key}")).is_file:
                 raise FileNotFoundError(errno.ENOENT, key)
         return file
@@ -97,13 +97,13 @@ class Place:
 
     def read(self, key: str) -> bytes:
         """The content of a file."""
-        with self._said("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
+        with self._in_one_sentence("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
             return file.readall()
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files by key, each atomically; in a folder they are renamed when all are written."""
         parts = {key: key if self._is_bucket else f"{PARTS}/{uuid4().hex}" for key in files}
-        with self._said("written"):
+        with self._in_one_sentence("written"):
             if not self._is_bucket:
                 self.files.create_dir(f"{self.base}/{PARTS}")
             for key, part in parts.items():
@@ -116,7 +116,7 @@ class Place:
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove files if they exist, but none outside this place."""
-        with self._said("written"):
+        with self._in_one_sentence("written"):
             for key in keys:
                 inside = ".." not in PurePosixPath(key).parts
                 if inside and self.files.get_file_info(f"{self.base}/{key}").is_file:
@@ -124,12 +124,12 @@ class Place:
 
     def clear(self, folder: str) -> None:
         """Remove a folder if it exists."""
-        with self._said("written"):
+        with self._in_one_sentence("written"):
             if self.files.get_file_info(f"{self.base}/{folder}").type == fs.FileType.Directory:
                 self.files.delete_dir(f"{self.base}/{folder}")
 
     @contextmanager
-    def _said(self, done: str, key: str = "") -> Iterator[None]:
+    def _in_one_sentence(self, done: str, key: str = "") -> Iterator[None]:
         """Turn an error of pyarrow into one sentence without source locations and request ids."""
         try:
             yield
@@ -137,8 +137,8 @@ class Place:
             why = os.strerror(error.errno) if getattr(error, "errno", None) else " ".join(str(error).split())
             if aws := re.search(r"AWS Error (\w+) during \w+ operation: (.*?)( \(Request ID.*)?$", why):
                 why = f"{aws[2].rstrip('.')} ({aws[1]})"
-            what = f"{self.url}/{key}" if key else self.url
-            raise StoreError(f"{what} cannot be {done}: {why}") from None
+            place = f"{self.url}/{key}" if key else self.url
+            raise StoreError(f"{place} cannot be {done}: {why}") from None
 
 
 def place_of_paths(source: str | Dataset) -> tuple[Place, dict[str, fs.FileInfo]]:
@@ -158,15 +158,15 @@ def place_of_paths(source: str | Dataset) -> tuple[Place, dict[str, fs.FileInfo]
     if not paths:
         raise ValueError(f"{source} names no image")
     scheme, sign, _ = paths[0].rpartition("://")
-    whole = os.path.normpath if sign else os.path.abspath
-    paths = {whole(path.removeprefix(scheme + sign)) for path in paths}
+    normalised = os.path.normpath if sign else os.path.abspath
+    paths = {normalised(path.removeprefix(scheme + sign)) for path in paths}
     root = os.path.commonpath([os.path.dirname(path) for path in paths])
     place, keys = Place(scheme + sign + root), sorted(path[len(root) :].lstrip("/") for path in paths)
     with ThreadPoolExecutor(THREADS) as threads:
         return place, dict(zip(keys, threads.map(place.stat, keys), strict=True))
 
 
-class Manifest:
+class ManifestTable:
     """manifest.parquet in the target: a row per image, with how it was restored or why it could not be.
 
     Rows are collected and written in parts; `close` merges them into one file.

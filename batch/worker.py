@@ -80,14 +80,14 @@ class Worker:
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
         with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
-            for one in self.restorer.restore(work, tqdm(disable=True)):
-                row = found[one.path]
-                if one.failure:
-                    yield self.row(row, error=one.failure.removeprefix(f"{one.path} "))
+            for restoration in self.restorer.restore(work, tqdm(disable=True)):
+                row = found[restoration.path]
+                if restoration.failure:
+                    yield self.row(row, error=restoration.failure.removeprefix(f"{restoration.path} "))
                     continue
-                files, facts = self.restorer.write(one)
+                files, facts = self.restorer.write(restoration)
                 contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
-                done = self.row(row, written=list(contents), remarks=list(one.image.remarks), **facts)
+                done = self.row(row, written=list(contents), remarks=list(restoration.image.remarks), **facts)
                 sent.append((threads.submit(self.job.target.write, contents), done))
             for writing, done in sent:
                 writing.result()

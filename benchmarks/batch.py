@@ -25,7 +25,7 @@ import torch
 import sample
 from base.command_line import call
 from batch import command
-from batch.store import Manifest, Place, plain
+from batch.store import ManifestTable, Place, plain
 from batch.worker import Job
 from benchmarks.record import destination, machine, write_json
 from data import images
@@ -80,7 +80,7 @@ def by_ray(source: Path, target: Path, checkpoint: str, workers: int) -> float:
     options = Options(str(target), checkpoint, device="cpu")
     place, rows = command.images_of(str(source), options)
     job = Job(options, {}, place, Place(str(target)))
-    manifest, times, counts = Manifest(job.target), [], []
+    manifest, times, counts = ManifestTable(job.target), [], []
     for made in command.results(rows, job, workers, {"num_cpus": 1}):
         manifest.add([row | plain(manifest_facts(job)) for row in made])
         times.append(time.perf_counter())

@@ -139,7 +139,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
     Raises:
         CheckpointError: torch cannot export it, or the tile size does not suit it.
     """
-    what = type(network).__name__
+    class_name = type(network).__name__
     names = INPUTS[name]
     example = examples(names, side or LEAST * network.stride)
     try:
@@ -160,7 +160,7 @@ def write_network(network: nn.Module, name: str, folder: Path, precision: GraphP
             f" {least}, or no --tile"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
-    model = _traced(network, what, names, example, facts)
+    model = _traced(network, class_name, names, example, facts)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     write_facts(folder, facts)
 
@@ -170,7 +170,9 @@ def write_facts(folder: Path, facts: GraphFacts) -> None:
     (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
 
 
-def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts):
+def _traced(
+    network: nn.Module, class_name: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts
+):
     """Export a network to an ONNX model."""
     core = _SpandrelCore(network) if isinstance(network, SpandrelPredictor) else network
     nn.Module.to(core, memory_format=torch.contiguous_format)
@@ -198,7 +200,7 @@ def _traced(network: nn.Module, what: str, names: tuple[str, ...], example: tupl
             )
     except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise CheckpointError(f"torch cannot export {what} to ONNX: {reason.strip()}") from error
+        raise CheckpointError(f"torch cannot export {class_name} to ONNX: {reason.strip()}") from error
     model = program.model_proto
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file
@@ -287,21 +289,21 @@ def parity(network: nn.Module, name: str, folder: Path, provider: Provider) -> s
     for seed, (height, width) in enumerate(sizes):
         inputs = examples(written.inputs, height, width, seed)
         with torch.no_grad():
-            ours, theirs = written(*inputs), reference(*inputs)
-        worst = max(worst, (ours - theirs).abs().max().item())
-        least = min(least, psnr(ours, theirs))
-    said = f"{written.engine.place} differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
+            output, expected = written(*inputs), reference(*inputs)
+        worst = max(worst, (output - expected).abs().max().item())
+        least = min(least, psnr(output, expected))
+    result = f"{written.engine.place} differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
     if not (
         math.isfinite(worst) and {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR}.get(facts.precision, True)
     ):
-        raise CheckpointError(f"the {name} in {said}, which is too much: it is not written")
-    return said
+        raise CheckpointError(f"the {name} in {result}, which is too much: it is not written")
+    return result
 
 
-def psnr(ours: Tensor, theirs: Tensor) -> float:
-    """PSNR in dB, with the range of `theirs` as the peak."""
-    error = (ours.double() - theirs.double()).square().mean().item()
-    span = (theirs.max() - theirs.min()).item()
+def psnr(output: Tensor, reference: Tensor) -> float:
+    """PSNR in dB, with the range of the reference as the peak."""
+    error = (output.double() - reference.double()).square().mean().item()
+    span = (reference.max() - reference.min()).item()
     return math.inf if error == 0 else 10 * math.log10(span**2 / error)
 
 

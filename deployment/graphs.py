@@ -20,14 +20,14 @@ def nodes_in_float(model: "ModelProto") -> list[str]:
     level, normal, found = {"alpha_bar"}, set(), []
     constant = {"", *(tensor.name for tensor in model.graph.initializer)}
     for node in model.graph.node:  # in the order of computation
-        given = set(node.input)
+        inputs = set(node.input)
         if node.op_type == "Constant":
             constant |= set(node.output)
-        elif level & given:
+        elif level & inputs:
             found.append(node.name)
-            if given <= level | constant:
+            if inputs <= level | constant:
                 level |= set(node.output)
-        elif node.op_type == "ReduceMean" or (node.op_type in NORM and normal & given):
+        elif node.op_type == "ReduceMean" or (node.op_type in NORM and normal & inputs):
             found.append(node.name)
             normal |= set(node.output)
     return found

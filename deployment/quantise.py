@@ -61,8 +61,8 @@ def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: st
     chosen = [found[k * len(found) // CROPS] for k in range(CROPS)] if len(found) > CROPS else found
     crops = [[centre_crop(image, graph.side or SIDE)[None] for image in read_pair(pair)] for pair in chosen]
 
-    def record(_, given: tuple[Tensor, ...]) -> None:
-        graph.around(lambda *padded: calls.append(graph.arrays(*padded)) or padded[0], *given)
+    def record(_, inputs: tuple[Tensor, ...]) -> None:
+        graph.around(lambda *padded: calls.append(graph.arrays(*padded)) or padded[0], *inputs)
 
     with getattr(pipeline, name).register_forward_pre_hook(record):
         for blurry, _ in crops:

@@ -61,8 +61,8 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
         if batch.ndim != 4 or batch.shape[1] != 3:
             raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
         return _unit(batch), [Layout(np.dtype(np.uint8), 3, None)] * len(batch)
-    one = isinstance(images, PIL.Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
-    arrays = [_array(image) for image in ([images] if one else images)]
+    is_single = isinstance(images, PIL.Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    arrays = [_array(image) for image in ([images] if is_single else images)]
     sizes = {array.shape[:2] for array in arrays}
     if len(sizes) != 1:
         raise ValueError(f"a batch needs images of one size, got {sorted((w, h) for h, w in sizes)}")

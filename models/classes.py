@@ -35,10 +35,10 @@ def known_networks(classes: Classes = ()) -> dict[str, type]:
         CheckpointError: there is no such class, or it is no network.
     """
     known = dict(NETWORKS)
-    for one in classes.split(",") if isinstance(classes, str) else classes:
-        found = _imported(one) if isinstance(one, str) else one
+    for given in classes.split(",") if isinstance(classes, str) else classes:
+        found = _imported(given) if isinstance(given, str) else given
         if not (isinstance(found, type) and issubclass(found, ModelMixin) and issubclass(found, ConfigMixin)):
-            raise CheckpointError(f"class {one} is neither a Predictor nor a denoiser (docs/extend.md)")
+            raise CheckpointError(f"class {given} is neither a Predictor nor a denoiser (docs/extend.md)")
         known[found.__name__] = found
     return known
 
@@ -92,11 +92,11 @@ def _try(network: nn.Module, part: str, path: str) -> None:
     """Call a network on one black image, in evaluation mode and without advancing the random generators."""
     side, training = max(SIDE, 2 * network.stride), network.training
     image, level = torch.zeros(1, 3, side, side), torch.full((1,), 0.5)
-    given = (image,) if part == "predictor" else (image, image, level, image, torch.ones(1, 1, side, side))
+    inputs = (image,) if part == "predictor" else (image, image, level, image, torch.ones(1, 1, side, side))
     channels = (3, 4) if part == "predictor" else (3,)
     try:
         with torch.random.fork_rng():
-            shape = tuple(network.eval()(*given).shape)
+            shape = tuple(network.eval()(*inputs).shape)
     except Exception as error:
         raise ValueError(f"{path} cannot be called as a {part} is: {' '.join(str(error).split())}") from error
     finally:

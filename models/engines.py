@@ -91,7 +91,7 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     request = core.compile_model(core.read_model(graph), "CPU", hints).create_infer_request()
     names = frozenset(name for port in request.model_inputs for name in port.names)
     shown = within if facts.precision == "fp32" else facts.precision
-    return Engine(lambda given: request.infer(dict(given))[OUTPUT], names, shown, "openvino cpu")
+    return Engine(lambda inputs: request.infer(dict(inputs))[OUTPUT], names, shown, "openvino cpu")
 
 
 def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provider, threads: int) -> Engine:
@@ -106,8 +106,8 @@ def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provid
     session.disable_fallback()
     if session.get_providers()[0] != chosen[0][0]:
         raise CheckpointError(_no_provider(provider))
-    names = frozenset(given.name for given in session.get_inputs())
-    return Engine(lambda given: session.run([OUTPUT], given)[0], names, facts.precision, f"onnxruntime {provider}")
+    names = frozenset(port.name for port in session.get_inputs())
+    return Engine(lambda port: session.run([OUTPUT], port)[0], names, facts.precision, f"onnxruntime {provider}")
 
 
 def _providers(provider: Provider, facts: GraphFacts, folder: Path) -> list[tuple[str, dict]]:

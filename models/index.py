@@ -7,8 +7,8 @@ from pathlib import Path
 
 INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
-OWN = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
-PRETRAINED = OWN / "lite"
+SHIPPED = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
+PRETRAINED = SHIPPED / "lite"
 PURPOSES = {"lite": "photographs", "text": "documents, screens, receipts, signs"}  # of the repository's own
 
 
@@ -23,9 +23,9 @@ def pretrained() -> str:
     return str(PRETRAINED)
 
 
-def own() -> list[str]:
+def shipped() -> list[str]:
     """The names of the checkpoints that come with the repository, the default first."""
-    names = sorted(index.parent.name for index in OWN.glob(f"*/{INDEX}"))
+    names = sorted(index.parent.name for index in SHIPPED.glob(f"*/{INDEX}"))
     return sorted(names, key=lambda name: name != PRETRAINED.name)
 
 
@@ -35,8 +35,8 @@ def locate(source: str) -> str:
     What exists in the current folder under that name comes first; anything else is returned unchanged.
     """
     name = source.removeprefix("pretrained/")
-    comes_along = bool(re.fullmatch(r"[\w-]+", name)) and (OWN / name / INDEX).is_file()
-    return str(OWN / name) if comes_along and not os.path.exists(source) else source
+    comes_along = bool(re.fullmatch(r"[\w-]+", name)) and (SHIPPED / name / INDEX).is_file()
+    return str(SHIPPED / name) if comes_along and not os.path.exists(source) else source
 
 
 def name_of(checkpoint: str | None) -> str:
@@ -49,7 +49,7 @@ def require_hub_id(source: str) -> None:
     if os.path.exists(source) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source):
         raise CheckpointError(
             f"checkpoint {source} is neither a folder, a .ckpt file, a hub id like user/name nor one that comes with"
-            f" the repository ({', '.join(own()) or 'none is there'})"
+            f" the repository ({', '.join(shipped()) or 'none is there'})"
         )
 
 

@@ -17,9 +17,9 @@ CPU_PIXELS = 24_000_000  # images of this size fit into CPU_MEMORY; each further
 
 def bytes_per_pixel(network: nn.Module) -> float:
     """Bytes that a network needs for each pixel of an image, in evaluation mode; its attribute of this name, if any."""
-    own = getattr(network, "bytes_per_pixel", None)
-    if own is not None:
-        return own
+    measured = getattr(network, "bytes_per_pixel", None)
+    if measured is not None:
+        return measured
     factor, first = FOOTPRINTS.get(type(network).__name__), _first_convolution(network)
     if factor is None or first is None:
         return UNKNOWN if next(network.parameters(), None) is not None else 3 * 4  # one copy of the image

@@ -57,15 +57,15 @@ class OnnxNetwork(nn.Module):
         height, width = inputs[0].shape[-2:]
         bottom, right = (self.facts.padded(length) - length for length in (height, width))
         results = []
-        for one in zip(*(x.float().split(1) for x in inputs), strict=True):
-            padded = (x if x.ndim < 4 else F.pad(x, (0, right, 0, bottom), mode="replicate") for x in one)
+        for image_inputs in zip(*(x.float().split(1) for x in inputs), strict=True):
+            padded = (x if x.ndim < 4 else F.pad(x, (0, right, 0, bottom), mode="replicate") for x in image_inputs)
             results.append(function(*padded)[..., :height, :width])
         return results[0] if len(results) == 1 else torch.cat(results)
 
     def arrays(self, *inputs: Tensor) -> dict:
         """The inputs that the graph uses, as arrays by name."""
-        given = zip(self.inputs, inputs, strict=True)
-        return {name: x.contiguous().numpy() for name, x in given if name in self.engine.inputs}
+        named_inputs = zip(self.inputs, inputs, strict=True)
+        return {name: x.contiguous().numpy() for name, x in named_inputs if name in self.engine.inputs}
 
     def _run(self, *inputs: Tensor) -> Tensor:
         return torch.from_numpy(self.engine.run(self.arrays(*inputs)))

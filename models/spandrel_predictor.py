@@ -43,7 +43,7 @@ class SpandrelPredictor(Predictor):
         super().__init__()
         if (path is None) == (weights is None):
             raise ValueError("SpandrelPredictor needs path, the file of a restoration network")
-        what = path or "the checkpoint's predictor"
+        name = path or "the checkpoint's predictor"
         if weights is None:
             weights = read_weights(Path(path))
         # Weights that this class saved have its submodule's name before every key.
@@ -51,10 +51,10 @@ class SpandrelPredictor(Predictor):
             key.removeprefix("network."): value.float() if value.is_floating_point() else value
             for key, value in weights.items()
         }
-        descriptor = _load(weights, architecture, what)
+        descriptor = _load(weights, architecture, name)
         if descriptor.purpose != "Restoration" or (descriptor.input_channels, descriptor.output_channels) != (3, 3):
             raise ValueError(
-                f"{what} is a {descriptor.architecture.name} for {descriptor.purpose} with"
+                f"{name} is a {descriptor.architecture.name} for {descriptor.purpose} with"
                 f" {descriptor.input_channels} channels in and {descriptor.output_channels} out; a predictor restores"
                 " RGB images of unchanged size"
             )
@@ -82,7 +82,7 @@ class SpandrelPredictor(Predictor):
         return self._descriptor(image).clone().float() * 2 - 1
 
 
-def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "ImageModelDescriptor":
+def _load(weights: dict[str, Tensor], architecture: str | None, name: str) -> "ImageModelDescriptor":
     """spandrel's descriptor of the network with these weights."""
     if importlib.util.find_spec("spandrel") is None:
         raise ValueError(MISSING)
@@ -93,7 +93,7 @@ def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "I
 
         spandrel_extra_arches.install(ignore_duplicates=True)
     if architecture is not None and architecture not in spandrel.MAIN_REGISTRY:
-        raise ValueError(f"{what} is of the architecture {architecture}, which the spandrel installed here lacks")
+        raise ValueError(f"{name} is of the architecture {architecture}, which the spandrel installed here lacks")
     try:
         if architecture is not None:
             return spandrel.MAIN_REGISTRY[architecture].architecture.load(weights)
@@ -101,9 +101,9 @@ def _load(weights: dict[str, Tensor], architecture: str | None, what: str) -> "I
     except spandrel.UnsupportedModelError:
         first = next(iter(weights))
         raise ValueError(
-            f"{what} is of no architecture that spandrel knows (its first key is {first} {tuple(weights[first].shape)})"
+            f"{name} is of no architecture that spandrel knows (its first key is {first} {tuple(weights[first].shape)})"
         ) from None
     except (RuntimeError, KeyError, AssertionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # torch names the class first, then every difference: report the first difference.
-        raise ValueError(f"{what} does not fit its architecture: {(lines[1:] or lines or [''])[0]}") from None
+        raise ValueError(f"{name} does not fit its architecture: {(lines[1:] or lines or [''])[0]}") from None

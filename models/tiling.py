@@ -97,8 +97,8 @@ class Tiling:
                 for first in range(0, count, together):
                     for rows, columns, weights in self._tiles(images[0]):
                         (top, y0, y1, bottom), (left, x0, x1, right) = rows, columns
-                        given = (x[first : first + together, :, top:bottom, left:right] for x in images)
-                        part = function(*given)
+                        parts_of_images = (x[first : first + together, :, top:bottom, left:right] for x in images)
+                        part = function(*parts_of_images)
                         if part.shape[0] == count and part.shape[-2:] == images[0].shape[-2:]:
                             return part  # the whole image is one tile
                         give_back()

@@ -24,8 +24,8 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     """
     if Path(source).suffix in (".pth", ".pt", ".safetensors"):
         return _copy_official(Path(source), predictor)
-    own = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
-    found = networks(load_pipeline(source, precision="fp32", classes=own))
+    classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
+    found = networks(load_pipeline(source, precision="fp32", classes=classes))
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
         if network is not None and part in found:
             state = found[part].state_dict()

@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 def check_keys(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
     """Raise CheckpointError, naming the first differing key, unless all keys and shapes are those of the network."""
-    expected, found = ({k: tuple(v.shape) for k, v in own.items()} for own in (network.state_dict(), state))
+    expected, found = ({k: tuple(v.shape) for k, v in tensors.items()} for tensors in (network.state_dict(), state))
     for key in sorted(expected.keys() | found.keys()):
         if key not in found:
             difference = f"it lacks {key} {expected[key]}"

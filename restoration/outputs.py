@@ -100,8 +100,8 @@ def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
     Raises:
         ValueError: 16 bits are requested and the format does not support them.
     """
-    own = target.suffix.lower()
-    if usual(own) != usual(suffix) if suffix else own not in WRITABLE:
+    suffix_now = target.suffix.lower()
+    if usual(suffix_now) != usual(suffix) if suffix else suffix_now not in WRITABLE:
         target = target.with_suffix(usual(suffix or ".png"))
     if deep and target.suffix.lower() not in DEEP:
         raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
@@ -135,13 +135,13 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
 def _file(output: str, count: int, suffix: str | None) -> Path | None:
     """The output as a file name, if it is one."""
     path = Path(output)
-    own = path.suffix.lower()
-    if own not in SUFFIXES | PASSED_OVER or path.is_dir():
+    file_suffix = path.suffix.lower()
+    if file_suffix not in SUFFIXES | PASSED_OVER or path.is_dir():
         return None
     if count > 1:
         raise ValueError(f"--output {output} is a file's name, and there are {count} images: give a folder")
-    if own not in WRITABLE:
+    if file_suffix not in WRITABLE:
         raise ValueError(f"--output {output} cannot be written: its suffix must be one of {' '.join(sorted(WRITABLE))}")
-    if suffix and usual(own) != usual(suffix):
+    if suffix and usual(file_suffix) != usual(suffix):
         raise ValueError(f"--output {output} and --format {suffix[1:]} differ: give one of them")
     return path

@@ -57,7 +57,7 @@ class Restoration:
         restored, target = self.out.predictions if self.back else self.out.images, self.target
         several = len(restored) > 1
         names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
-        return {target.with_name(name): one for name, one in zip(names, restored, strict=True)}
+        return {target.with_name(name): image for name, image in zip(names, restored, strict=True)}
 
 
 class Restorer:
@@ -81,8 +81,8 @@ class Restorer:
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
         source = options.checkpoint or pretrained()
         self.options = options
-        own = options.classes or ()
-        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider, own)
+        classes = options.classes or ()
+        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider, classes)
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
         if options.compile:
@@ -128,17 +128,17 @@ class Restorer:
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
 
-    def write(self, one: Restoration) -> tuple[list[Path], dict[str, Any]]:
+    def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration with all its files.
 
         Returns:
             The files, and the other fields of the manifest's entry.
         """
-        start, options, out, target = time.perf_counter(), self.options, one.out, one.target
-        like = metadata.kept(one.image, options.metadata)
-        for file, restored in one.files.items():
+        start, options, out, target = time.perf_counter(), self.options, restoration.out, restoration.target
+        like = metadata.kept(restoration.image, options.metadata)
+        for file, restored in restoration.files.items():
             images.write(file, restored, like, options.depth)
-        written, whites = list(one.files), {"blur": _blur(one.image.values, out)}
+        written, whites = list(restoration.files), {"blur": _blur(restoration.image.values, out)}
         maps = {"std": out.std, "error": out.expected_error} if options.uncertainty else {}
         if options.error_bound:
             maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
@@ -149,10 +149,14 @@ class Restorer:
                 written += [heat, heat.with_suffix(".tif")]
         if options.compare:
             written.append(target.with_name(f"{target.stem}_compare.png"))
-            restored = next(iter(one.files.values()))
-            _write_comparison(written[-1], one.image.values, out.predictions[0], restored)
-        seconds = round(one.seconds + time.perf_counter() - start, 3)
-        return written, self._found | {"tiles": out.tiles, "seconds": seconds, "faults": list(one.faults)} | whites
+            restored = next(iter(restoration.files.values()))
+            _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
+        seconds = round(restoration.seconds + time.perf_counter() - start, 3)
+        return written, self._found | {
+            "tiles": out.tiles,
+            "seconds": seconds,
+            "faults": list(restoration.faults),
+        } | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options
@@ -199,10 +203,10 @@ class Restorer:
             if isinstance(out, str):
                 yield Restoration(path, target, f"{path} {out}")
                 continue
-            own, start = _part(out, i, len(loaded)), time.perf_counter()
-            found = faults(own.images[0], own.predictions[0], image.pixels) if self.settings.blend > 0 else []
+            part, start = _part(out, i, len(loaded)), time.perf_counter()
+            found = faults(part.images[0], part.predictions[0], image.pixels) if self.settings.blend > 0 else []
             back = bool(found) and self.options.on_fault == "fallback"
-            yield Restoration(path, target, None, image, own, found, back, seconds + time.perf_counter() - start)
+            yield Restoration(path, target, None, image, part, found, back, seconds + time.perf_counter() - start)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:

@@ -15,7 +15,7 @@ from torch import Tensor
 from base.messages import in_words, one_of
 from data import images, metadata
 from restoration.maps import heat_map
-from web.restoration import Cancelled, Restorer
+from web.restoration import Cancelled, PhotoRestorer
 from web.results import Photo, Result, mask_of, shown
 from web.visits import Visit, Visits
 
@@ -32,13 +32,13 @@ def _sentences(action: Callable) -> Callable:
     """Show errors caused by the input in the page, as one sentence."""
 
     @wraps(action)
-    def said(*given):
+    def with_sentences(*arguments):
         try:
-            return action(*given)
+            return action(*arguments)
         except (ValueError, TypeError, OSError) as error:  # TypeError: an API's text in place of a number
             raise gr.Error(in_words(error), duration=None, title="Not done", print_exception=False) from None
 
-    return said
+    return with_sentences
 
 
 class Actions:
@@ -49,7 +49,7 @@ class Actions:
         visits: each visitor's photographs and results.
     """
 
-    def __init__(self, restorers: dict[str, Restorer], visits: Visits):
+    def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
         self.restorers, self.visits = restorers, visits
         self.restorer = next(iter(restorers.values()))
         # A checkpoint that is not the repository's own is for photographs, or its user knows what it is for.
@@ -93,8 +93,8 @@ class Actions:
             raise ValueError("there is no photograph yet: upload one")
         if not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
-        given = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
-        numbers = {name: value for name, value in given.items() if value is not None}
+        values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
+        numbers = {name: value for name, value in values.items() if value is not None}
         visit.stop.clear()
         try:
             result = restorer.restore(
@@ -161,10 +161,10 @@ class Actions:
     def _open(self, file: Path, name: str, request: gr.Request) -> list[Any]:
         visit = self._visit(request)
         with visit.lock:
-            own = visit.folder / uuid4().hex / name
-            own.parent.mkdir()
-            shutil.copy(file, own)
-            visit.photo = photo = self.restorer.open(own, name)
+            copy = visit.folder / uuid4().hex / name
+            copy.parent.mkdir()
+            shutil.copy(file, copy)
+            visit.photo = photo = self.restorer.open(copy, name)
             height, width = photo.size
             bits = 16 if photo.image.pixels.element_size() == 2 else 8
             words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])

@@ -10,7 +10,7 @@ import gradio as gr
 from models.index import PURPOSES
 from models.settings import Sampler
 from web.actions import BEFORE, NEWEST, Actions
-from web.restoration import Restorer
+from web.restoration import PhotoRestorer
 from web.visits import Visits
 
 LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
@@ -43,7 +43,7 @@ class Page:
         url: address of the page.
     """
 
-    def __init__(self, restorers: dict[str, Restorer], visits: Visits):
+    def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
         self.restorers, self.visits, self.url = restorers, visits, ""
         self._blocks = _blocks(Actions(restorers, visits))
 
@@ -165,7 +165,7 @@ def _place_inputs(ui: SimpleNamespace, actions: Actions) -> None:
         ui.status = gr.HTML("<p>No photograph yet.</p>", elem_id="status")
 
 
-def _place_results(ui: SimpleNamespace, restorer: Restorer) -> None:
+def _place_results(ui: SimpleNamespace, restorer: PhotoRestorer) -> None:
     """The right column: two images side by side, their numbers, and the mask."""
     with gr.Column(scale=3, min_width=320):
         with gr.Row():
@@ -243,9 +243,9 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     )
     table = {
         checkpoint: {
-            name: [one.sampler, one.steps, one.num_samples, one.blend]
+            name: [preset.sampler, preset.steps, preset.num_samples, preset.blend]
             for name in restorer.pipeline.config.presets
-            for one in [restorer.preset(name)]
+            for preset in [restorer.preset(name)]
         }
         for checkpoint, restorer in actions.restorers.items()
     }

@@ -19,7 +19,7 @@ from models.memory import allowed_memory, give_back, require_memory
 from models.samples import refined_share
 from models.settings import SamplingSettings
 from models.tiling import refusal
-from web.results import Kept, Photo, Result
+from web.results import Photo, Result, SampleFiles
 from web.visits import Visit
 
 DEVICE = Lock()  # one run at a time, whichever the checkpoint
@@ -48,7 +48,7 @@ class Limits:
                 raise ValueError(f"this page takes at most {most} {name}, not {value}: restore it with sample.py")
 
 
-class Restorer:
+class PhotoRestorer:
     """A pipeline that restores one photograph at a time.
 
     Args:
@@ -64,8 +64,8 @@ class Restorer:
         self.limits = limits
         source = self.flags.get("checkpoint") or pretrained()
         of_pipeline = ("device", "precision", "provider", "classes")
-        given = {name: self.flags[name] for name in of_pipeline if name in self.flags}
-        self.pipeline = load_pipeline(source, **({"device": "auto"} | given))
+        options = {name: self.flags[name] for name in of_pipeline if name in self.flags}
+        self.pipeline = load_pipeline(source, **({"device": "auto"} | options))
         require_memory(self.flags.get("memory"), self.pipeline.device)
         self.name = name_of(self.flags.get("checkpoint"))
         self.sha256, self.licence = checkpoint_hash(source), _licence(source)
@@ -126,13 +126,13 @@ class Restorer:
         size = photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell, self.limits.seconds)
         with DEVICE:
-            kept = visit.new_kept()
+            files = visit.new_files()
             try:
                 clock.start()
                 memory = allowed_memory(self.flags.get("memory"), size, self.pipeline.device)
-                tiles = self._draw(photo, kept, settings, seed, clock, memory)
+                tiles = self._draw(photo, files, settings, seed, clock, memory)
             except BaseException as error:
-                shutil.rmtree(kept.folder, ignore_errors=True)
+                shutil.rmtree(files.folder, ignore_errors=True)
                 if stop.is_set():  # closing the visit removed its folder
                     raise Cancelled(clock.words()) from None
                 sentence = refusal(error, *photo.size)
@@ -141,7 +141,7 @@ class Restorer:
                 raise
             predicting, refining = clock.seconds()
         flags = self.flags | ({"preset": preset} if preset else {}) | ({"seed": seed} if seed else {})
-        result = Result(visit.runs, photo, kept, settings, base, flags, tiles=tiles)
+        result = Result(visit.runs, photo, files, settings, base, flags, tiles=tiles)
         warnings = list(photo.image.remarks)
         if draws and settings.blend > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
@@ -160,19 +160,25 @@ class Restorer:
         return result
 
     def _draw(
-        self, photo: Photo, kept: Kept, settings: SamplingSettings, seed: int, clock: "_Clock", memory: int | None
+        self,
+        photo: Photo,
+        files: SampleFiles,
+        settings: SamplingSettings,
+        seed: int,
+        clock: "_Clock",
+        memory: int | None,
     ) -> dict[str, int | None]:
         """Predict, and keep the prediction and samples, which do not depend on the strength; returns the tiles."""
         pipeline = self.pipeline
         blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
         prediction = pipeline.predict(blurry, memory=memory)
-        kept.store("x_init", prediction.x_init)
+        files.store("x_init", prediction.x_init)
         if pipeline.denoiser is not None:
             share = refined_share(prediction.expected_error, settings.keep_sharp)
-            kept.store("s", pipeline.scale(prediction, blurry) * share)
+            files.store("s", pipeline.scale(prediction, blurry) * share)
             drawn = pipeline.sample(blurry, prediction, settings, seed, [photo.path.stem], clock.watch, memory=memory)
             for k, r_0 in enumerate(drawn):
-                kept.store(f"r_{k}", r_0)
+                files.store(f"r_{k}", r_0)
         return pipeline.tiles(blurry)
 
 

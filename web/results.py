@@ -31,7 +31,7 @@ class Photo:
         return tuple(self.image.pixels.shape[-2:])
 
 
-class Kept:
+class SampleFiles:
     """The inputs of `models.samples.blended`, as files of float32 (1, C, H, W): 672 MB for 24 megapixels.
 
     Args:
@@ -68,7 +68,7 @@ class Result:
     Args:
         number: of the run in this visit.
         photo: the input photograph.
-        kept: prediction and samples.
+        files: prediction and samples.
         settings: the sampling settings; `blend` is the strength.
         preset: the preset's settings without changes.
         options: flags of sample.py other than sampling settings.
@@ -80,7 +80,7 @@ class Result:
 
     number: int
     photo: Photo
-    kept: Kept
+    files: SampleFiles
     settings: SamplingSettings
     preset: SamplingSettings
     options: dict[str, str]
@@ -91,7 +91,7 @@ class Result:
     @property
     def kinds(self) -> list[str]:
         """The kinds of images it has; the last one is the requested result."""
-        count = self.kept.samples
+        count = self.files.samples
         if count < 2:
             return ["prediction", *["restored"] * count]
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
@@ -99,19 +99,19 @@ class Result:
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1], blended with the mask, if any."""
         if kind == "prediction":
-            return to_world(self.kept.read("x_init"))[0]
+            return to_world(self.files.read("x_init"))[0]
         if kind.startswith("mean"):
             return self._samples().images()[0]
         return self._sample(self._number(kind))[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
-        return self._samples().std()[0] if self.kept.samples > 1 else None
+        return self._samples().std()[0] if self.files.samples > 1 else None
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
-        [(_, target)] = outputs_of([str(self.photo.path)], str(self.kept.folder)).work
-        one_of_several = self.kept.samples > 1 and kind.startswith("sample")
+        [(_, target)] = outputs_of([str(self.photo.path)], str(self.files.folder)).work
+        one_of_several = self.files.samples > 1 and kind.startswith("sample")
         return f"{target.stem}_{self._number(kind)}{target.suffix}" if one_of_several else target.name
 
     def command(self, kind: str) -> str | None:
@@ -138,11 +138,11 @@ class Result:
         blend = self.settings.blend
         if self.mask is not None:
             blend = blend * F.interpolate(self.mask[None, None], self.photo.size, mode="bilinear")[0, 0]
-        return blended(self.kept.read("x_init"), self.kept.read(f"r_{k}"), self.kept.read("s"), blend)
+        return blended(self.files.read("x_init"), self.files.read(f"r_{k}"), self.files.read("s"), blend)
 
     def _samples(self) -> Samples:
-        samples = Samples(replace(self.settings, num_samples=self.kept.samples, average=True))
-        for k in range(self.kept.samples):
+        samples = Samples(replace(self.settings, num_samples=self.files.samples, average=True))
+        for k in range(self.files.samples):
             samples.add(self._sample(k))
         return samples
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.store import KINDS, SECONDS, Manifest, Place, StoreError
+from batch.store import KINDS, SECONDS, ManifestTable, Place, StoreError
 
 FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
 
@@ -28,17 +28,17 @@ def rows_of(place):
 def kept(place, *rows):
     """A manifest with rows, and their files."""
     place.write({key: b"image" for row in rows for key in row["written"]})
-    manifest = Manifest(place)
+    manifest = ManifestTable(place)
     manifest.add(rows)
     manifest.close()
-    return Manifest(place)
+    return ManifestTable(place)
 
 
 def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
     manifest = kept(place, row("a", "a"), row("b", "b", seed=1), row("c", "c"), row("d", "d"), row("e", error="broken"))
     os.remove(f"{place.base}/d")
     stamps = dict.fromkeys("abde", (5, 7)) | {"c": (5, 8)}
-    assert Manifest(place).done(stamps, FACTS) == {"a"}
+    assert ManifestTable(place).done(stamps, FACTS) == {"a"}
     assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
 
 
@@ -53,9 +53,13 @@ def test_a_row_reads_back_whole_and_every_column_tells_two_restorations_apart(pl
     [found] = pq.read_table(f"{place.base}/manifest.parquet").to_pylist()
     assert found.items() >= whole.items()
     stamps = {"a": (whole["bytes"], whole["modified"])}
-    assert Manifest(place).done(stamps, {name: whole[name]}) == {"a"}
+    assert ManifestTable(place).done(stamps, {name: whole[name]}) == {"a"}
     if name != "error":  # which no restoration that is done has
-        assert Manifest(place).done(stamps, {name: "other"}) == Manifest(place).done(stamps, {name: None}) == set()
+        assert (
+            ManifestTable(place).done(stamps, {name: "other"})
+            == ManifestTable(place).done(stamps, {name: None})
+            == set()
+        )
 
 
 def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place):
@@ -68,12 +72,12 @@ def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place
 def test_rows_are_on_the_disk_after_some_seconds_and_the_newest_counts(place, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("batch.store.time.monotonic", lambda: clock[0])
-    manifest = Manifest(place)
+    manifest = ManifestTable(place)
     for image, seed, wait in (("a", 0, 0.0), ("b", 1, SECONDS - 1), ("a", 2, 2.0), ("b", 3, 1.0)):
         clock[0] += wait
         manifest.add([row(image, "a", seed=seed)])
         place.write({"a": b"image"})
-        stored, stamps = Manifest(place), dict.fromkeys("ab", (5, 7))  # as after a kill
+        stored, stamps = ManifestTable(place), dict.fromkeys("ab", (5, 7))  # as after a kill
         done = [image for at in range(4) for image in sorted(stored.done(stamps, FACTS | {"seed": at}))]
         assert done == {0: ["a"], 1: ["a"], 2: ["b", "a"], 3: ["b", "a"]}[seed]
 
@@ -82,10 +86,10 @@ def test_a_manifest_with_the_scores_of_older_batches_is_read(place):
     kept(place, row("a", "a"))
     table = pq.read_table(f"{place.base}/manifest.parquet")
     pq.write_table(table.append_column("scores", pa.array(["{}"])), f"{place.base}/manifest.parquet")
-    assert Manifest(place).done({"a": (5, 7)}, FACTS) == {"a"}
+    assert ManifestTable(place).done({"a": (5, 7)}, FACTS) == {"a"}
     pq.write_table(table.drop_columns("settings"), f"{place.base}/manifest.parquet")
     with pytest.raises(StoreError, match="is no manifest"):
-        Manifest(place)
+        ManifestTable(place)
 
 
 def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
@@ -104,7 +108,7 @@ def test_a_file_that_became_another_image_s_is_not_removed(place):
 
 
 def test_rows_outlive_a_command_that_was_killed(place):
-    manifest = Manifest(place)
+    manifest = ManifestTable(place)
     manifest.add([row("a", "a")])
     manifest.flush()
     manifest.add([row("b", "b")])  # and no more
@@ -131,14 +135,14 @@ def test_hidden_files_and_those_of_other_places_are_not_seen(place):
 def test_a_foreign_manifest_is_named(place):
     place.write({"manifest.parquet": b"no parquet"})
     with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of python -m batch \(.*: remove it"):
-        Manifest(place)
+        ManifestTable(place)
 
 
 def test_a_manifest_without_a_column_of_today_is_read(place):
     kept(place, row("a", "a"))
     table = pq.read_table(f"{place.base}/manifest.parquet")
     pq.write_table(table.drop_columns(["metadata"]), f"{place.base}/manifest.parquet")
-    assert Manifest(place).done({"a": (5, 7)}, FACTS) == {"a"}
+    assert ManifestTable(place).done({"a": (5, 7)}, FACTS) == {"a"}
 
 
 def test_folders_are_listed_once_and_results_are_no_inputs(place, tmp_path):

@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("ray")
 
 from batch.command import images_of
-from batch.store import PARTS, ROWS, Manifest, Place, plain
+from batch.store import PARTS, ROWS, ManifestTable, Place, plain
 from batch.worker import Job, Worker, describe
 from data import images
 from restoration.options import Options
@@ -35,11 +35,11 @@ def run(job):
 def done(job):
     """The images that the manifest in the target counts as done."""
     wanted = {row["key"]: (row["bytes"], row["modified"]) for row in images_of(job.source.url, job.options)[1]}
-    return Manifest(job.target).done(wanted, describe(job)[0])
+    return ManifestTable(job.target).done(wanted, describe(job)[0])
 
 
 def record(job, rows):
-    manifest, facts = Manifest(job.target), plain(describe(job)[0])
+    manifest, facts = ManifestTable(job.target), plain(describe(job)[0])
     manifest.add([{name: value for name, value in (row | facts).items() if name != "stop"} for row in rows])
     manifest.close()
 

@@ -15,7 +15,7 @@ from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from tests.tiny import tiny_pipeline
 from web.actions import Actions
-from web.restoration import Cancelled, Limits, Restorer
+from web.restoration import Cancelled, Limits, PhotoRestorer
 from web.results import mask_of, shown
 from web.visits import Visits
 
@@ -27,7 +27,7 @@ def restorer(tmp_path_factory):
     checkpoint = tmp_path_factory.mktemp("web") / "checkpoint"
     tiny_pipeline().save_pretrained(checkpoint)
     save_presets(checkpoint, {"balanced": PRESET})
-    return Restorer({"checkpoint": str(checkpoint), "device": "cpu", "precision": "fp32"}, Limits(1_000_000))
+    return PhotoRestorer({"checkpoint": str(checkpoint), "device": "cpu", "precision": "fp32"}, Limits(1_000_000))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_result_says_how_it_was_made(restorer, visit):
     facts = restored(restorer, visit, "balanced", 3).facts
     assert facts["preset"] == "balanced" and facts["seed"] == "3" and facts["device"] == "cpu, fp32"
     assert facts["checkpoint"].endswith("licence not stated") and len(facts["sha256"]) == 64
-    assert "cc-by-sa-4.0" in Restorer({}, Limits(1)).licence
+    assert "cc-by-sa-4.0" in PhotoRestorer({}, Limits(1)).licence
 
 
 def test_a_predictor_alone_has_its_prediction(restorer, visit, monkeypatch):
