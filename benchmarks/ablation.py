@@ -40,7 +40,7 @@ CURVE = 12  # validations of an arm that is validated
 
 
 def changed(base: dict, arm: dict) -> dict:
-    """The config of an arm: `base` with the values that `arm` gives by path, such as "model.init_args.lr"."""
+    """The config of an arm: `base` with the values that `arm` gives by path, such as "model.init_args.optimizer.lr"."""
     config = copy.deepcopy(base)
     for path, value in arm.items():
         *folders, name = path.split(".")

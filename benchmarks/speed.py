@@ -93,7 +93,7 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
     image = torch.empty(*shape, device="meta")
     flops = _flops(module.predictor, [image])
     if getattr(module, "denoiser", None) is not None:
-        noisy = image.repeat(module.noises, 1, 1, 1)
+        noisy = image.repeat(module.objective.noises, 1, 1, 1)
         inputs = noisy, noisy, noisy[:, 0, 0, 0], noisy, noisy[:, :1]
         flops += _flops(module.denoiser, inputs)
     return flops
@@ -102,10 +102,7 @@ def step_flops(module: Predict, shape: Sequence[int]) -> int:
 def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
     state = dict(network.named_parameters()) | dict(network.named_buffers())
     shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
-    recomputing = [module for module in network.modules() if getattr(module, "gradient_checkpointing", False)]
     synced = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm) and module.training]
-    for module in recomputing:  # recomputed operations do not count
-        module.gradient_checkpointing = False
     for module in synced:  # in training mode they reject tensors that are not on a GPU
         module.training = False
     try:
@@ -115,8 +112,6 @@ def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
             if output.requires_grad:
                 output.sum().backward()
     finally:
-        for module in recomputing:
-            module.gradient_checkpointing = True
         for module in synced:
             module.training = True
     return counter.get_total_flops()

@@ -1,19 +1,27 @@
-"""The denoiser's training objective: the noise levels, the distance and the weight of each level; and `distance`, the
-predictor's.
+"""What training minimises: the denoiser's `Objective`, the units of its `Residual`, and the `PredictorLoss`.
 
 The output's parameterisation belongs to the denoiser (`prediction_type`), since sampling needs it too. SNR is
 alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from models.diffusion import PredictionType, along_axes, sample_alpha_bar, target
+from models.diffusion import (
+    PredictionType,
+    ResidualColours,
+    ScaleKind,
+    along_axes,
+    laplace_loss,
+    sample_alpha_bar,
+    target,
+)
 
-Distance = Literal["l1", "l2", "psnr"]
+SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
 
 class Crops(NamedTuple):
@@ -33,40 +41,44 @@ class Objective:
     Args:
         loss: distance of the denoiser's output to its target: l1, or l2 (the square, whose best estimate is the mean).
         levels: how noise levels are drawn: alpha_bar, uniform between neighbouring levels of the training schedule;
-            log_snr, uniform in log-SNR over the range of that schedule; log_normal, as given by `log_normal`.
+            log_normal, as given by `log_normal`.
         log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
             r_0 (log_normal only).
         sigma_range: smallest and largest sigma that log_normal draws; null: no bounds.
         stratified: split the distribution into as many equal shares as the step has crops and draw one level from
             each. The step's gradient is less noisy (Kingma et al., VDM, 2021, appendix I.1).
-        min_snr: gamma of min-SNR weighting; null: no weighting.
+        noises: noise levels and noise fields drawn for each crop. They share its prediction, so the denoiser's batch is
+            that many times larger than the predictor's.
+        perceptual: a term such as evaluation.perceptual.PerceptualLoss, computed on x_init + s r_0 with the estimated
+            r_0: a function of (restored, sharp), both (N, 3, H, W) in [-1, 1], that returns a scalar. The squared error
+            alone favours smooth images where the residual is uncertain. null: no such term.
+        perceptual_ramp: the steps between which that term rises from zero to its weight.
+        perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0. A sample
+            of few steps depends on the estimates at high noise; at low noise the squared error alone keeps samples
+            close to the data.
 
     Raises:
-        ValueError: the standard deviation or gamma is not above 0; sigma_range is out of range.
+        ValueError: a value is out of its range.
     """
 
+    CHANGEABLE: ClassVar = ("noises", "perceptual_ramp", "perceptual_sigma")  # when a run is resumed
     loss: Literal["l1", "l2"] = "l1"
-    levels: Literal["alpha_bar", "log_snr", "log_normal"] = "alpha_bar"
+    levels: Literal["alpha_bar", "log_normal"] = "alpha_bar"
     log_normal: tuple[float, float] = (-1.2, 1.2)
     sigma_range: tuple[float, float] | None = None
     stratified: bool = False
-    min_snr: float | None = None
+    noises: int = 1
+    perceptual: Callable | None = None
+    perceptual_ramp: tuple[int, int] = (0, 0)
+    perceptual_sigma: float = 0.0
 
     def __post_init__(self):
-        if self.log_normal[1] <= 0 or (self.min_snr is not None and self.min_snr <= 0):
-            raise ValueError(
-                "objective.min_snr and the standard deviation in objective.log_normal must be above 0, got"
-                f" {self.min_snr} and {self.log_normal[1]}"
-            )
+        if self.log_normal[1] <= 0:
+            raise ValueError(f"objective.log_normal has a standard deviation, which must be above 0: {self.log_normal}")
         if self.sigma_range is not None and not 0 < self.sigma_range[0] < self.sigma_range[1]:
             raise ValueError(f"objective.sigma_range must be two numbers, 0 < least < largest, got {self.sigma_range}")
-
-    def _distance(self, error: Tensor, s: Tensor) -> Tensor:
-        """The distance of each image (N,), from errors (N, 3, H, W) and the residual's scale."""
-        if along_axes(s):  # an error in luma counts as much as in the image, where chroma's is small
-            share = s.square().mean((2, 3), keepdim=True)
-            error = error * (share / share.mean(1, keepdim=True)).sqrt()
-        return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        if self.noises < 1:
+            raise ValueError(f"objective.noises must be at least 1, got {self.noises}")
 
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
         """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.
@@ -75,8 +87,6 @@ class Objective:
             alphas_cumprod: alpha_bar_1 .. T of the training schedule.
             u: places each level in the distribution; on the same device.
         """
-        if self.levels == "log_snr":
-            return sample_log_snr(alphas_cumprod, u)
         if self.levels == "log_normal":
             return sample_log_normal(*self.log_normal, self.sigma_range, u)
         return sample_alpha_bar(alphas_cumprod, u)
@@ -88,18 +98,79 @@ class Objective:
 
         `s` is the residual's scale (N, 1, H, W), or (N, 3, H, W) for each of the AXES.
         """
-        losses = self._distance(output - target(r_0, eps, alpha_bar, prediction_type), s)
-        if self.min_snr is None:
-            return losses
-        weight = min_snr_weight(alpha_bar, prediction_type, self.min_snr)
-        # The weight applies to squares, so absolute errors get its root: all three prediction types agree on the loss.
-        return losses * (weight.sqrt() if self.loss == "l1" else weight)
+        error = output - target(r_0, eps, alpha_bar, prediction_type)
+        if along_axes(s):  # an error in luma counts as much as in the image, where chroma's is small
+            share = s.square().mean((2, 3), keepdim=True)
+            error = error * (share / share.mean(1, keepdim=True)).sqrt()
+        return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
 
-def sample_log_snr(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
-    """alpha_bar (N,), with log-SNR uniform between those of alpha_bar_1 and alpha_bar_T, from uniform u (N,)."""
-    most, least = alphas_cumprod[0].logit(), alphas_cumprod[-1].logit()
-    return torch.lerp(most, least, u.to(most.dtype)).sigmoid().float()
+@dataclass(frozen=True)
+class Residual:
+    """The units of r_0 = (x - x_init) / s(p), with s(p) = c m(p).
+
+    Args:
+        scale: c. null: the standard deviation of (x - x_init) / m, measured during training as a running mean of its
+            square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
+        scale_kind: how m is computed: global (m = 1, the paper's), local (from how much the predictor changed) or
+            learned (the predictor's size head); see `models.diffusion.residual_size`.
+        colours: rgb, or luma_chroma: r_0 along `models.diffusion.AXES`, each with its own c.
+
+    Raises:
+        ValueError: luma_chroma with a given scale.
+    """
+
+    scale: float | None = None
+    scale_kind: ScaleKind = "global"
+    colours: ResidualColours = "rgb"
+
+    def __post_init__(self):
+        if self.colours == "luma_chroma" and self.scale is not None:
+            raise ValueError("residual.scale must be null with residual.colours luma_chroma: three scales are measured")
+
+
+@dataclass(frozen=True)
+class PredictorLoss:
+    """The predictor's loss, a mean over all its outputs.
+
+    Args:
+        distance: of an output to the ground truth. l1: the mean absolute error. l2: the square, whose best estimate is
+            the mean; crops with large errors dominate. psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its
+            relative improvement (NAFNet's loss, Chen et al., ECCV 2022, with a floor).
+        perceptual: a term such as evaluation.perceptual.PerceptualLoss: a function of (x_init, sharp), both
+            (N, 3, H, W) in [-1, 1], that returns a scalar. null: no such term.
+        weight: of this loss beside the denoiser's; 0 for the paper's single loss, which trains g through f.
+    """
+
+    distance: Literal["l1", "l2", "psnr"] = "l1"
+    perceptual: Callable | None = None
+    weight: float = 1.0
+
+    def __call__(self, estimates: list[Tensor], sharp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss without its weight, and by name the parts that a log shows.
+
+        Args:
+            estimates: all outputs, the most important first: (N, 3, H, W) in [-1, 1]; the first may have the channel of
+                a size head, too.
+            sharp: (N, 3, H, W) in [-1, 1].
+        """
+        x_init, log_size = estimates[0][:, :3], estimates[0][:, 3:]
+        loss = torch.stack([self._distance(estimate - sharp) for estimate in (x_init, *estimates[1:])]).mean()
+        logged = {}
+        if self.perceptual is not None:
+            logged["perceptual_loss"] = self.perceptual(x_init, sharp)
+            loss = loss + logged["perceptual_loss"]
+        if log_size.shape[1]:  # this term trains the size head alone
+            logged["size_loss"] = laplace_loss(log_size, sharp - x_init)
+            loss = loss + SIZE_WEIGHT * logged["size_loss"]
+        return loss, logged
+
+    def _distance(self, error: Tensor) -> Tensor:
+        if self.distance == "l1":
+            return error.abs().mean()
+        square = error.square().mean((1, 2, 3))
+        # With a floor at 50 dB, nearly sharp crops dominated, and a network that deblurred went back to the identity.
+        return square.mean() if self.distance == "l2" else (square / 4e-3).log1p().mean()
 
 
 def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | None, u: Tensor) -> Tensor:
@@ -113,33 +184,3 @@ def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | Non
         u = low + (high - low) * u
     log_sigma = mean + std * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
     return (-2 * log_sigma).sigmoid().float()
-
-
-def min_snr_weight(alpha_bar: Tensor, prediction_type: PredictionType, gamma: float) -> Tensor:
-    """Weight (N,) of the squared error of what is predicted, so that the error of r_0 counts min(SNR, gamma).
-
-    Source: Hang et al. 2023 (section 3.4): sample min(SNR, gamma), epsilon min(SNR, gamma) / SNR, v_prediction
-    min(SNR, gamma) / (SNR + 1); written so that alpha_bar = 1, where SNR is infinite, causes no division by zero.
-    """
-    snr, noise = alpha_bar / (1 - alpha_bar), 1 - alpha_bar
-    if prediction_type == "sample":
-        return snr.clamp(max=gamma)
-    if prediction_type == "epsilon":
-        return (gamma * noise / alpha_bar).clamp(max=1)
-    return torch.minimum(alpha_bar, gamma * noise)
-
-
-def distance(error: Tensor, loss: Distance) -> Tensor:
-    """The mean size of errors (N, 3, H, W) in [-1, 1] over the crops.
-
-    - l1: the absolute error.
-    - l2: the square, whose best estimate is the mean. Crops with large errors dominate.
-    - psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its relative improvement. For crops below 30 dB it
-      is proportional to the PSNR (NAFNet's loss, Chen et al., ECCV 2022, with a floor). With a floor at 50 dB, nearly
-      sharp crops dominated, and a network that deblurred went back to the identity.
-    """
-    if loss == "l1":
-        return error.abs().mean()
-    if loss == "l2":
-        return error.square().mean()
-    return (error.square().mean((1, 2, 3)) / 4e-3).log1p().mean()

@@ -137,7 +137,6 @@ class U2NetPredictor(Predictor):
     """
 
     receptive_field = None  # most of an image: stages at 1/32 resolution pool by 32 again or dilate by 8
-    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(
@@ -156,7 +155,6 @@ class U2NetPredictor(Predictor):
             raise ValueError(f"variant must be one of {', '.join(TABLES)}, got {variant!r}")
         if norm not in get_args(U2NetNorm):
             raise ValueError(f"norm must be one of {', '.join(get_args(U2NetNorm))}, got {norm!r}")
-        self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing sets it
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
         heads, i, widths = out_channels * unshuffle**2, 3 * unshuffle**2, {}
@@ -191,19 +189,17 @@ class U2NetPredictor(Predictor):
         if height % self.unshuffle or width % self.unshuffle:
             h = F.pad(h, (0, -width % self.unshuffle, 0, -height % self.unshuffle), mode="replicate")
         h = F.pixel_unshuffle(h, self.unshuffle)
-        recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
-        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
         skips: list[Tensor] = []
         for i in range(1, 7):
             if i > 1:
                 h = F.max_pool2d(h, 2, stride=2, ceil_mode=True)
-            h = run(self.get_submodule(f"stage{i}"), h)
+            h = self.get_submodule(f"stage{i}")(h)
             skips.append(h)
         decoded = [skips.pop()]  # from the bottom up: stage6, stage5d .. stage1d
         for i in range(5, 0, -1):
             skip = skips.pop()
             joined = torch.cat([_resize(decoded[-1], skip, self.upsample), skip], dim=1)
-            decoded.append(run(self.get_submodule(f"stage{i}d"), joined))
+            decoded.append(self.get_submodule(f"stage{i}d")(joined))
         decoded.reverse()
         if self.side_outputs:
             sides = [

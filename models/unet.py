@@ -110,7 +110,6 @@ class UNet(nn.Module):
         def block(i: int, o: int, resample: Literal["down", "up"] | None = None) -> ResidualBlock:
             return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
 
-        self.gradient_checkpointing = False  # diffusers' name; enable_gradient_checkpointing of the networks sets it
         self.unshuffle = unshuffle
         self.stride = unshuffle * 2 ** (len(multipliers) - 1)
         in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
@@ -154,20 +153,18 @@ class UNet(nn.Module):
         return -(-radius // self.stride) * self.stride
 
     def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
-        recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
-        run = self._gradient_checkpointing_func if recomputes else nn.Module.__call__
         height, width = images[0].shape[-2:]
         h = self.enter(*images)  # (N, c, H, W)
         skips = [h]
         for block in self.down:
-            h = run(block, h, embedding)
+            h = block(h, embedding)
             skips.append(h)
         for block in self.middle:
-            h = run(block, h, embedding)  # (N, 4c, H/8, W/8)
+            h = block(h, embedding)  # (N, 4c, H/8, W/8)
         for block in self.up:
             if not isinstance(block.resample, nn.Upsample):
                 h = torch.cat([h, skips.pop()], dim=1)
-            h = run(block, h, embedding)
+            h = block(h, embedding)
         return self.leave(h)[..., :height, :width]
 
     def enter(self, *images: Tensor) -> Tensor:
@@ -199,8 +196,6 @@ class UNetPredictor(Predictor):
         size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
             features. Its loss sends no gradient into them.
     """
-
-    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(
@@ -237,8 +232,6 @@ class Denoiser(ModelMixin, ConfigMixin):
         prediction_type: what the network predicts: "v_prediction", "epsilon" (the paper) or "sample".
         embedding_channels: width of the noise-level embedding.
     """
-
-    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(

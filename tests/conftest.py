@@ -119,11 +119,15 @@ def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
     import train
     from models.lightning_module import Predict, PredictAndRefine
+    from models.objective import Objective, PredictorLoss, Residual
+    from models.optimizer import Optimizer
 
     parser = train.cli(["--config", "run.yaml"], run=False).parser
-    taken = [one for kind in (Predict, PredictAndRefine) for one in signature(kind).parameters.values()]
-    model = {f"model.{one.name}" for one in taken if one.kind != one.VAR_KEYWORD}
+    model = set()
+    for name, argument in [*signature(Predict).parameters.items(), *signature(PredictAndRefine).parameters.items()]:
+        grouped = isinstance(argument.default, Optimizer | PredictorLoss | Residual | Objective)
+        model |= {f"model.{name}.{key}" for key in vars(argument.default)} if grouped else {f"model.{name}"}
     names = {action.dest for action in parser._actions if not action.dest.endswith(".help")}
     # A group such as --data takes a config file of its own.
-    names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard", "scale"}
+    names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard"}
     return {name for name in names if not name.startswith("trainer.")} | model

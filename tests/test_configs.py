@@ -50,7 +50,7 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
     sharp, weights = torch.rand(3, 48, 48), {}
     flags = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
     flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
-    flags += ["--data.val=null", "--model.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
+    flags += ["--data.val=null", "--model.optimizer.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
     for kind, blurry in (("blurred", sharp.roll(2, -1)), ("black", torch.zeros_like(sharp))):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)
@@ -87,11 +87,11 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_paper_s_own_objective_by_flags(tmp_path):
-    flags = ["--model.denoiser.init_args.prediction_type", "epsilon", "--model.residual_scale", "1.0"]
-    flags += ["--model.predictor_weight", "0"]
+    flags = ["--model.denoiser.init_args.prediction_type", "epsilon", "--model.residual.scale", "1.0"]
+    flags += ["--model.predictor_loss.weight", "0"]
     model = build(CONFIGS[0].with_name("gopro.yaml"), tmp_path, *flags).model
     assert model.denoiser.prediction_type == "epsilon" and model.scale() == 1.0
-    assert model.predictor_weight == 0 and model.predictor_training == "joint"
+    assert model.predictor_loss.weight == 0 and model.predictor_training == "joint"
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.stem)

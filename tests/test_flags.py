@@ -324,7 +324,6 @@ EVALUATE = {
 EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
     "checkpoints": "test_two_checkpoints_are_compared_on_the_same_images_and_noise",
     "save_presets": "test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset",
-    "wandb_project": "test_the_log_of_weights_and_biases_holds_table_curve_and_panels",
 }
 
 
@@ -362,6 +361,7 @@ def callback(run, name):
 
 
 PERCEPTUAL = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
+LPIPS = "0.3 LPIPS (squeeze)"
 # flag -> what it is set to, and what is then seen in the run that is built: all flags are set at once.
 TRAIN = {
     "seed_everything": ("7", lambda run: torch.initial_seed() == 7),
@@ -370,8 +370,8 @@ TRAIN = {
     "data.val": ("photos/a.png", lambda run: run.datamodule.roots["val"] == "photos/a.png"),
     "data.test": ("photos/b.png", lambda run: run.datamodule.roots["test"] == "photos/b.png"),
     "data.blur": (
-        "{class_path: data.blur.SyntheticBlur, init_args: {gamma: 1.8}}",
-        lambda run: run.datamodule.blur.gamma == 1.8,
+        "{class_path: data.blur.SyntheticBlur, init_args: {file_values: 0.4}}",
+        lambda run: run.datamodule.blur.file_values == 0.4,
     ),
     "data.variant": ("blur_gamma", lambda run: run.datamodule.variant == "blur_gamma"),
     "data.patch_size": ("24", lambda run: run.datamodule.patch_size == 24),
@@ -391,32 +391,33 @@ TRAIN = {
         lambda run: run.model.denoiser.config.channels == 6,
     ),
     "model.schedule": ("{name: cosine, steps: 50}", lambda run: len(run.model.schedule_betas) == 50),
-    "model.objective": ("{loss: l2}", lambda run: run.model.objective.loss == "l2"),
-    "model.perceptual": (PERCEPTUAL, lambda run: repr(run.model.perceptual) == "0.3 LPIPS (squeeze)"),
-    "model.refiner_perceptual": (PERCEPTUAL, lambda run: repr(run.model.refiner_perceptual) == "0.3 LPIPS (squeeze)"),
-    "model.perceptual_ramp": ("[2, 5]", lambda run: tuple(run.model.perceptual_ramp) == (2, 5)),
-    "model.perceptual_sigma": ("3", lambda run: run.model.perceptual_level == 0.1),
-    "model.predictor_weight": ("0.4", lambda run: run.model.predictor_weight == 0.4),
+    "model.objective.loss": ("l2", lambda run: run.model.objective.loss == "l2"),
+    "model.objective.levels": ("log_normal", lambda run: run.model.objective.levels == "log_normal"),
+    "model.objective.log_normal": ("[0.5, 1]", lambda run: tuple(run.model.objective.log_normal) == (0.5, 1.0)),
+    "model.objective.sigma_range": ("[0.1, 9]", lambda run: tuple(run.model.objective.sigma_range or ()) == (0.1, 9)),
+    "model.objective.stratified": ("true", lambda run: run.model.objective.stratified),
+    "model.objective.noises": ("3", lambda run: run.model.objective.noises == 3),
+    "model.objective.perceptual": (PERCEPTUAL, lambda run: repr(run.model.objective.perceptual) == LPIPS),
+    "model.objective.perceptual_ramp": ("[2, 5]", lambda run: tuple(run.model.objective.perceptual_ramp) == (2, 5)),
+    "model.objective.perceptual_sigma": ("3", lambda run: run.model.objective.perceptual_sigma == 3),
+    "model.predictor_loss.distance": ("psnr", lambda run: run.model.predictor_loss.distance == "psnr"),
+    "model.predictor_loss.perceptual": (PERCEPTUAL, lambda run: repr(run.model.predictor_loss.perceptual) == LPIPS),
+    "model.predictor_loss.weight": ("0.4", lambda run: run.model.predictor_loss.weight == 0.4),
     "model.predictor_training": ("joint", lambda run: run.model.predictor_training == "joint"),
-    "model.residual_scale": ("0.25", lambda run: run.model.pipeline().config.residual_scale == 0.25),
-    "model.scale_kind": ("learned", lambda run: run.model.pipeline().config.scale_kind == "learned"),
-    "model.noises": ("3", lambda run: run.model.noises == 3),
+    "model.residual.scale": ("0.25", lambda run: run.model.pipeline().config.residual_scale == 0.25),
+    "model.residual.scale_kind": ("learned", lambda run: run.model.pipeline().config.scale_kind == "learned"),
     "model.validation": (
         "{sampler: ddpm, steps: 4}",
         lambda run: run.model.validation == SamplingSettings("ddpm", steps=4),
     ),
-    "model.lr": ("0.02", lambda run: run.model.lr == 0.02),
-    "model.weight_decay": ("0.03", lambda run: run.model.weight_decay == 0.03),
-    "model.betas": ("[0.8, 0.95]", lambda run: tuple(run.model.betas) == (0.8, 0.95)),
-    "model.warmup_steps": ("3", lambda run: run.model.warmup_steps == 3),
-    "model.decay_steps": ("2", lambda run: run.model.decay_steps == 2),
-    "model.loss": ("psnr", lambda run: run.model.loss == "psnr"),
-    "model.fft_weight": ("0.1", lambda run: run.model.fft_weight == 0.1),
+    "model.optimizer.lr": ("0.02", lambda run: run.model.optimizer.lr == 0.02),
+    "model.optimizer.weight_decay": ("0.03", lambda run: run.model.optimizer.weight_decay == 0.03),
+    "model.optimizer.betas": ("[0.8, 0.95]", lambda run: tuple(run.model.optimizer.betas) == (0.8, 0.95)),
+    "model.optimizer.warmup_steps": ("3", lambda run: run.model.optimizer.warmup_steps == 3),
+    "model.optimizer.decay_steps": ("2", lambda run: run.model.optimizer.decay_steps == 2),
     "scores.panels": ("1", lambda run: callback(run, "Track").panels == 1),
     "scores.samples": ("2", lambda run: callback(run, "Track").samples == 2),
     "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),
-    "scale.lr_batch": ("8", lambda run: callback(run, "Scale").lr_batch == 8),
-    "scale.activation_checkpointing": ("true", lambda run: callback(run, "Scale").activation_checkpointing),
     "trainer.default_root_dir": ("elsewhere", lambda run: callback(run, "Last").path.parts[0] == "elsewhere"),
     "trainer.max_steps": ("8", lambda run: run.trainer.max_steps == 8),
     "trainer.max_epochs": ("2", lambda run: run.trainer.max_epochs == 2),
@@ -436,7 +437,7 @@ TRAIN_APART = {
     "ema.decay": "tests/training/test_values.py: the best checkpoints hold the last weights where it is 0",
     "model.compiled": "tests/training/test_speed.py",
     "model.init_from": "tests/test_train.py",
-    "model.residual_colours": "tests/models/test_residual_scale.py",
+    "model.residual.colours": "tests/models/test_residual_scale.py",
     "scores.lpips_backbone": "test_a_wrong_backbone_of_the_scores_is_named",
     "trainer.use_distributed_sampler": "tests/training/test_ranks.py: two processes share the stream",
 }
@@ -467,7 +468,7 @@ def test_every_flag_of_train_py_arrives(run_folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_print_config_prints_what_a_run_is_made_of(run_folder, capsys):
-    assert train.main(["fit", "--config", "run.yaml", "--model.lr", "0.125", "--print_config"]) == 0
+    assert train.main(["fit", "--config", "run.yaml", "--model.optimizer.lr", "0.125", "--print_config"]) == 0
     assert "lr: 0.125" in capsys.readouterr().out and not (run_folder / "runs").exists()
 
 

@@ -6,6 +6,7 @@ import torch
 from models.checkpoints import load_pipeline
 from models.devices import has_bf16
 from models.lightning_module import PredictAndRefine
+from models.optimizer import Optimizer
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.tiny import fit, tiny_pipeline
@@ -41,7 +42,9 @@ def test_bf16_on_the_gpu_stays_close(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_training_runs_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(tmp_path):
     torch.manual_seed(0)
-    model = PredictAndRefine(UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), lr=1e-3, warmup_steps=1)
+    model = PredictAndRefine(
+        UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1), optimizer=Optimizer(lr=1e-3, warmup_steps=1)
+    )
     fit(model, tmp_path, 3, accelerator="gpu")
     model.pipeline().save_pretrained(tmp_path / "checkpoint")
     assert load_pipeline(str(tmp_path / "checkpoint"), "cpu").config.residual_scale > 0

@@ -17,8 +17,8 @@ ALLOWED["batch"] = {"base", "batch", "restoration", "data", "models"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
-    {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays"}
-    | {"recompute", "heads", "faults", "onnx_files", "engines", "calibration"},
+    {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays", "optimizer"}
+    | {"heads", "faults", "onnx_files", "engines", "calibration"},
     {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
     {"blocks", "sampling", "samples", "objective"},
     {"u2net", "slim_unet"},

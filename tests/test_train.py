@@ -66,7 +66,7 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
         assert "".join(row["step"] for row in rows if name in row) == steps
     logged = yaml.safe_load(Path("run/logs/version_0/hparams.yaml").read_text())
     assert logged["config"] == yaml.safe_load(Path("run/config.yaml").read_text())
-    assert logged["config"]["model"]["init_args"]["lr"] == 0.01 and "commit" in logged
+    assert logged["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.01 and "commit" in logged
     exported, averaged = load_pipeline("run/checkpoint", precision="fp32"), torch.load("run/checkpoints/last.ckpt")
     name = "unet.head.weight"
     assert torch.equal(exported.denoiser.state_dict()[name], averaged["state_dict"][f"denoiser.{name}"])
@@ -107,14 +107,14 @@ def test_best_by_lpips_is_kept():
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_resumes_with_its_own_objective_alone(capsys):
     flags = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
-    own = ["--model.objective.loss", "l2", "--model.objective.min_snr", "5"]
+    own = ["--model.objective.loss", "l2", "--model.objective.stratified", "true"]
     stop = ["--trainer.callbacks+", "tests.test_train.StopAfterThree"]
     assert train.main([*flags, *own, *stop]) == 0
     before = Path("run/checkpoints/last.ckpt").read_bytes()
     for other, sentence in (
-        (["--model.objective.loss", "l2"], "objective.min_snr is None here and 5.0 there"),
-        ([*own, "--model.predictor_weight", "0.5"], "predictor_weight is 0.5 here and 1.0 there"),
-        ([*own, "--model.residual_scale", "1.0"], "scale is 1.0 here and measured there"),
+        (["--model.objective.loss", "l2"], "objective.stratified is False here and True there"),
+        ([*own, "--model.predictor_loss.weight", "0.5"], "predictor_loss.weight is 0.5 here and 1.0 there"),
+        ([*own, "--model.residual.scale", "1.0"], "residual.scale is 1.0 here and None there"),
         ([*own, "--model.denoiser.init_args.prediction_type", "sample"], "prediction_type is sample here"),
     ):
         assert train.main([*flags, *other]) == 2
@@ -136,11 +136,11 @@ def test_the_perceptual_term_by_the_config():
         "--trainer.val_check_interval",
         "2",
     ]
-    train_run("run", *flags, "--model.perceptual", term, "--trainer.max_steps", "2")
+    train_run("run", *flags, "--model.predictor_loss.perceptual", term, "--trainer.max_steps", "2")
     rows = metrics("run")
     assert [float(row["train/perceptual_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]
     checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["objective"]["perceptual"] == "0.1 LPIPS (alex)"
+    assert checkpoint["objective"]["predictor_loss"]["perceptual"] == "0.1 LPIPS (alex)"
     assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
     # The file that a run leaves is the run again.
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
@@ -156,9 +156,9 @@ def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulate
 
 
 def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
-    """With all that may be said: a val set that is trained on, a logger without a key, a scaled learning rate."""
+    """With all that may be said: a val set that is trained on, a logger without a key."""
     logger = "{class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: p, name: n}}"
-    flags = ["--trainer.max_steps", "1", "--trainer.default_root_dir", "run", "--scale.lr_batch", "4"]
+    flags = ["--trainer.max_steps", "1", "--trainer.default_root_dir", "run"]
     command = [sys.executable, ROOT / "train.py", "fit", "--config", "run.yaml", *flags, "--trainer.logger", logger]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -166,7 +166,7 @@ def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
     said = [line for line in lines if line.strip()]
     assert len(said) <= 8, said
     objective = next(line for line in said if line.startswith("objective: "))
-    assert "denoiser's loss l1" in objective and "log_normal" not in objective and "fft" not in objective
+    assert "objective.loss l1" in objective and "log_normal" not in objective and "fft" not in objective
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,12 @@ def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
         (["--trainer.strategy", "fsdp"], "fsdp"),
         (["--model.init_from", "nowhere"], "checkpoint nowhere"),
         (["--model.schedule.steps", "0"], "steps"),
-        (["--model.objective.min_snr", "0"], "objective.min_snr"),
+        (["--model.objective.log_normal", "[0, 0]"], "objective.log_normal"),
         (
-            ["--model.perceptual", "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {backbone: no.pth}}"],
+            [
+                "--model.predictor_loss.perceptual",
+                "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {backbone: no.pth}}",
+            ],
             "no",
         ),
     ],

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import train
 from models.lightning_module import Predict, PredictAndRefine
+from models.objective import Objective, PredictorLoss, Residual
+from models.optimizer import Optimizer
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings
@@ -40,8 +42,7 @@ model:
       init_args: {channels: 4, multipliers: [1, 2], blocks: 1, dropout: 0.1}
     denoiser: {class_path: models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
     validation: {steps: 2}
-    lr: 1.0e-2
-    warmup_steps: 2
+    optimizer: {lr: 1.0e-2, warmup_steps: 2}
 data:
   train: photos
   val: photos
@@ -49,6 +50,9 @@ data:
   patch_size: 16
   batch_size: 2
 """
+
+
+GROUPS = {"optimizer": Optimizer, "objective": Objective, "predictor_loss": PredictorLoss, "residual": Residual}
 
 
 def stir(network):
@@ -87,9 +91,11 @@ class Pairs(Dataset):
 
 
 def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction", condition="blurry", **options):
+    """`kind` of tiny networks; an option that is a group is given as a dict."""
     torch.manual_seed(0)
     predictor = predictor or UNetPredictor(4, (1, 2), 1)
-    options = {"lr": 1e-2, "warmup_steps": 2} | options
+    options["optimizer"] = {"lr": 1e-2, "warmup_steps": 2} | options.get("optimizer", {})
+    options = {name: GROUPS[name](**value) if name in GROUPS else value for name, value in options.items()}
     if kind is Predict:
         return Predict(predictor, **options)
     denoiser = Denoiser(4, (1, 2), 1, condition=condition, prediction_type=prediction_type, embedding_channels=8)

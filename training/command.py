@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
@@ -21,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.command_line import STRICT, Formatter
-from base.files import remove_parts, sole_user
+from base.files import read_yaml, remove_parts, sole_user
 from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
 from models.checkpoints import load_pipeline, networks
@@ -31,10 +30,20 @@ from models.weights import CheckpointError
 from training.averages import Averages
 from training.guards import Guard
 from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
-from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
-from training.scale import Scale
+from training.resume import (
+    MOVED,
+    AtomicCheckpointIO,
+    Last,
+    TakeOver,
+    changed_settings,
+    changes,
+    grouped,
+    newest,
+    read_checkpoint,
+)
 from training.scores import Scores
 from training.screen import Bar, Lines, quiet
+from training.step_size import StepSize
 from training.tracking import Track
 
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
@@ -48,7 +57,7 @@ DEFAULTS = {
 }
 
 
-class Parser(LightningArgumentParser):
+class RunParser(LightningArgumentParser):
     """A parser that raises its errors and accepts no abbreviated flags; its subparsers for class arguments, too."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -85,14 +94,14 @@ class Command(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             trainer_defaults=dict(DEFAULTS),
-            parser_class=Parser,
+            parser_class=RunParser,
             parser_kwargs={"usage": f"python train.py {name} --config FILE [--FLAG VALUE ...]"},
             args=args,
             run=False,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for name, kind in {"ema": Averages, "scores": Scores, "guard": Guard, "scale": Scale}.items():
+        for name, kind in {"ema": Averages, "scores": Scores, "guard": Guard}.items():
             parser.add_lightning_class_args(kind, name)
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="checkpoint to resume from, or to score")
         parser.add_argument(
@@ -106,7 +115,7 @@ class Command(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         if {"-h", "--help"} & set(args):  # the model is given by its class, whose arguments the parser does not list
-            model = Parser(usage=SUPPRESS, add_help=False)
+            model = RunParser(usage=SUPPRESS, add_help=False)
             model.add_class_arguments(PredictAndRefine, "model")
             parser.epilog = model.format_help().removeprefix("usage: ")
         configs = _configs(args)
@@ -145,10 +154,13 @@ class Command(LightningCLI):
         settings = self.config_init.trainer
         _check_intervals(settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches)
         root = Path(settings.default_root_dir)
-        loggers = [CSVLogger(root, name="logs"), *(one for one in _listed(settings.logger) if isinstance(one, Logger))]
+        loggers = [
+            CSVLogger(root, name="logs"),
+            *(entry for entry in _listed(settings.logger) if isinstance(entry, Logger)),
+        ]
         log_offline_without_key(loggers)
         kwargs["logger"] = loggers
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(one for one in _listed(settings.plugins) if one is not None)]
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(entry for entry in _listed(settings.plugins) if entry is not None)]
         if settings.precision is None:
             kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings.accelerator)) else "32-true"
         self.trainer_defaults["callbacks"] = self._callbacks(root)
@@ -165,7 +177,7 @@ class Command(LightningCLI):
     def _callbacks(self, root: Path) -> list:
         """The callbacks that every run has, in addition to those with flags of their own and those of the config."""
         scores, settings = self.config_init.scores, self.config_init.trainer
-        own = any(isinstance(one, ProgressBar) for one in _listed(settings.callbacks))
+        has_bar = any(isinstance(callback, ProgressBar) for callback in _listed(settings.callbacks))
         kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         best = {"best-psnr": ("val/psnr", "max")}
         if scores.lpips.reason is None:
@@ -175,11 +187,12 @@ class Command(LightningCLI):
         return [
             Export(),
             Steps(),
+            StepSize(),
             TakeOver(),
             Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
             Track(scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
-            *([] if own or settings.enable_progress_bar is False else [Bar() if sys.stdout.isatty() else Lines()]),
+            *([] if has_bar or settings.enable_progress_bar is False else [Bar() if sys.stdout.isatty() else Lines()]),
             self.last,
         ]
 
@@ -200,6 +213,7 @@ class Command(LightningCLI):
         if "pipeline" in self.checkpoint:
             here = plain(self.parser, self.config)
             there = self.checkpoint.get("config", here)  # older checkpoints lack it
+            there["model"]["init_args"] = grouped(there["model"]["init_args"])
             differing = changes(self.checkpoint, self.model)
             changed = changed_settings(there, here)
             differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
@@ -209,7 +223,7 @@ class Command(LightningCLI):
                     " with another trainer.default_root_dir or --auto_resume false"
                 )
             if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
-                self._say_that_it_is_finished()
+                self._report_finished()
                 return
             rank_zero_info(f"resumed from {self.ckpt_path}, step {self.checkpoint['global_step']}")
             if changed:
@@ -220,13 +234,13 @@ class Command(LightningCLI):
         except SIGTERMException:
             raise Stopped(self.last.signal or signal.SIGTERM) from None  # the signal may have reached another process
 
-    def _say_that_it_is_finished(self) -> None:
+    def _report_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)
         exported = root / "checkpoint"
         old = not exported.is_dir() or exported.stat().st_mtime < Path(self.ckpt_path).stat().st_mtime
         if old and self.trainer.is_global_zero:
-            own = [type(network) for network in networks(self.model.pipeline()).values()]
-            export(load_pipeline(self.ckpt_path, precision="fp32", classes=own), root)
+            classes = [type(network) for network in networks(self.model.pipeline()).values()]
+            export(load_pipeline(self.ckpt_path, precision="fp32", classes=classes), root)
         rank_zero_info(
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"
@@ -246,22 +260,21 @@ def require_files(name: str | None, config: Namespace) -> None:
 
 
 def _configs(args: list[str]) -> list[str]:
-    """The config files of a command line. Raises UsageError for one that is none; the parser would not name it."""
+    """The config files of a command line. Raises UsageError for one that is none, and for arguments that have moved."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     files = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+    flags = [arg[8:].removeprefix("init_args.").split("=")[0] for arg in args if arg.startswith("--model.")]
+    names_by_source = {"the command line": flags}
     for file in files:
-        try:
-            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"--config {file} cannot be read: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"--config {file} is not YAML: {error}") from None
-        if not isinstance(content, dict):
-            raise UsageError(f"--config {file} holds no config: it begins with {str(content)[:40]!r}")
+        model = read_yaml(file, "--config").get("model")
+        names_by_source[file] = (model.get("init_args") or model) if isinstance(model, dict) else []
+    for where, names in names_by_source.items():
+        if moved := [f"model.{name} is now model.{MOVED[name]}" for name in names if name in MOVED]:
+            raise UsageError(f"{where}: {', '.join(moved)}")
     return files
 
 
-def _explain(error: ArgumentError, parser: Parser, configs: list[str]) -> str:
+def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str:
     """The parser's error in one sentence, with the config file that causes it."""
     text = str(error)
     for file in configs:

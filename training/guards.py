@@ -69,7 +69,7 @@ class Guard(Callback):
         if self.in_a_row >= self.patience:
             raise TrainingFault(
                 f"{self.in_a_row} steps in a row had a loss or gradient that is not finite, the last with {names}: look"
-                " at these images, or lower model.lr"
+                " at these images, or lower model.optimizer.lr"
             )
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,33 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import replacing
 from base.stop import Stopped
-from models.checkpoints import PARTS, current_config, describe
+from models.checkpoints import PARTS, describe
 from models.lightning_module import Predict
-from models.objective import Objective
+from models.objective import Objective, PredictorLoss, Residual
 from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+# Arguments of models.lightning_module that stand in a group today, and where; "scale" only in old checkpoints.
+MOVED = {
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "betas": "optimizer.betas",
+    "warmup_steps": "optimizer.warmup_steps",
+    "decay_steps": "optimizer.decay_steps",
+    "loss": "predictor_loss.distance",
+    "perceptual": "predictor_loss.perceptual",
+    "predictor_weight": "predictor_loss.weight",
+    "noises": "objective.noises",
+    "refiner_perceptual": "objective.perceptual",
+    "perceptual_ramp": "objective.perceptual_ramp",
+    "perceptual_sigma": "objective.perceptual_sigma",
+    "scale": "residual.scale",
+    "residual_scale": "residual.scale",
+    "scale_kind": "residual.scale_kind",
+    "residual_colours": "residual.colours",
+}
 # Config keys that identify a run and its place, and do not affect training.
-OWN = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
+PLACE = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
 
 
 def read_checkpoint(path: Path) -> dict:
@@ -76,8 +94,8 @@ def differing(there: dict, here: dict, path: str = "") -> Iterator[tuple[str, An
     for key in sorted(there.keys() | here.keys()):
         a, b = there.get(key), here.get(key)
         inner = path if key in ("init_args", "config") and path else f"{path}.{key}".lstrip(".")
-        if isinstance(a, list) and isinstance(b, list) and all(isinstance(one, dict) for one in a + b):
-            a, b = ({str(i): one for i, one in enumerate(listed)} for listed in (a, b))
+        if isinstance(a, list) and isinstance(b, list) and all(isinstance(entry, dict) for entry in a + b):
+            a, b = ({str(i): entry for i, entry in enumerate(listed)} for listed in (a, b))
         if isinstance(a, dict) and isinstance(b, dict):
             yield from differing(a, b, inner)
         elif a != b:
@@ -97,21 +115,31 @@ def differences(there: dict, here: dict) -> list[str]:
 def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
     here = model.objective_values()
-    stored = checkpoint.get("objective", {})  # older checkpoints lack some values, and have others
+    stored = grouped(checkpoint.get("objective", {}))  # older checkpoints lack some values, and have others
     there = {name: stored.get(name, value) for name, value in here.items()}
-    if "objective" in there:
-        defaults = asdict(Objective())
-        there["objective"] = {name: there["objective"].get(name, value) for name, value in defaults.items()}
-    stored = {
-        name: value | {"config": current_config(value["config"])} if name in PARTS else value
-        for name, value in checkpoint["pipeline"].items()
-    }
-    return differences(stored, describe(model.pipeline())) + differences(there, here)
+    for group, default in {"objective": Objective(), "predictor_loss": PredictorLoss(), "residual": Residual()}.items():
+        if group in here:
+            there[group] = {key: stored.get(group, {}).get(key, vars(default)[key]) for key in here[group]}
+    pipeline, now = dict(checkpoint["pipeline"]), describe(model.pipeline())
+    for part in pipeline.keys() & now.keys() & set(PARTS):  # the networks of older versions had other arguments, too
+        config = {key: value for key, value in pipeline[part]["config"].items() if key in now[part]["config"]}
+        pipeline[part] = pipeline[part] | {"config": config}
+    return differences(pipeline, now) + differences(there, here)
+
+
+def grouped(values: dict) -> dict:
+    """A training objective, or a model's arguments, in groups as today; older checkpoints have them flat."""
+    groups = {name: value for name, value in values.items() if name not in MOVED}
+    for name in values.keys() & MOVED:
+        group, key = MOVED[name].split(".")
+        value = None if values[name] == "measured" else values[name]  # how the scale was stored
+        groups[group] = (groups.get(group) or {}) | {key: value}
+    return groups
 
 
 def changed_settings(there: dict, here: dict) -> list[str]:
     """Settings that differ between two configs, as "model.lr 0.0005 -> 0.001"; the run's folder and ids are ignored."""
-    return [f"{path} {a} -> {b}" for path, a, b in differing(there, here) if not OWN.fullmatch(path)]
+    return [f"{path} {a} -> {b}" for path, a, b in differing(there, here) if not PLACE.fullmatch(path)]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -152,11 +180,11 @@ class TakeOver(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
         if trainer.ckpt_path is None:
             return
-        scheduler = trainer.lr_scheduler_configs[0].scheduler
-        scheduler.base_lrs = [pl_module.lr] * len(scheduler.base_lrs)
+        scheduler, settings = trainer.lr_scheduler_configs[0].scheduler, pl_module.optimizer
+        scheduler.base_lrs = [settings.lr] * len(scheduler.base_lrs)
         for group, factor in zip(trainer.optimizers[0].param_groups, scheduler.lr_lambdas, strict=True):
-            group["initial_lr"], group["lr"] = pl_module.lr, pl_module.lr * factor(scheduler.last_epoch)
-            group["betas"], group["weight_decay"] = tuple(pl_module.betas), pl_module.weight_decay
+            group["initial_lr"], group["lr"] = settings.lr, settings.lr * factor(scheduler.last_epoch)
+            group["betas"], group["weight_decay"] = tuple(settings.betas), settings.weight_decay
 
 
 class Last(Checkpoint):

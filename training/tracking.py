@@ -94,13 +94,15 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
     data = trainer.datamodule
     made = f"synthetic blur, {type(data.blur).__name__}" if data.makes_blur else "blur as in the data"
     networks = [
-        f"{name}: {type(network).__name__}, {sum(one.numel() for one in network.parameters()):,} parameters"
+        f"{name}: {type(network).__name__}, {sum(parameter.numel() for parameter in network.parameters()):,} parameters"
         for name, network in pl_module.named_children()
     ]
     values = pl_module.objective_values()
-    values |= {f"denoiser's {name}": value for name, value in values.pop("objective", {}).items()}
-    if values.get("denoiser's levels") != "log_normal":
-        values |= {"denoiser's log_normal": None, "denoiser's sigma_range": None}
+    values |= {f"objective.{name}": value for name, value in values.pop("objective", {}).items()}
+    values |= {f"residual.{name}": value for name, value in values.pop("residual", {}).items()}
+    values |= {f"predictor_loss.{name}": value for name, value in values.pop("predictor_loss").items()}
+    if values.get("objective.levels") != "log_normal":
+        values |= {"objective.log_normal": None, "objective.sigma_range": None}
     used = [f"{name} {value}" for name, value in values.items() if value not in (None, False, 0)]
     return "\n".join(
         [
@@ -109,7 +111,7 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
             "; ".join(networks),
             f"objective: {', '.join(used)}",
             f"{trainer.max_steps} steps of {trainer.world_size} x {data.batch_size} x {trainer.accumulate_grad_batches}"
-            f" crops (processes, batch, accumulated), learning rate {pl_module.lr:.3g} at its peak,"
+            f" crops (processes, batch, accumulated), learning rate {pl_module.optimizer.lr:.3g} at its peak,"
             f" {trainer.precision}, seed {torch.initial_seed()}",
         ]
     )

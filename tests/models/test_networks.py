@@ -4,9 +4,8 @@ from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.recompute import recompute
 from models.slim_unet import SlimDenoiser, SlimPredictor
-from models.u2net import RSU, U2NetPredictor
+from models.u2net import U2NetPredictor
 from models.unet import Denoiser, NoiseLevelEmbedding, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 from tests.tiny import stir
@@ -293,35 +292,6 @@ def test_the_untrained_denoiser_keeps_activations_finite_and_of_order_one():
 def test_wrong_arguments_are_named(make, word):
     with pytest.raises(ValueError, match=word):
         make()
-
-
-@pytest.mark.parametrize("make", [lambda: UNetPredictor(8, (1, 2), 2, dropout=0.2), lambda: U2NetPredictor("lite")])
-def test_recomputed_activations_give_the_same_gradients_and_statistics_from_less_memory(make):
-    def step(recomputes):
-        torch.manual_seed(0)
-        network = stir(make()).train()
-        saved = {}
-
-        def keep(tensor):
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        if recomputes:
-            network.enable_gradient_checkpointing(recompute)
-            for block in network.modules():
-                if isinstance(block, ResidualBlock | RSU):
-                    block.register_forward_pre_hook(lambda _, inputs: (keep(inputs[0]), *inputs[1:]))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = network(torch.rand(2, 3, 32, 32)).square().mean()
-        total = sum(saved.values())
-        loss.backward()
-        return network, total
-
-    (plain, plain_bytes), (lean, lean_bytes) = step(False), step(True)
-    assert lean_bytes < 0.6 * plain_bytes
-    for (name, a), b in zip(plain.named_parameters(), lean.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad), name
-    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), lean.buffers(), strict=True))
 
 
 def test_borders_are_repeated_up_to_the_stride():

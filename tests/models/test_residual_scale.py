@@ -10,6 +10,7 @@ from torch import nn
 from models.checkpoints import load_pipeline
 from models.diffusion import FLOOR, add_residual, clip_residual, laplace_loss, residual, residual_size
 from models.lightning_module import PredictAndRefine
+from models.objective import Residual
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser
@@ -86,7 +87,7 @@ def test_clipping_keeps_the_image_in_its_range_and_what_is_inside(channels):
 def test_three_scales_are_measured_stored_and_used(tmp_path):
     predictor = UNetPredictor(8, (1, 2), 1, size_head=True)
     module = PredictAndRefine(
-        predictor, SlimDenoiser((8, 16), (1, 1)), scale_kind="learned", residual_colours="luma_chroma"
+        predictor, SlimDenoiser((8, 16), (1, 1)), residual=Residual(scale_kind="learned", colours="luma_chroma")
     )
     module.residual_square.copy_(torch.tensor([4.0, 1.0, 0.25]).view(3, 1, 1))
     pipeline = module.pipeline()
@@ -100,7 +101,7 @@ def test_three_scales_are_measured_stored_and_used(tmp_path):
     restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
     assert torch.equal(*restored)
     with pytest.raises(ValueError, match="three scales are measured"):
-        PredictAndRefine(predictor, module.denoiser, residual_colours="luma_chroma", residual_scale=1.0)
+        Residual(colours="luma_chroma", scale=1.0)
 
 
 def test_laplace_loss_is_least_at_the_mean_absolute_error():
@@ -184,4 +185,4 @@ def test_the_kind_is_kept_and_old_checkpoints_are_global(tmp_path):
 
 def test_a_learned_scale_needs_a_size_head():
     with pytest.raises(ValueError, match="needs a predictor with size_head"):
-        PredictAndRefine(IdentityPredictor(), Denoiser(4, (1, 2), 1), scale_kind="learned")
+        PredictAndRefine(IdentityPredictor(), Denoiser(4, (1, 2), 1), residual=Residual(scale_kind="learned"))

@@ -6,6 +6,7 @@ from torch import nn
 
 from models.checkpoints import describe, load_pipeline
 from models.lightning_module import PredictAndRefine
+from models.optimizer import Optimizer
 from models.settings import SamplingSettings
 from models.spandrel_predictor import SpandrelPredictor
 from models.unet import Denoiser
@@ -76,7 +77,9 @@ def test_refinement_trains_on_top_and_leaves_it_frozen(file, tmp_path):
     predictor = SpandrelPredictor(path=str(file))
     before = {key: value.clone() for key, value in predictor.state_dict().items()}
     torch.manual_seed(0)
-    model = PredictAndRefine(predictor, Denoiser(4, (1, 2), 1, embedding_channels=8), warmup_steps=2)
+    model = PredictAndRefine(
+        predictor, Denoiser(4, (1, 2), 1, embedding_channels=8), optimizer=Optimizer(warmup_steps=2)
+    )
     trainer = fit(model, tmp_path, 2)
     after = model.predictor.state_dict()
     assert all(torch.equal(value, after[key]) for key, value in before.items())

@@ -16,9 +16,17 @@ from training.resume import read_checkpoint
 
 pytestmark = pytest.mark.xdist_group("processes")
 # One crop's levels are far apart, and those of all processes' crops together cover the range.
-LEVELS = ["--model.objective.levels", "log_normal", "--model.objective.stratified", "true", "--model.noises", "2"]
+LEVELS = [
+    "--model.objective.levels",
+    "log_normal",
+    "--model.objective.stratified",
+    "true",
+    "--model.objective.noises",
+    "2",
+]
 # Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.
-EXACT = ["--model.predictor.init_args.dropout", "0", "--model.lr", "1e-3", "--model.warmup_steps", "0", *LEVELS]
+EXACT = ["--model.predictor.init_args.dropout", "0", "--model.optimizer.lr", "1e-3"]
+EXACT += ["--model.optimizer.warmup_steps", "0", *LEVELS]
 
 
 class Fate(Callback):
@@ -71,9 +79,9 @@ def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_fa
 
 def test_accumulated_batches_are_one_large_batch_through_a_stop():
     # The residual's scale, where it is measured, counts every batch by itself.
-    flags = [*EXACT, "--model.residual_scale", "0.1", "--scale.activation_checkpointing", "true"]
-    assert run("one", *flags, "--data.batch_size", "4", "--scale.lr_batch", "16") == 0
-    flags += ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4", "--scale.lr_batch", "16"]
+    flags = [*EXACT, "--model.residual.scale", "0.1"]
+    assert run("one", *flags, "--data.batch_size", "4") == 0
+    flags += ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4"]
     stop = ["--trainer.callbacks+", "tests.training.test_ranks.Fate"]
     # Told to stop in the first of a step's two batches, it stops after the second.
     assert run("two", *flags, *stop, RANK_MEETS="0 SIGTERM 2") == 128 + signal.SIGTERM
@@ -84,8 +92,7 @@ def test_accumulated_batches_are_one_large_batch_through_a_stop():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_says_how_large_its_steps_are(caplog):
-    flags = ["--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "3", "--scale.lr_batch", "24"]
+    flags = ["--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "3"]
     flags += ["--trainer.val_check_interval", "3"]
     assert train.main([*COMMAND, "run", *flags]) == 0
-    assert "1 processes x 2 crops x 3 accumulated batches = 6 crops; learning rate 0.005 at its peak" in caplog.text
     assert "2 steps of 1 x 2 x 3 crops" in caplog.text and "32-true, seed 3" in caplog.text

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import Clock, step_flops
 from models.heads import Predictor
 from models.lightning_module import Predict, PredictAndRefine
+from models.objective import Objective
 from models.parts import register_to_config
-from models.recompute import recompute
 from models.slim_unet import SlimDenoiser
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
@@ -84,11 +84,11 @@ class TestFlops:
             model.predictor(image).sum().backward()
             model.denoiser(image, image, torch.tensor([0.5, 0.5]), image).sum().backward()
         assert counted == counter.get_total_flops()
-        model.denoiser.enable_gradient_checkpointing(recompute)
-        assert step_flops(model, (2, 3, 32, 32)) == counted and model.denoiser.is_gradient_checkpointing
 
     def test_several_noises_are_as_many_passes_of_the_denoiser_and_one_of_the_predictor(self):
-        once, thrice = (PredictAndRefine(UNetPredictor(4, (1, 2), 1), SlimDenoiser(), noises=n) for n in (1, 3))
+        once, thrice = (
+            PredictAndRefine(UNetPredictor(4, (1, 2), 1), SlimDenoiser(), objective=Objective(noises=n)) for n in (1, 3)
+        )
         image = torch.rand(2, 3, 32, 32)
         with FlopCounterMode(display=False) as counter:
             once.denoiser(image, image, torch.tensor([0.5, 0.5]), image, image[:, :1]).sum().backward()

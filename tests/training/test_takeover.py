@@ -48,8 +48,15 @@ def averages(checkpoint):
 
 def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
     before = read_checkpoint(started / "checkpoints" / "last.ckpt")
-    flags = ["--model.lr", "1e-3", "--model.weight_decay", "0.25", "--model.betas", "[0.5, 0.75]"]
-    flags += ["--model.warmup_steps", "10", "--ema.decay", "0.875", "--trainer.gradient_clip_val", "1e-6"]
+    flags = [
+        "--model.optimizer.lr",
+        "1e-3",
+        "--model.optimizer.weight_decay",
+        "0.25",
+        "--model.optimizer.betas",
+        "[0.5, 0.75]",
+    ]
+    flags += ["--model.optimizer.warmup_steps", "10", "--ema.decay", "0.875", "--trainer.gradient_clip_val", "1e-6"]
     flags += ["--trainer.max_steps", "20", "--trainer.limit_val_batches", "0"]
     flags += ["--trainer.callbacks+", "tests.training.test_takeover.StopAfterOne"]
     after = resume(started, "run", *flags)
@@ -68,7 +75,11 @@ def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
         expected = 0.875 * before["state_dict"][key] + 0.125 * after["current_model_state"][key]
         assert torch.allclose(value, expected, rtol=1e-4, atol=1e-6)
     assert "changed since that checkpoint: " in caplog.text
-    for change in ("model.lr 0.01 -> 0.001", "ema.decay 0.5 -> 0.875", "model.betas [0.9, 0.999] -> [0.5, 0.75]"):
+    for change in (
+        "model.optimizer.lr 0.01 -> 0.001",
+        "ema.decay 0.5 -> 0.875",
+        "model.optimizer.betas [0.9, 0.999] -> [0.5, 0.75]",
+    ):
         assert change in caplog.text
 
 
@@ -98,12 +109,17 @@ class Seen(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         Seen.names, Seen.shape = {Path(name).stem for name in batch["name"]}, tuple(batch["sharp"].shape)
         data = trainer.datamodule
-        Seen.settings = data.blur.response, data.seed, pl_module.noises
+        Seen.settings = data.blur.response, data.seed, pl_module.objective.noises
 
 
 DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
 DATA += ["--data.seed", "1"]
-DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}", "--model.noises", "2"]
+DATA += [
+    "--data.blur",
+    "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}",
+    "--model.objective.noises",
+    "2",
+]
 WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
 WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
 
@@ -125,7 +141,7 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
     assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"}
     assert Seen.settings == ("linear", 1, 2)
     assert "the checkpoint's steps had 2 crops, these have 4" in caplog.text
-    for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.noises 1 -> 2"):
+    for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.objective.noises 1 -> 2"):
         assert change in caplog.text
     assert equal("watching", *WATCHING, "--model.init_from", str(started / "checkpoint"))
 
@@ -153,24 +169,49 @@ def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_default
     assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
 
 
+def test_a_checkpoint_from_before_the_groups_resumes_and_refuses_as_they_do(started, capsys):
+    shutil.copytree(started, "run")
+    path = Path("run/checkpoints/last.ckpt")
+    checkpoint = read_checkpoint(path)
+    values = {"loss": "l1", "fft_weight": 0.0, "perceptual": None, "predictor_weight": 1.0, "refiner_perceptual": None}
+    values |= {"scale": "measured", "scale_kind": "global", "residual_colours": "rgb"}
+    kept = ("loss", "levels", "log_normal", "sigma_range", "stratified")
+    values["objective"] = {name: checkpoint["objective"]["objective"][name] for name in kept}
+    checkpoint["objective"] = values | {"predictor_training": "detached"}
+    arguments = checkpoint["config"]["model"]["init_args"]
+    arguments |= {"lr": 0.02} | arguments.pop("optimizer") | arguments.pop("residual") | {"lr": 0.02}
+    torch.save(checkpoint, path)
+    Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
+    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP]
+    changes = {"residual.scale": "1", "predictor_loss.distance": "psnr", "residual.scale_kind": "local"}
+    for name, value in changes.items():
+        assert train.main([*command, f"--model.{name}", value]) == 2
+        assert f"{name} is " in capsys.readouterr().err
+    assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
+
+
 LPIPS = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
 REFUSED = {  # flag -> another value, and what the refusal says of it
     "model.predictor": ("{init_args: {channels: 8}}", "predictor.channels is 8 here and 4 there"),
     "model.denoiser": ("{init_args: {channels: 8}}", "denoiser.channels is 8 here and 4 there"),
     "model.schedule": ("{name: cosine}", "schedule differs"),
-    "model.objective": ("{loss: l2}", "objective.loss is l2 here and l1 there"),
-    "model.loss": ("l2", "loss is l2 here and l1 there"),
-    "model.fft_weight": ("0.5", "fft_weight is 0.5 here and 0.0 there"),
-    "model.perceptual": (LPIPS, "perceptual is 0.3 LPIPS (squeeze) here and None there"),
-    "model.refiner_perceptual": (LPIPS, "refiner_perceptual is 0.3 LPIPS (squeeze) here and None there"),
-    "model.predictor_weight": ("0.5", "predictor_weight is 0.5 here and 1.0 there"),
+    "model.objective.loss": ("l2", "objective.loss is l2 here and l1 there"),
+    "model.objective.levels": ("log_normal", "objective.levels is log_normal here and alpha_bar there"),
+    "model.objective.log_normal": ("[0, 1]", "objective.log_normal is (0.0, 1.0) here and (-1.2, 1.2) there"),
+    "model.objective.sigma_range": ("[0.1, 9]", "objective.sigma_range is (0.1, 9.0) here and None there"),
+    "model.objective.stratified": ("true", "objective.stratified is True here and False there"),
+    "model.objective.perceptual": (LPIPS, "objective.perceptual is 0.3 LPIPS (squeeze) here and None there"),
+    "model.predictor_loss.distance": ("l2", "predictor_loss.distance is l2 here and l1 there"),
+    "model.predictor_loss.perceptual": (LPIPS, "predictor_loss.perceptual is 0.3 LPIPS (squeeze) here and None there"),
+    "model.predictor_loss.weight": ("0.5", "predictor_loss.weight is 0.5 here and 1.0 there"),
     "model.predictor_training": ("joint", "predictor_training is joint here and detached there"),
-    "model.residual_scale": ("1", "scale is 1.0 here and measured there"),
-    "model.scale_kind": ("local", "scale_kind is local here and global there"),
-    "model.residual_colours": ("luma_chroma", "residual_colours is luma_chroma here and rgb there"),
+    "model.residual.scale": ("1", "residual.scale is 1.0 here and None there"),
+    "model.residual.scale_kind": ("local", "residual.scale_kind is local here and global there"),
+    "model.residual.colours": ("luma_chroma", "residual.colours is luma_chroma here and rgb there"),
     "trainer.accumulate_grad_batches": ("2", "trainer.accumulate_grad_batches 1 -> 2"),
 }
-ALONE = ("model.residual_colours",)  # contradicts a fixed residual_scale
+ALONE = ("model.residual.colours",)  # contradicts a fixed scale
 
 
 @pytest.mark.parametrize("names", [REFUSED.keys() - set(ALONE), ALONE], ids=["together", "alone"])

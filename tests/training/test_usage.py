@@ -20,16 +20,18 @@ def said(capsys, *args):
     ("flags", "sentence"),
     [
         (["--trainer.max_step", "3"], "--trainer.max_step is unknown: did you mean --trainer.max_steps?"),
-        (["--model.init_args.lrr=1"], "model.lrr is unknown: did you mean lr?"),
+        (["--model.init_args.compile=1"], "model.compile is unknown: did you mean compiled?"),
         (["--dat.train", "a"], "--dat.train is unknown: did you mean --data.train?"),
         (["--data.on_error", "stopp"], "data.on_error is one of stop, skip, not stopp: did you mean stop?"),
         (["--trainer.max_steps"], "argument --trainer.max_steps: expected one argument"),
         (["photos"], "photos belongs to no flag: a config follows --config"),
         (["other.yaml"], "other.yaml belongs to no flag: a config follows --config"),
         (["--config", "other.yaml"], "--config other.yaml cannot be read: No such file or directory"),
-        (["--config", "list.yaml"], "--config list.yaml holds no config"),
+        (["--config", "list.yaml"], "--config list.yaml holds no keys with values"),
         (["--config", "torn.yaml"], "--config torn.yaml is not YAML"),
         (["--config", "typo.yaml"], "typo.yaml: --trainer.max_step is unknown: did you mean --trainer.max_steps?"),
+        (["--config", "old.yaml"], "old.yaml: model.loss is now model.predictor_loss.distance, model.lr is now model."),
+        (["--model.init_args.noises=2"], "the command line: model.noises is now model.objective.noises"),
         (["--config", "deep.yaml"], "model.predictor_training is one of joint, detached, frozen, not join"),
         (["--data.train", "nowhere"], "data.train: nowhere does not exist"),
         (["--data.train", "[photos, nowhere]"], "data.train: nowhere does not exist"),
@@ -40,6 +42,7 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
     Path("list.yaml").write_text("- a")
     Path("torn.yaml").write_text("a: [")
     Path("typo.yaml").write_text("trainer: {max_step: 3}")
+    Path("old.yaml").write_text("model: {class_path: models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}")
     Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
     assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence)
     assert not Path("runs").exists()
@@ -47,7 +50,7 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
 
 def test_a_run_without_a_config_is_told_of_one(run_folder, capsys):
     wanted = "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
-    assert said(capsys, "fit", "--model.lr", "1e-3") == wanted
+    assert said(capsys, "fit", "--model.optimizer.lr", "1e-3") == wanted
 
 
 def test_commands(capsys):
@@ -67,7 +70,7 @@ def test_help_describes_all_flags(capsys):
         assert f"default: {'null' if default is None else default})" in about
     for flag, about in {
         "model.predictor_training": "frozen",
-        "model.lr": "learning rate",
+        "model.optimizer.lr": "learning rate",
         "guard.patience": "default: 10)",
         "data.on_error": "type: Literal['stop', 'skip']",
         "auto_resume": "fit resumes from the newest checkpoint",
@@ -78,6 +81,7 @@ def test_help_describes_all_flags(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--model.optimizer.lrr", "1"], "model.optimizer.lrr is unknown"),
         (["--model.objective.loss", "l3"], "model.objective.loss is one of l1, l2, not l3"),
         (["--model.denoiser.init_args.chanels", "8"], "model.denoiser.chanels is unknown: did you mean channels?"),
         (["--model.denoiser.channels", "x"], "model.denoiser.channels is a whole number, not x"),
@@ -95,8 +99,8 @@ def test_help_describes_all_flags(capsys):
             ["--model.predictor", "torch.nn.Linear"],
             "model.predictor: the following arguments are required: in_features, out_features",
         ),
-        (["--model.betas", "[1]"], "model.betas is a tuple with 2 elements, not [1]"),
-        (["--model.residual_scale", "x"], "model.residual_scale is a number, not x"),
+        (["--model.optimizer.betas", "[1]"], "model.optimizer.betas is a tuple with 2 elements, not [1]"),
+        (["--model.residual.scale", "x"], "model.residual.scale is a number, not x"),
         (["--auto_resume", "maybe"], "auto_resume is true or false, not maybe"),
         (["--trainer.devices", "[a]"], "the trainer cannot be made: "),
     ],

@@ -53,7 +53,7 @@ class TestValidation:
     def found(self):
         """What validation of a trained checkpoint on pairs of files logs."""
         save_pairs()
-        scale = ["--model.residual_scale", "0.3"]
+        scale = ["--model.residual.scale", "0.3"]
         train_run("run", *scale, "--trainer.max_steps", "3")
         flags = ["--config", "run.yaml", "--trainer.default_root_dir", "again", "--data.val", "pairs", *scale]
         command = train.cli(["validate", *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
@@ -101,7 +101,7 @@ class Tint(Callback):
 
 def test_the_best_checkpoints_are_the_best_of_three_validations():
     save_pairs()
-    flags = ["--data.val", "pairs", "--model.validation.blend", "0", "--model.lr", "1e-9", "--ema.decay", "0"]
+    flags = ["--data.val", "pairs", "--model.validation.blend", "0", "--model.optimizer.lr", "1e-9", "--ema.decay", "0"]
     flags += ["--trainer.max_steps", "3", "--trainer.val_check_interval", "1"]
     train_run("run", *flags, "--trainer.callbacks+", "tests.training.test_values.Tint")
     scores = {name: [float(row[name]) for row in metrics("run") if name in row] for name in ("val/psnr", "val/lpips")}
