@@ -98,6 +98,7 @@ COPIED = [
     ("checkpoints first/checkpoint", "first/checkpoint", "pretrained/lite"),
     ("checkpoints first/checkpoint", "second/checkpoint", "pretrained/text"),
     ("init_from runs/first/checkpoint", "runs/first", "runs/gopro"),
+    ("calibrate CHECKPOINT", "CHECKPOINT", "pretrained/lite"),
     ("best-psnr.ckpt", "best-psnr.ckpt", "runs/demo/checkpoints/best-psnr.ckpt"),
     ("runs/longer", "runs/longer", "runs/demo"),
     ("runs/longer", "runs/long", "runs/demo"),
@@ -193,14 +194,23 @@ class Place:
         write(*(f"docs/examples/rsblur_{at}.jpg" for at in (2, 3)), "runs/demo/photos/clock_motion.png")
         folders = ("PHOTOS", "MORE_PHOTOS", "baseline/results/scene_test", "runs/demo/photos/train")
         write(*(f"{folder}/{name}.png" for folder in folders for name in "ab"))
-        write(*(f"frames/{at}.png" for at in range(11)))
         for split in ("train", "val", "test"):
             scenes = (f"{data}/{split}/scene_{split}/sharp" for data in ("GoPro", "GOPRO_Large"))
             write(*(f"{scene}/{name}.png" for scene in scenes for name in "ab"))
             roots = ["PAIRS", "OTHER_PAIRS", "pairs_video", "pairs_shake"]
             roots += ["runs/demo/photos"] if split != "train" else []
             write(*(f"{data}/{split}/sharp/{split}_{name}.png" for data in roots for name in "ab"))
-        for data in ("camera", "already_sharp", "TEXT_TEST", "ROOT", "SYNTHETIC", "FRAMES", "CAPTURED", "DATA"):
+        for data in (
+            "camera",
+            "already_sharp",
+            "TEXT_TEST",
+            "ROOT",
+            "SYNTHETIC",
+            "FRAMES",
+            "CAPTURED",
+            "DATA",
+            "VALIDATION_PAIRS",
+        ):
             write(*(f"{data}/sharp/{name}.png" for name in "ab"))
         shutil.copytree(self.folder / "already_sharp/sharp", self.folder / "already_sharp/blur", dirs_exist_ok=True)
         (self.folder / "TEXT_TEST/text").mkdir()
@@ -226,7 +236,6 @@ class Place:
         for name, content in {
             "/usr/share/fonts": f"{get_data_path()}/fonts/ttf",
             r"\$DICT/[\w-]+|/usr/share/dict/[\w-]+|greek.txt": "words.txt",
-            r"clip\.mp4": "frames",
         }.items():
             line = re.sub(name, content, line)
         words = shlex.split(line)
@@ -311,7 +320,9 @@ def test_a_command_of_the_pages(there, capfd, line):
     words = there.small(line, fresh=False)
     if words[1] == "evaluate.py" and "--output" in words:
         folder = Path(words[words.index("--output") + 1])
-        assert (folder / "report.html").is_file() and len((folder / "results.csv").read_text().splitlines()) > 2
+        assert (folder / "report.html").is_file() and len(
+            (folder / ("comparison.csv" if "--checkpoints" in words else "results.csv")).read_text().splitlines()
+        ) > 2
     elif words[1:3] == ["train.py", "fit"] and "--config" in words:
         built = yaml.safe_load(Path(words[4]).read_text())
         roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))

@@ -10,7 +10,7 @@ import torch
 
 from batch.command import OBJECT_STORE, WORKER_MEMORY
 from data.images import FORMATS
-from data.layouts import COUNTS, SPLITS
+from data.layouts import SPLITS
 from deployment.export import MAX_ERROR, MIN_PSNR, OPSET, export
 from evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from evaluation.grid import read_grid
@@ -25,6 +25,7 @@ from restoration.maps import BRIGHTEST
 from restoration.outputs import BATCH_PIXELS as AT_ONCE
 from restoration.outputs import MOST_AT_ONCE
 from tests.conftest import ROOT
+from tools.doctor import COUNTS
 from training.guards import Guard
 from training.scores import Scores
 from training.tracking import EDGES
