@@ -122,8 +122,7 @@ class DeblurPipeline(ConfigMixin):
     @property
     def place(self) -> str:
         """Where the networks run: a device's name, or the engine of an ONNX folder."""
-        network = self.predictor
-        return network.engine.place if isinstance(network, OnnxNetwork) else str(self.device)
+        return self.predictor.engine.place if isinstance(self.predictor, OnnxNetwork) else str(self.device)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a pipeline folder, whose files get the permissions of the umask: safetensors would not."""

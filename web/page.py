@@ -15,6 +15,8 @@ from web.visits import Visits
 
 LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
 FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # events that run no network
+PRIVATE = {"api_visibility": "private"}
+LATEST = FAST | PRIVATE | {"trigger_mode": "always_last"}  # of events that follow one another, the last counts
 ALONE = {"concurrency_id": "device", "concurrency_limit": 1}  # events that run the networks
 PASTE = """<script>
 addEventListener("paste", (event) => {
@@ -233,14 +235,8 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         show_progress_on=ui.status,
     )
     # Clear the upload field after a refused file too, so that another one can be dropped.
-    opening.failure(lambda: None, None, ui.photo, api_visibility="private", show_progress="hidden")
-    ui.examples.click(
-        actions.example,
-        ui.examples,
-        [*opened, ui.checkpoint],
-        api_visibility="private",
-        show_progress_on=ui.status,
-    )
+    opening.failure(lambda: None, None, ui.photo, **PRIVATE, show_progress="hidden")
+    ui.examples.click(actions.example, ui.examples, [*opened, ui.checkpoint], **PRIVATE, show_progress_on=ui.status)
     table = {
         checkpoint: {
             name: [preset.sampler, preset.steps, preset.num_samples, preset.blend]
@@ -259,32 +255,18 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         [ui.status, *result],
         js=TYPED,
         api_name="run",
-        api_visibility="private",
         show_progress_on=ui.status,
+        **PRIVATE,
         **ALONE,
     )
     ui.cancel.click(actions.cancel, None, ui.status, cancels=running, api_name="cancel", queue=False)
-    ui.strength.input(
-        actions.strength,
-        [ui.strength, ui.left, ui.right],
-        result,
-        api_name="slide",
-        api_visibility="private",
-        trigger_mode="always_last",
-        **FAST,
-    )
+    sides = [ui.left, ui.right]
+    ui.strength.input(actions.strength, [ui.strength, *sides], result, api_name="slide", **LATEST)
     for event in (ui.mask.input, ui.where.input):
-        event(
-            actions.mask,
-            [ui.mask, ui.where, ui.left, ui.right],
-            result,
-            api_visibility="private",
-            trigger_mode="always_last",
-            **FAST,
-        )
-    for choice in (ui.left, ui.right):
-        choice.input(actions.look, [ui.left, ui.right], result, api_visibility="private", **FAST)
-    ui.save.click(actions.save, ui.right, ui.file, api_name="download", api_visibility="private", **FAST).success(
+        event(actions.mask, [ui.mask, ui.where, *sides], result, **LATEST)
+    for choice in sides:
+        choice.input(actions.look, sides, result, **PRIVATE, **FAST)
+    ui.save.click(actions.save, ui.right, ui.file, api_name="download", **PRIVATE, **FAST).success(
         None, js="() => document.querySelector('#file a, a#file, #file').click()"
     )
     _offer_api(ui, actions, result)
