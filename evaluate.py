@@ -64,8 +64,6 @@ class Evaluation:
         batch_size: images per batch of the networks; default: chosen by the device and the images' size.
         metrics: names from docs/metrics.md, separated by commas, or functions of your own, such as mymetric.contrast
             (docs/extend.md); psnr and ssim are always included.
-        lpips_backbone: AlexNet's feature layers on disk, torchvision's .pth or safetensors; default: those in
-            pretrained/metrics.
         language: of the texts that cer and wer compare with, as Tesseract names it: eng, deu, eng+fra.
         limit: score at most this many pairs, spread evenly over the list.
         panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
@@ -91,7 +89,6 @@ class Evaluation:
     classes: str | None = None
     batch_size: int | None = None
     metrics: str = "psnr,ssim,lpips"
-    lpips_backbone: str | None = None
     language: str = "eng"
     limit: int | None = None
     panel: str | None = None
@@ -161,10 +158,8 @@ def check(evaluation: Evaluation) -> None:
     data = Path(evaluation.data)
     if not (data.is_dir() or data.is_file()):
         raise ValueError(f"--data {data} does not exist: give the root folder of a dataset, or a CSV manifest")
-    for name in ("outputs", "lpips_backbone"):
-        path = getattr(evaluation, name)
-        if path is not None and not Path(path).exists():
-            raise ValueError(f"--{name} {path} does not exist")
+    if evaluation.outputs is not None and not Path(evaluation.outputs).exists():
+        raise ValueError(f"--outputs {evaluation.outputs} does not exist")
     checkpoints = evaluation.checkpoints or ([evaluation.checkpoint] if evaluation.checkpoint else [])
     for checkpoint in checkpoints:
         stored_index(checkpoint)
@@ -204,7 +199,7 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
     data = Path(evaluation.data)
     texts = data if data.is_dir() else data.parent
-    metrics = make_metrics(evaluation.metric_names, evaluation.lpips_backbone, texts, evaluation.language)
+    metrics = make_metrics(evaluation.metric_names, texts, evaluation.language)
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)

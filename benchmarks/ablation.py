@@ -86,7 +86,7 @@ def core_seconds(folder: Path, arguments: list[str]) -> float:
 
 
 def train_arm(
-    config: dict, folder: Path, source: str, val: str | None, compute: dict[str, float], seed: int, lpips: list[str]
+    config: dict, folder: Path, source: str, val: str | None, compute: dict[str, float], seed: int
 ) -> dict[str, Any]:
     """Train or resume one arm; returns its numbers of steps, operations and parameters.
 
@@ -97,7 +97,6 @@ def train_arm(
         val: folder of pairs for its learning curve, or none.
         compute: {"teraflop": operations of the run} or {"core_minutes": processor time of the run}.
         seed: of the run.
-        lpips: further arguments of train.py.
     """
     import train
     from benchmarks.speed import step_flops
@@ -105,7 +104,7 @@ def train_arm(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "arm.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    arguments = ["--config", str(path), "--seed_everything", str(seed), "--data.seed", str(seed), *lpips]
+    arguments = ["--config", str(path), "--seed_everything", str(seed), "--data.seed", str(seed)]
     arguments += ["--data.train", source, "--data.val", val or "null", "--trainer.logger", "false"]
     arguments += [] if val else ["--trainer.limit_val_batches", "0"]
     built = train.cli([*arguments, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"], run=False)
@@ -290,7 +289,6 @@ def main(
     only: str | None = None,
     budget: float | None = None,
     minutes: float | None = None,
-    lpips_backbone: str | None = None,
     pairs: list[str] | None = None,
     tests: dict[str, str] | None = None,
     val: str | None = None,
@@ -304,7 +302,6 @@ def main(
         only: names of arms, separated by commas without spaces; none: all.
         budget: compute of every run in the file's unit, overriding the file's.
         minutes: start no run after this time; the same command resumes. A run is never cut short.
-        lpips_backbone: AlexNet's feature layers on disk; none: those in pretrained/metrics.
         pairs: folders of pairs to train on, with equal shares, in place of photos.
         tests: name -> folder of pairs to score the predictions on, with `pairs`.
         val: folder of pairs for learning curves (validations in each run's logs), with `pairs`.
@@ -326,10 +323,9 @@ def main(
     else:
         scored = {name: Path(root) for name, root in tests.items()}
         source = json.dumps([{"root": root, "weight": 1} for root in pairs])
-    metrics = make_metrics(["psnr", "lpips"], lpips_backbone)
+    metrics = make_metrics(["psnr", "lpips"])
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
-    lpips = ["--scores.lpips_backbone", lpips_backbone] if lpips_backbone else []
     facts = {**compute, "base": plan["base"], "missing": missing}
     runs = []
     for seed in plan["seeds"]:
@@ -347,7 +343,7 @@ def main(
                 continue
             if minutes is not None and time.monotonic() - begin > 60 * minutes:
                 continue
-            cost = train_arm(changed(plan["base"], given), own, source, val, compute, seed, lpips)
+            cost = train_arm(changed(plan["base"], given), own, source, val, compute, seed)
             run = spec | cost | {"scores": score(own / "checkpoint", settings, scored, metrics)} | machine()
             write_json(done, run)
             runs.append(run)

@@ -71,27 +71,24 @@ class Metric:
         return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
 
 
-def make_metrics(
-    names: Iterable[str], lpips_backbone: str | Path | None = None, data: Path = Path(), language: str = "eng"
-) -> dict[str, Metric]:
+def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng") -> dict[str, Metric]:
     """The metrics with these names, in the order of METRICS. A missing metric is included with its reason.
 
     Args:
         names: from METRICS, or paths of a user's functions.
-        lpips_backbone: as in `Lpips`.
         data: the dataset's folder, which has the texts for cer and wer.
         language: of the texts, as in `ErrorRate`.
 
     Raises:
         ValueError: a name is unknown; names with a dot are paths of functions, which are imported.
-        MetricError: a given file has the wrong content.
+        MetricError: a function cannot be imported.
     """
     names = set(names)
     require_known(names)
     made, classes = (
         {},
         {
-            "lpips": partial(Lpips, lpips_backbone, flag="--lpips_backbone"),
+            "lpips": Lpips,
             "dists": Dists,
             "niqe": Niqe,
             "psnr_aligned": partial(Aligned, "psnr"),

@@ -11,8 +11,6 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from PIL import Image
-from safetensors.torch import save_file
-from torchvision.models import alexnet
 
 import evaluate
 import sample
@@ -36,8 +34,7 @@ LABELS = ["blurry", "predictor", "sharp", *CONTROLS, "ddim 2", "ddim 3", "ddpm 2
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """checkpoint/, data/{blur,sharp} with three pairs of different sizes, grid.yaml, and random.safetensors, a backbone
-    of the right shapes that measures nothing known."""
+    """checkpoint/, data/{blur,sharp} with three pairs of different sizes, and grid.yaml."""
     folder = tmp_path_factory.mktemp("evaluate")
     torch.manual_seed(0)
     scheduler = DDPMScheduler(num_train_timesteps=100, trained_betas=linear(100, 1e-4, 0.1).tolist())
@@ -51,14 +48,12 @@ def place(tmp_path_factory) -> Path:
         images.write(folder / "data" / "sharp" / f"{name}.png", sharp)
         images.write(folder / "data" / "blur" / f"{name}.png", sharp.mean(0, keepdim=True).expand(3, -1, -1))
     (folder / "grid.yaml").write_text(GRID)
-    features = alexnet(weights=None).features.state_dict()
-    save_file({f"features.{name}": weight for name, weight in features.items()}, folder / "random.safetensors")
     return folder
 
 
 def arguments(place: Path, output: Path, **changes) -> dict:
     given = {"checkpoint": place / "checkpoint", "data": place / "data", "grid": place / "grid.yaml", "output": output}
-    given |= {"device": "cpu", "lpips_backbone": place / "random.safetensors"} | changes
+    given |= {"device": "cpu"} | changes
     return {name: value if isinstance(value, int) else str(value) for name, value in given.items() if value is not None}
 
 
@@ -88,7 +83,7 @@ def offline(place, tmp_path_factory):
     """What a run says in a process of its own, with an empty weights cache and a proxy that refuses; and its folder."""
     folder = tmp_path_factory.mktemp("offline")
     without = {"TORCH_HOME": str(folder / "cache"), "https_proxy": "http://127.0.0.1:9"}
-    return run(arguments(place, folder / "scores", lpips_backbone=None), **without), folder / "scores"
+    return run(arguments(place, folder / "scores"), **without), folder / "scores"
 
 
 def test_a_run_without_network_scores_everything(offline):

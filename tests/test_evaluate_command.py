@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from data import images
 from models.weights import CheckpointError
@@ -37,7 +36,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
         "unknown metric": {"metrics": "psnr,lpps"},
         "another seed": {"limit": 1, "seed": 1},
         "damaged checkpoint": {"checkpoint": tmp_path / "damaged"},
-        "wrong backbone": {"lpips_backbone": tmp_path / "wrong.safetensors"},
         "output is a file": {},
     }
     data = tmp_path / "data"
@@ -59,8 +57,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
             file.unlink()
     elif what == "damaged checkpoint":
         (tmp_path / "damaged").mkdir()
-    elif what == "wrong backbone":
-        save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "wrong.safetensors")
     elif what not in wrong:
         (tmp_path / "grid.yaml").write_text(what)
         return arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml")
@@ -84,7 +80,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> dict:  # noqa: F811
         ("no device", ValueError, "nonsense"),
         ("unknown metric", ValueError, "unknown metric lpps: did you mean lpips?"),
         ("damaged checkpoint", CheckpointError, "damaged"),
-        ("wrong backbone", ValueError, "features.0.weight"),
         ("product: {sampler: euler}", ValueError, "euler"),
         ("product: {steps: 0}", ValueError, "steps"),
     ],
@@ -133,7 +128,7 @@ def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said)
 
 def test_help_comes_before_torch(tmp_path):
     asked = start_without_torch(["--help"], tmp_path)
-    assert asked.returncode == 0 and "--lpips_backbone" in asked.stdout
+    assert asked.returncode == 0 and "--metrics" in asked.stdout
 
 
 def test_two_processes_share_a_grid_of_two_settings(place, tmp_path):  # noqa: F811

@@ -29,7 +29,6 @@ CHANGES = {
     "the seed": ("seed", {"seed": 1}),
     "the precision": ("precision", {"precision": "bf16"}),
     "the size of batches": ("batch_size", {"batch_size": 2}),
-    "a metric's backbone": ("recipe of lpips", {"lpips_backbone": None}),
     "a metric that is no longer asked for": ("recipe of lpips", {"metrics": "psnr"}),
     "a blurry image": ("image of b", lambda folder: darken(folder / "data" / "blur" / "b.png")),
     "a ground truth": ("image of a", lambda folder: darken(folder / "data" / "sharp" / "a.png")),

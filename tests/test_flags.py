@@ -83,7 +83,6 @@ def place(tmp_path_factory):
     save_error_curve(folder / "calibrated", ErrorCurve([1.0], [2.0], [4.0]))
     (folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     (folder / "two.yaml").write_text("settings: [{steps: 2, blend: 0.0}, {steps: 2}]\n")
-    (folder / "wrong.pth").write_text("no weights")
     return folder
 
 
@@ -280,12 +279,7 @@ RUNS = {
     "four": ["--precision", "bf16", "--outputs", "outputs", "--checkpoint", "checkpoint", "--grid", "grid.yaml"],
     "device": ["--device", "cuda:99"],
     "provider": ["--provider", "cuda", "--checkpoint", "checkpoint"],
-    "lpips": ["--metrics", "lpips", "--lpips_backbone", "wrong.pth"],
 }
-
-
-def names_the_file(plain, run):
-    return run.code == 2 and "wrong.pth" in run.said
 
 
 def of_gamma(plain, run):
@@ -319,7 +313,6 @@ EVALUATE = {
     "provider": ("provider", lambda a, b: b.code == 2 and "no ONNX folder, which the provider cuda" in b.said),
     "outputs": ("four", lambda a, b: {*rows(b)} - {*rows(a)} == {"outputs outputs"}),
     "device": ("device", lambda a, b: b.code == 2 and "device cuda:99 cannot be used here" in b.said),
-    "lpips_backbone": ("lpips", names_the_file),
 }
 EVALUATE_APART = {  # whose tests stand in tests/test_evaluate.py
     "checkpoints": "test_two_checkpoints_are_compared_on_the_same_images_and_noise",
@@ -438,7 +431,6 @@ TRAIN_APART = {
     "model.compiled": "tests/training/test_speed.py",
     "model.init_from": "tests/test_train.py",
     "model.residual.colours": "tests/models/test_residual_scale.py",
-    "scores.lpips_backbone": "test_a_wrong_backbone_of_the_scores_is_named",
     "trainer.use_distributed_sampler": "tests/training/test_ranks.py: two processes share the stream",
 }
 
@@ -470,10 +462,3 @@ def test_every_flag_of_train_py_arrives(run_folder):
 def test_print_config_prints_what_a_run_is_made_of(run_folder, capsys):
     assert train.main(["fit", "--config", "run.yaml", "--model.optimizer.lr", "0.125", "--print_config"]) == 0
     assert "lr: 0.125" in capsys.readouterr().out and not (run_folder / "runs").exists()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_wrong_backbone_of_the_scores_is_named(run_folder, capsys):
-    (run_folder / "wrong.pth").write_text("no weights")
-    assert train.main(["fit", "--config", "run.yaml", "--scores.lpips_backbone", "wrong.pth"]) == 2
-    assert "wrong.pth" in capsys.readouterr().err

@@ -183,9 +183,9 @@ def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
         (
             [
                 "--model.predictor_loss.perceptual",
-                "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {backbone: no.pth}}",
+                "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {net: vgg}}",
             ],
-            "no",
+            "LPIPS is missing: VGG16's weights could not be loaded",
         ),
     ],
 )

@@ -8,17 +8,15 @@ from evaluation.metrics import Lpips, MetricError, psnr
 
 
 class Scores(Callback):
-    """Score validation and test images: PSNR and LPIPS of prediction, restoration and blurry image.
+    """Score validation and test images: PSNR and, if its weights are there, LPIPS of prediction, restoration and input.
 
     Args:
-        lpips_backbone: file with AlexNet's feature layers; None: those in pretrained/metrics. Without them LPIPS is
-            omitted, and a message says so.
         panels: number of validation images to show in Weights & Biases or TensorBoard.
         samples: number of samples drawn for each of these.
     """
 
-    def __init__(self, lpips_backbone: str | None = None, panels: int = 4, samples: int = 3):
-        self.lpips = Lpips(lpips_backbone, flag="--scores.lpips_backbone")
+    def __init__(self, panels: int = 4, samples: int = 3):
+        self.lpips = Lpips()
         self.panels, self.samples = panels, samples
         if self.lpips.reason is not None:
             rank_zero_info(f"no val/lpips: {self.lpips.reason}")
