@@ -16,17 +16,11 @@ from training.resume import read_checkpoint
 
 pytestmark = pytest.mark.xdist_group("processes")
 # One crop's levels are far apart, and those of all processes' crops together cover the range.
-LEVELS = [
-    "--model.objective.levels",
-    "log_normal",
-    "--model.objective.stratified",
-    "true",
-    "--model.objective.noises",
-    "2",
-]
+LEVELS = ["--model.objective.levels", "log_normal", "--model.objective.stratified", "true"]
+LEVELS += ["--model.objective.noises", "2"]
 # Dropout is drawn by each process; Adam turns rounding into steps of full length where a gradient is nearly zero.
 EXACT = ["--model.predictor.init_args.dropout", "0", "--model.optimizer.lr", "1e-3"]
-EXACT += ["--model.optimizer.warmup_steps", "0", *LEVELS]
+EXACT += ["--model.optimizer.warmup_steps", "0"]
 
 
 class Fate(Callback):
@@ -66,19 +60,19 @@ def distance(one, other):
 def test_two_processes_give_the_weights_of_one_with_the_doubled_batch_through_faults_and_stops(stops):
     fate = ["--trainer.callbacks+", "tests.training.test_ranks.Fate"]
     # A batch that is not finite in one process is skipped by both, as by one process.
-    assert run("one", *EXACT, *fate, "--data.batch_size", "4", RANK_MEETS="0 nan 1") == 0
+    assert run("one", *EXACT, *LEVELS, *fate, "--data.batch_size", "4", RANK_MEETS="0 nan 1") == 0
     if stops:  # Killed in the fifth step, they resume from the fourth; then one of them is told to stop in the fifth.
-        assert ranks("two", *EXACT, *fate, RANK_MEETS="1 nan 1, 1 SIGKILL 4")[1] == -signal.SIGKILL
-        assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGTERM 4") == [128 + signal.SIGTERM] * 2
+        assert ranks("two", *EXACT, *LEVELS, *fate, RANK_MEETS="1 nan 1, 1 SIGKILL 4")[1] == -signal.SIGKILL
+        assert ranks("two", *EXACT, *LEVELS, *fate, RANK_MEETS="1 SIGTERM 4") == [128 + signal.SIGTERM] * 2
         assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 5
-    assert ranks("two", *EXACT, *fate, RANK_MEETS="1 SIGKILL 99" if stops else "1 nan 1") == [0, 0]
+    assert ranks("two", *EXACT, *LEVELS, *fate, RANK_MEETS="1 SIGKILL 99" if stops else "1 nan 1") == [0, 0]
     assert distance("one", "two") < 1e-5
     averages = [torch.load(f"averages_{rank}.pt") for rank in "01"]
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
 
 
 def test_accumulated_batches_are_one_large_batch_through_a_stop():
-    # The residual's scale, where it is measured, counts every batch by itself.
+    # The residual's scale, where it is measured, and stratified levels belong to every batch by itself.
     flags = [*EXACT, "--model.residual.scale", "0.1"]
     assert run("one", *flags, "--data.batch_size", "4") == 0
     flags += ["--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "4"]
