@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -245,8 +246,9 @@ class Place:
         for at, before in enumerate(words[:-1], start=1):
             if before == "--output" and words[at] in ("PAIRS", "ROOT", "TEXT_TEST", "runs/demo/photos"):
                 words[at] += "_made"  # others take those that lie here, which are small
-        config = yaml.safe_load((self.folder / words[4]).read_text()) if words[3:4] == ["--config"] else {}
-        outputs = [config.get("trainer", {}).get("default_root_dir"), "DIR" if "DIR" in words else None]
+        configs = [self.folder / name for flag, name in pairwise(words) if flag == "--config" and name != "CONFIG"]
+        trainers = [yaml.safe_load(config.read_text()).get("trainer", {}) for config in configs]
+        outputs = [trainer.get("default_root_dir") for trainer in trainers[-1:]] + ["DIR"] * ("DIR" in words)
         outputs += [words[at] for at, before in enumerate(words[:-1], start=1) if before == "--output"]
         for output in (self.folder / name for name in outputs if fresh and name not in (None, "runs/demo")):
             shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=True)
@@ -320,17 +322,17 @@ def test_a_command_of_the_pages(there, capfd, line):
     words = there.small(line, fresh=False)
     if words[1] == "evaluate.py" and "--output" in words:
         folder = Path(words[words.index("--output") + 1])
-        assert (folder / "report.html").is_file() and len(
-            (folder / ("comparison.csv" if "--checkpoints" in words else "results.csv")).read_text().splitlines()
-        ) > 2
+        table = folder / ("comparison.csv" if "--checkpoints" in words else "results.csv")
+        assert (folder / "report.html").is_file() and len(table.read_text().splitlines()) > 2
     elif words[1:3] == ["train.py", "fit"] and "--config" in words:
-        built = yaml.safe_load(Path(words[4]).read_text())
-        roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))
-        root = [built["trainer"]["default_root_dir"], *roots][-1]
-        model = built["model"]["init_args"]
+        configs = [yaml.safe_load(Path(name).read_text()) for flag, name in pairwise(words) if flag == "--config"]
+        roots = [config["trainer"]["default_root_dir"] for config in configs if "default_root_dir" in config["trainer"]]
+        root = [*roots, *re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))][-1]
+        model = configs[0]["model"]["init_args"]
         pipeline = load_pipeline(f"{root}/checkpoint", classes=[word for word in words if word.startswith("mypred")])
         assert (pipeline.denoiser is None) == ("denoiser" not in model)
-        assert pipeline.denoiser is None or pipeline.config.scale_kind == model.get("scale_kind", "global")
+        kind = model.get("residual", {}).get("scale_kind", "global")
+        assert pipeline.denoiser is None or pipeline.config.scale_kind == kind
 
 
 @pytest.mark.parametrize("line", [marked(line) for line in APPS])
