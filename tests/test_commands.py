@@ -73,12 +73,16 @@ SMALLER = {
     "python -m benchmarks.posterior": "--samples=2 --size=32",
     "python -m benchmarks.evaluation": "--images=1 --rounds=1",
 }
+ONE_CAMERA = "--config configs/pretrained_lite/pairs_one_camera.yaml"
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
     "runs/demo/checkpoint": "python evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos",
     "runs/demo ": "python train.py fit --config configs/demo.yaml",
     "best-psnr.ckpt": "python train.py fit --config configs/demo.yaml",
-    "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml",
+    "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train PAIRS",
+    "runs/one_camera/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train one_camera",
+    "data.train one_camera": f"python -m tools.make_pairs PHOTOS {ONE_CAMERA}",
+    "one_camera:test": f"python -m tools.make_pairs MORE_PHOTOS {ONE_CAMERA}",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor",
     "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro",
