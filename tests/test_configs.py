@@ -1,5 +1,6 @@
 """Every config file builds the run it describes, through the command line that people use."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,18 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
     for stage in refiners:
         assert models[stage].predictor_training == "frozen"
         models[stage].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("stage", "changed"), [("predictor", {"lr": 7e-4, "decay_steps": 4500}), ("refine", {"decay_steps": 1200})]
+)
+def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, changed, tmp_path):
+    folder, flags = CONFIGS[0].with_name("text"), ["--model.init_from", "null"]
+    first = build(folder / f"{stage}.yaml", tmp_path, *flags).model
+    longer = build(folder / f"{stage}.yaml", tmp_path, "--config", str(folder / f"{stage}_longer.yaml"), *flags).model
+    assert longer.optimizer == replace(first.optimizer, **changed)
+    assert longer.objective_values() == first.objective_values()
 
 
 @pytest.mark.filterwarnings("ignore")
