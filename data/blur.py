@@ -204,8 +204,20 @@ class SyntheticBlur:
             raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
         soften = self.soften and Softening([self.softens[at] for at in kept], self.soften.sigma)
         camera, weights = [self.camera[at] for at in kept], self.weights[kept].tolist()
-        sensor = self.saturation, self.shot_noise, self.read_noise, self.jpeg, self.clean, self.halo, self.resample
-        return SyntheticBlur(camera, weights, None, soften, self.response, self.file_values, *sensor)
+        return SyntheticBlur(
+            camera,
+            weights,
+            soften=soften,
+            response=self.response,
+            file_values=self.file_values,
+            saturation=self.saturation,
+            shot_noise=self.shot_noise,
+            read_noise=self.read_noise,
+            jpeg=self.jpeg,
+            clean=self.clean,
+            halo=self.halo,
+            resample=self.resample,
+        )
 
     def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
         """The index of the camera part, uniform random numbers for all other choices, and a seed for the parts."""

@@ -65,8 +65,9 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
             for kind, image in shown.items():
                 _write(folder / of_image[kind], image)
             for at, example in enumerate(example for example in examples if example.image == name):
-                sampling = [example.row.settings], plan.seed, [name], counted(bar, 1)
-                [output] = plan.pipeline.refine_shared(blurry, prediction, *sampling)
+                [output] = plan.pipeline.refine_shared(
+                    blurry, prediction, [example.row.settings], plan.seed, names=[name], progress=counted(bar, 1)
+                )
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 _write(folder / example.files["restored"], output.images[0])
     return examples

@@ -105,7 +105,9 @@ def calibrate(
     images = errors(pipeline, map(read_pair, tqdm(pairs, unit="image", dynamic_ncols=True)))
     curve = pipeline.error_curve
     if save:
-        curve = ErrorCurve.fit(torch.cat([one.estimate for one in images]), torch.cat([one.actual for one in images]))
+        curve = ErrorCurve.fit(
+            torch.cat([image.estimate for image in images]), torch.cat([image.actual for image in images])
+        )
         save_error_curve(folder, curve)
     print(ROW.format("fifth", "expected", "actual", "ratio", "covered"))
     for number, row in enumerate(fifths(images, curve), start=1):
