@@ -96,8 +96,9 @@ class Restorer:
         self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
         self.facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
         self.facts["precision"] = precision
-        for kept in ["seed", "metadata", "on_fault", "uncertainty", "compare", "depth", "tile", "predictor_tile"]:
-            self.facts[kept] = getattr(options, kept)
+        written = ["metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth"]
+        for option in ["seed", *written, "tile", "predictor_tile"]:
+            self.facts[option] = getattr(options, option)
         self.facts["format"] = options.suffix and usual(options.suffix)
 
     @property
