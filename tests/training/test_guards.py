@@ -24,18 +24,21 @@ def state(trainer, pl_module):
 
 
 class Plant(Callback):
-    """Changes the batch of a step, and compares what there is before the next one with what there was."""
+    """Changes the last batch of a step, and compares what there is before the next step with what there was."""
 
     def __init__(self, steps: list[int], factor: float = float("nan")):
         self.steps, self.factor = steps, factor
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step - 1 in self.steps and self.factor != self.factor:
+        batches = trainer.accumulate_grad_batches
+        is_first, is_last = batch_idx % batches == 0, (batch_idx + 1) % batches == 0
+        if is_first and trainer.global_step - 1 in self.steps and self.factor != self.factor:
             after = state(trainer, pl_module)
             assert after.keys() == self.before.keys()
             assert all(torch.equal(after[name], value) for name, value in self.before.items())
-        if trainer.global_step in self.steps:
+        if is_first and trainer.global_step in self.steps:
             self.before = state(trainer, pl_module)
+        if is_last and trainer.global_step in self.steps:
             batch["sharp"].mul_(self.factor)
 
 
@@ -44,8 +47,16 @@ def plant(steps, factor=".nan"):
     return [f"{given}+", "tests.training.test_guards.Plant", f"{given}.steps={steps}", f"{given}.factor={factor}"]
 
 
-def test_a_batch_that_is_not_finite_changes_nothing(caplog):
-    assert train.main([*FIT, "run", *plant("[1,4]")]) == 0
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_that_is_not_finite_changes_nothing(caplog, accumulated):
+    """Also not what the step's first batch, which was finite, has left in buffers."""
+    flags = [
+        "--trainer.accumulate_grad_batches",
+        str(accumulated),
+        "--trainer.val_check_interval",
+        str(3 * accumulated),
+    ]
+    assert train.main([*FIT, "run", *flags, *plant("[1,4]")]) == 0
     assert all(value.isfinite().all() for value in weights("run").values())
     assert "step 5 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
     rows = metrics("run")
