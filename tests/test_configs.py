@@ -47,17 +47,23 @@ def test_every_config_builds(config, tmp_path):
     [(["demo"], "lite"), (["finetune"], "lite"), (["finetune", "text/finetune"], "text")],
 )
 def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, name, tmp_path):
-    """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights."""
+    """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights; were they
+    blurred once more, a run without the config's blur would leave others."""
     sharp, weights = torch.rand(3, 48, 48), {}
     flags = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
     flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
     flags += ["--data.val=null", "--model.optimizer.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
-    for kind, blurry in (("blurred", sharp.roll(2, -1)), ("black", torch.zeros_like(sharp))):
+    blurred, black = sharp.roll(2, -1), torch.zeros_like(sharp)
+    for kind, blurry, *more in (
+        ("blurred", blurred),
+        ("black", black),
+        *([("alone", blurred, "--data.blur=null")] * (configs == ["demo"])),
+    ):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)
         given = [f"--data.train={tmp_path / kind}", f"--trainer.default_root_dir={tmp_path / 'runs' / kind}"]
         files = [f"--config={CONFIGS[0].parent / config}.yaml" for config in configs]
-        assert train.main(["fit", *files, *flags, *given]) == 0
+        assert train.main(["fit", *files, *flags, *given, *more]) == 0
         weights[kind] = load_pipeline(
             str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32"
         ).predictor.state_dict()
@@ -66,6 +72,8 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
         assert one.keys() == start.keys() and any(not torch.equal(one[key], start[key]) for key in start)
         assert all((one[key] - start[key]).abs().max() < 1e-3 for key in start)  # a step of 1e-4 from its weights
     assert any(not torch.equal(weights["blurred"][key], weights["black"][key]) for key in start)
+    if "alone" in weights:
+        assert all(torch.equal(weights["blurred"][key], weights["alone"][key]) for key in start)
 
 
 @pytest.mark.filterwarnings("ignore")
