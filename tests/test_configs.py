@@ -45,6 +45,7 @@ def test_every_config_builds(config, tmp_path):
 @pytest.mark.parametrize(
     ("configs", "name"),
     [(["demo"], "lite"), (["finetune"], "lite"), (["finetune", "text/finetune"], "text")],
+    ids=["demo", "finetune", "text"],
 )
 def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, name, tmp_path):
     """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights; were they
