@@ -87,10 +87,11 @@ def export(
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
     side = tile or (512 if target_device == "tensorrt" else None)
+    axes = len(pipeline.config.residual_scale) if isinstance(pipeline.config.residual_scale, list) else 1
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
         for name, network in networks(pipeline).items():
-            write_network(network, name, part / name, "fp32" if precision == "int8" else precision, side)
+            write_network(network, name, part / name, "fp32" if precision == "int8" else precision, side, axes)
         if precision == "int8":
             from deployment.quantise import quantise
 
@@ -99,7 +100,7 @@ def export(
                 write_facts(part / name, replace(read_facts(part / name), precision=precision))
         for name, network in networks(pipeline).items():
             for provider in engines(target_device):
-                print(f"{name}: {parity(network, name, part / name, provider)}")
+                print(f"{name}: {parity(network, name, part / name, provider, axes)}")
         load_pipeline(str(part), provider="cpu")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     print(f"wrote {folder}: {precision}, {f'tiles of {side}' if side else 'any size'}, {size:.1f} MiB")
@@ -133,15 +134,17 @@ def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
         shutil.copyfile(card, folder / card.name)
 
 
-def write_network(network: nn.Module, name: str, folder: Path, precision: GraphPrecision, side: int | None) -> None:
-    """Write a network as model.onnx and graph.json into a folder.
+def write_network(
+    network: nn.Module, name: str, folder: Path, precision: GraphPrecision, side: int | None, axes: int = 1
+) -> None:
+    """Write a network as model.onnx and graph.json into a folder. `axes` is the number of the residual's scales.
 
     Raises:
         CheckpointError: torch cannot export it, or the tile size does not suit it.
     """
     class_name = type(network).__name__
     names = INPUTS[name]
-    example = examples(names, side or LEAST * network.stride)
+    example = examples(names, side or LEAST * network.stride, axes=axes)
     try:
         facts = GraphFacts(
             precision,
@@ -251,10 +254,12 @@ def _in_half(core: nn.Module) -> nn.Module:
     return core
 
 
-def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: int = 0) -> tuple[Tensor, ...]:
+def examples(
+    names: tuple[str, ...], side: int, other: int | None = None, seed: int = 0, axes: int = 1
+) -> tuple[Tensor, ...]:
     """Example inputs of a network by name, (1, C, side, other): smooth random images, a noisy residual and its level.
 
-    `other` defaults to `side`.
+    `other` defaults to `side`; the residual's scale has `axes` channels.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -265,12 +270,12 @@ def examples(names: tuple[str, ...], side: int, other: int | None = None, seed: 
     blurry = image()
     x_init = (blurry + 0.05 * image()).clamp(-1, 1)
     r_t = torch.randn(blurry.shape, generator=generator)
-    alpha_bar, s = torch.full((1,), 0.3), 0.02 + 0.05 * (image()[:, :1] + 1)
+    alpha_bar, s = torch.full((1,), 0.3), 0.02 + 0.05 * (image()[:, :axes] + 1)
     known = {"blurry": blurry, "r_t": r_t, "alpha_bar": alpha_bar, "x_init": x_init, "s": s}
     return tuple(known[name] for name in names)
 
 
-def parity(network: nn.Module, name: str, folder: Path, provider: Provider) -> str:
+def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
     """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
     A graph for any size is compared on images as they are; one for tiles, and spandrel's networks, which pad by
@@ -287,7 +292,7 @@ def parity(network: nn.Module, name: str, folder: Path, provider: Provider) -> s
     reference = network if pads_alike else functools.partial(written.around, network)
     worst, least = 0.0, math.inf
     for seed, (height, width) in enumerate(sizes):
-        inputs = examples(written.inputs, height, width, seed)
+        inputs = examples(written.inputs, height, width, seed, axes)
         with torch.no_grad():
             output, expected = written(*inputs), reference(*inputs)
         worst = max(worst, (output - expected).abs().max().item())

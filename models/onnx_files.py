@@ -23,8 +23,8 @@ INPUTS = {"predictor": ("blurry",), "denoiser": ("r_t", "blurry", "alpha_bar", "
 OUTPUT = "output"
 # Operators without loops, whose outputs depend on their inputs. Exported networks consist of these.
 STANDARD = """
-Abs Add AveragePool Cast CastLike Clip Concat Constant Conv ConvTranspose Cos DepthToSpace DequantizeLinear Div Elu
-Equal Erf Exp Expand Flatten Floor Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity
+Abs Add AveragePool Cast CastLike Clip Concat Constant Conv ConvTranspose Cos DepthToSpace DequantizeLinear Div Einsum
+Elu Equal Erf Exp Expand Flatten Floor Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity
 InstanceNormalization LayerNormalization LeakyRelu Log MatMul Max MaxPool Mean Min Mul Neg PRelu Pad Pow QuantizeLinear
 Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Resize Shape Sigmoid Sin Slice Softmax Softplus SpaceToDepth
 Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where

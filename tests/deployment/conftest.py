@@ -23,7 +23,7 @@ def slim_pipeline():
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory):
+def place(tmp_path_factory, request):
     """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
     pytest.importorskip("onnxscript")
     from deployment.export import export
@@ -33,10 +33,15 @@ def place(tmp_path_factory):
     alone.denoiser = None
     alone.save_pretrained(folder / "alone")
     slim_pipeline().save_pretrained(folder / "slim")
+    coloured = slim_pipeline()
+    coloured.register_to_config(residual_scale=[1.5, 0.5, 0.25])  # luma and chroma
+    coloured.save_pretrained(folder / "coloured")
     (folder / "slim" / "README.md").write_text("the card")
     logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
+    request.addfinalizer(lambda: logging.disable(logging.NOTSET))  # also if an export fails
     export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
     export(str(folder / "alone"), str(folder / "any"))
+    export(str(folder / "coloured"), str(folder / "coloured_any"))
     export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
     logging.disable(logging.NOTSET)
     return folder

@@ -48,15 +48,19 @@ def provider(request):
     return request.param
 
 
-@pytest.mark.parametrize(("kind", "size"), [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53))])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53)), ("coloured_any", (37, 53))],
+)
 def test_a_folder_restores_as_its_checkpoint(place, kind, size, provider):
     # Tiles of a network whose reach is known are exact, so the whole image is the measure of both.
     blurry = image(*size)
-    theirs = restored(place / {"tiles": "slim", "any": "alone"}[kind], blurry)
+    theirs = restored(place / {"tiles": "slim", "any": "alone", "coloured_any": "coloured"}[kind], blurry)
     ours = restored(place / kind, blurry, provider)
     assert (ours.images - theirs.images).abs().max() < 1e-4 < (ours.images - blurry).abs().mean()
     assert (ours.expected_error - theirs.expected_error).abs().max() < 1e-4
-    assert ours.tiles == ({"predictor": TILE, "denoiser": TILE} if kind == "tiles" else {"predictor": None})
+    side = TILE if kind == "tiles" else None
+    assert ours.tiles == ({"predictor": side} if kind == "any" else {"predictor": side, "denoiser": side})
 
 
 def test_half_precision_and_batches(place, provider):
