@@ -38,8 +38,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Groups, which one worker runs, come first: the others share the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Groups, which one worker runs, come first: the others share the rest meanwhile. Deployment comes last: a process
+    that has run OpenVINO can crash in a training of Lightning."""
+    items.sort(key=lambda item: ("deployment" in item.path.parts, item.get_closest_marker("xdist_group") is None))
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -104,6 +105,7 @@ def run_folder(no_network, tmp_path, monkeypatch):
 
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()  # its service, an earlier test's, works in that test's folder
+        sys.modules["wandb"].run = None  # which a logger would go on with
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
