@@ -1,5 +1,6 @@
 """The engines that run checked ONNX graphs, ONNX Runtime and OpenVINO, behind one call; this module needs no torch."""
 
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     import openvino
     from openvino import properties
 
-    core = openvino.Core()
+    core = _core()
     has_bf16 = "BF16" in core.get_property("CPU", properties.device.capabilities)
     within = precision if precision != "auto" else "bf16" if has_bf16 and facts.precision != "fp16" else "fp32"
     hints = {
@@ -92,6 +93,15 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     names = frozenset(name for port in request.model_inputs for name in port.names)
     shown = within if facts.precision == "fp32" else facts.precision
     return Engine(lambda inputs: request.infer(dict(inputs))[OUTPUT], names, shown, "openvino cpu")
+
+
+@functools.cache
+def _core():
+    """The only one of a process, kept to its end: a second one that is freed later than the first leaves the thread's
+    stack for signals in freed memory, and the next signal ends the process."""
+    import openvino
+
+    return openvino.Core()
 
 
 def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provider, threads: int) -> Engine:

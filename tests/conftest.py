@@ -38,9 +38,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Groups, which one worker runs, come first: the others share the rest meanwhile. Deployment comes last: a process
-    that has run OpenVINO can crash in a training of Lightning."""
-    items.sort(key=lambda item: ("deployment" in item.path.parts, item.get_closest_marker("xdist_group") is None))
+    """Groups, which one worker runs, come first: the others share the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_terminal_summary(terminalreporter, config):

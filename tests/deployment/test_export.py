@@ -84,6 +84,23 @@ def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(plac
     assert (1e-4 < difference < 0.05) if has_bf16 else difference < 0.05
 
 
+LOADED_AND_FREED = """
+import os, signal, sys
+from models.checkpoints import load_pipeline
+first, second = (load_pipeline(sys.argv[1], precision="fp32") for _ in range(2))
+del first, second
+signal.signal(signal.SIGCHLD, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGCHLD)
+"""
+
+
+def test_a_signal_is_handled_after_checkpoints_in_openvino_were_freed(place):
+    pytest.importorskip("openvino")
+    command = [sys.executable, "-c", LOADED_AND_FREED, str(place / "tiles")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "handled"), ended.stderr
+
+
 def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None if name == "openvino" else name)
     assert load_pipeline(str(place / "any")).place == "onnxruntime cpu"
