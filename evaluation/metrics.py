@@ -85,18 +85,16 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
     """
     names = set(names)
     require_known(names)
-    made, classes = (
-        {},
-        {
-            "lpips": Lpips,
-            "dists": Dists,
-            "niqe": Niqe,
-            "psnr_aligned": partial(Aligned, "psnr"),
-            "ssim_aligned": partial(Aligned, "ssim"),
-            "cer": partial(ErrorRate, "character", data, language),
-            "wer": partial(ErrorRate, "word", data, language),
-        },
-    )
+    classes = {
+        "lpips": Lpips,
+        "dists": Dists,
+        "niqe": Niqe,
+        "psnr_aligned": partial(Aligned, "psnr"),
+        "ssim_aligned": partial(Aligned, "ssim"),
+        "cer": partial(ErrorRate, "character", data, language),
+        "wer": partial(ErrorRate, "word", data, language),
+    }
+    made = {}
     for name in (name for name in METRICS if name in names):
         if name in _FUNCTIONS:
             (function, recipe), reason, inputs = _FUNCTIONS[name], None, ("restored", "sharp")

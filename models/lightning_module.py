@@ -229,10 +229,9 @@ class PredictAndRefine(Predict):
         s = self.scale() * size
         r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)
         crops = Crops(blurry, sharp, fixed, s, r_0)
-        # (N, ...) -> (N noises, ...), with the noises of one crop in a row
-        return crops if self.objective.noises == 1 else Crops(
-            *(x.repeat_interleave(self.objective.noises, 0) for x in crops)
-        ), loss
+        if self.objective.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
+            crops = Crops(*(x.repeat_interleave(self.objective.noises, 0) for x in crops))
+        return crops, loss
 
     def _draw(self, r_0: Tensor) -> tuple[Tensor, Tensor]:
         """The random numbers of noisy crops: u (N noises,), which places their levels in [0, 1), and eps, like r_0."""
