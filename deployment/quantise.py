@@ -30,9 +30,12 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
     os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
     import nncf
     import onnx
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
     nncf.set_log_level(logging.ERROR)
     preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
+    # NNCF's default, the mean of the crops' extremes, clips highlights: single pixels are off by half the range.
+    whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
     for name in networks(pipeline):
         graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
         crops, calls = calibrate(pipeline, name, graph, pairs)
@@ -45,6 +48,7 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
 
         model, data = onnx.load(path), (nncf.Dataset(calls), nncf.Dataset(crops[:JUDGED]))
         how = {"max_drop": max_drop, "preset": preset, "subset_size": len(calls)}
+        how["advanced_quantization_parameters"] = whole_range
         how["ignored_scope"] = nncf.IgnoredScope(names=nodes_in_float(model))
         quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **how)
         if target_device == "tensorrt":

@@ -64,6 +64,19 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
         assert 25 < psnr(ours(blurry, output_type="pt").images, theirs) < 80
 
 
+def test_int8_clips_nothing_that_one_of_the_crops_held(folder, pipeline, tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    for number, light in enumerate((0.02, 0.02, 0.02, 0.02, 1.0)):
+        image = light * torch.rand(3, 112, 112, generator=generator)
+        for side in ("blur", "sharp"):
+            images.write(tmp_path / "dark" / side / f"{number}.png", image)
+    pipeline.denoiser = None
+    quantise(pipeline, folder, str(tmp_path / "dark"), 50.0, "cpu")
+    bright = image[None, :, :96, :96]
+    ours = OnnxNetwork(folder / "predictor", "predictor", "cpu")(bright)[:, :3]
+    assert (ours - pipeline.predictor(bright)[:, :3]).abs().max() < 0.1
+
+
 def test_int8_for_tensorrt_is_symmetric_and_signed(folder, pipeline, pairs):
     quantise(pipeline, folder, pairs, 0.5, "tensorrt")
     for name in ("predictor", "denoiser"):
