@@ -32,7 +32,7 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
     import onnx
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
-    nncf.set_log_level(logging.ERROR)
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level also changes handlers that others added
     preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
     # NNCF's default, the mean of the crops' extremes, clips highlights: single pixels are off by half the range.
     whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
