@@ -196,8 +196,6 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
-    if values.get("flow") is not None:  # older versions trained these, too
-        raise CheckpointError(f"{what} was trained as a consistency flow, which is no longer sampled: give another")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
     c = numbers if len(numbers) > 1 else numbers[0]
     parts = found["predictor"], found.get("denoiser"), scheduler, c

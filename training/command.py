@@ -31,13 +31,11 @@ from training.averages import Averages
 from training.guards import Guard
 from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
 from training.resume import (
-    MOVED,
     AtomicCheckpointIO,
     Last,
     TakeOver,
     changed_settings,
     changes,
-    grouped,
     newest,
     read_checkpoint,
 )
@@ -212,10 +210,8 @@ class Command(LightningCLI):
         """
         if "pipeline" in self.checkpoint:
             here = plain(self.parser, self.config)
-            there = self.checkpoint.get("config", here)  # older checkpoints lack it
-            there["model"]["init_args"] = grouped(there["model"]["init_args"])
             differing = changes(self.checkpoint, self.model)
-            changed = changed_settings(there, here)
+            changed = changed_settings(self.checkpoint.get("config", here), here)
             differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
             if differing:
                 raise CheckpointError(
@@ -260,17 +256,11 @@ def require_files(name: str | None, config: Namespace) -> None:
 
 
 def _configs(args: list[str]) -> list[str]:
-    """The config files of a command line. Raises UsageError for one that is none, and for arguments that have moved."""
+    """The config files of a command line. Raises UsageError for one that is none."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     files = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
-    flags = [arg[8:].removeprefix("init_args.").split("=")[0] for arg in args if arg.startswith("--model.")]
-    names_by_source = {"the command line": flags}
     for file in files:
-        model = read_yaml(file, "--config").get("model")
-        names_by_source[file] = (model.get("init_args") or model) if isinstance(model, dict) else []
-    for where, names in names_by_source.items():
-        if moved := [f"model.{name} is now model.{MOVED[name]}" for name in names if name in MOVED]:
-            raise UsageError(f"{where}: {', '.join(moved)}")
+        read_yaml(file, "--config")
     return files
 
 

@@ -23,25 +23,6 @@ from models.objective import Objective, PredictorLoss, Residual
 from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-# Arguments of models.lightning_module that stand in a group today, and where; "scale" only in old checkpoints.
-MOVED = {
-    "lr": "optimizer.lr",
-    "weight_decay": "optimizer.weight_decay",
-    "betas": "optimizer.betas",
-    "warmup_steps": "optimizer.warmup_steps",
-    "decay_steps": "optimizer.decay_steps",
-    "loss": "predictor_loss.distance",
-    "perceptual": "predictor_loss.perceptual",
-    "predictor_weight": "predictor_loss.weight",
-    "noises": "objective.noises",
-    "refiner_perceptual": "objective.perceptual",
-    "perceptual_ramp": "objective.perceptual_ramp",
-    "perceptual_sigma": "objective.perceptual_sigma",
-    "scale": "residual.scale",
-    "residual_scale": "residual.scale",
-    "scale_kind": "residual.scale_kind",
-    "residual_colours": "residual.colours",
-}
 # Config keys that identify a run and its place, and do not affect training.
 PLACE = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
 
@@ -115,7 +96,7 @@ def differences(there: dict, here: dict) -> list[str]:
 def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
     here = model.objective_values()
-    stored = grouped(checkpoint.get("objective", {}))  # older checkpoints lack some values, and have others
+    stored = checkpoint.get("objective", {})  # older checkpoints lack some values, and have others
     there = {name: stored.get(name, value) for name, value in here.items()}
     for group, default in {"objective": Objective(), "predictor_loss": PredictorLoss(), "residual": Residual()}.items():
         if group in here:
@@ -125,16 +106,6 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
         config = {key: value for key, value in pipeline[part]["config"].items() if key in now[part]["config"]}
         pipeline[part] = pipeline[part] | {"config": config}
     return differences(pipeline, now) + differences(there, here)
-
-
-def grouped(values: dict) -> dict:
-    """A training objective, or a model's arguments, in groups as today; older checkpoints have them flat."""
-    groups = {name: value for name, value in values.items() if name not in MOVED}
-    for name in values.keys() & MOVED:
-        group, key = MOVED[name].split(".")
-        value = None if values[name] == "measured" else values[name]  # how the scale was stored
-        groups[group] = (groups.get(group) or {}) | {key: value}
-    return groups
 
 
 def changed_settings(there: dict, here: dict) -> list[str]:

@@ -142,18 +142,6 @@ def test_a_token_that_a_server_sends_back_is_not_repeated(monkeypatch):
     assert hub._reason(OSError("no entry for Bearer hf_secret\nat all")) == "no entry for Bearer ***"
 
 
-def test_a_checkpoint_of_a_consistency_flow_is_refused_and_an_older_one_without_loads(tmp_path):
-    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
-    index = tmp_path / "checkpoint" / "model_index.json"
-    content = json.loads(index.read_text())
-    assert "flow" not in content
-    index.write_text(json.dumps(content | {"flow": None}))
-    load_pipeline(str(tmp_path / "checkpoint"))
-    index.write_text(json.dumps(content | {"flow": {"sigma": 0.5, "segments": 5}}))
-    with pytest.raises(CheckpointError, match="was trained as a consistency flow"):
-        load_pipeline(str(tmp_path / "checkpoint"))
-
-
 def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
     path = folder / "denoiser" / "config.json"
     config = json.loads(path.read_text())

@@ -169,28 +169,6 @@ def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_default
     assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
 
 
-def test_a_checkpoint_from_before_the_groups_resumes_and_refuses_as_they_do(started, capsys):
-    shutil.copytree(started, "run")
-    path = Path("run/checkpoints/last.ckpt")
-    checkpoint = read_checkpoint(path)
-    values = {"loss": "l1", "fft_weight": 0.0, "perceptual": None, "predictor_weight": 1.0, "refiner_perceptual": None}
-    values |= {"scale": "measured", "scale_kind": "global", "residual_colours": "rgb"}
-    kept = ("loss", "levels", "log_normal", "sigma_range", "stratified")
-    values["objective"] = {name: checkpoint["objective"]["objective"][name] for name in kept}
-    checkpoint["objective"] = values | {"predictor_training": "detached"}
-    arguments = checkpoint["config"]["model"]["init_args"]
-    arguments |= {"lr": 0.02} | arguments.pop("optimizer") | arguments.pop("residual") | {"lr": 0.02}
-    torch.save(checkpoint, path)
-    Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
-    shutil.copy(started.parent / "run.yaml", "run.yaml")
-    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP]
-    changes = {"residual.scale": "1", "predictor_loss.distance": "psnr", "residual.scale_kind": "local"}
-    for name, value in changes.items():
-        assert train.main([*command, f"--model.{name}", value]) == 2
-        assert f"{name} is " in capsys.readouterr().err
-    assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
-
-
 LPIPS = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
 REFUSED = {  # flag -> another value, and what the refusal says of it
     "model.predictor": ("{init_args: {channels: 8}}", "predictor.channels is 8 here and 4 there"),
