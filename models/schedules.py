@@ -27,11 +27,6 @@ def linear(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tens
     return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]
 
 
-def quadratic(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
-    """Betas whose square roots lie on a straight line (DDIM, Song et al. 2021, appendix D)."""
-    return torch.linspace(beta_start**0.5, beta_end**0.5, steps + 1, dtype=torch.float64)[1:] ** 2
-
-
 def sigmoid(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
     """Betas on a logistic curve over [-6, 6] between beta_start and beta_end."""
     curve = torch.linspace(-6, 6, steps + 1, dtype=torch.float64)[1:].sigmoid()
@@ -99,13 +94,13 @@ class NoiseSchedule:
     Args:
         name: shape of the schedule.
         steps: number of betas.
-        beta_start: beta of the first step (linear, quadratic, sigmoid).
-        beta_end: beta of the last, noisiest step (linear, quadratic, sigmoid).
+        beta_start: beta of the first step (linear, sigmoid).
+        beta_end: beta of the last, noisiest step (linear, sigmoid).
         log_snr_max: log-SNR of the first step (log_snr).
         log_snr_min: log-SNR of the last step (log_snr).
     """
 
-    name: Literal["linear", "quadratic", "cosine", "sigmoid", "log_snr"] = "linear"
+    name: Literal["linear", "cosine", "sigmoid", "log_snr"] = "linear"
     steps: int = 2000
     beta_start: float = 1e-6
     beta_end: float = 1e-2
@@ -126,8 +121,7 @@ class NoiseSchedule:
         if not 0 < self.beta_start <= self.beta_end < 1:
             ends = f"{self.beta_start} and {self.beta_end}"
             raise ValueError(f"betas must satisfy 0 < beta_start <= beta_end < 1, got {ends}")
-        curve = {"linear": linear, "quadratic": quadratic, "sigmoid": sigmoid}[self.name]
-        return curve(self.steps, self.beta_start, self.beta_end)
+        return {"linear": linear, "sigmoid": sigmoid}[self.name](self.steps, self.beta_start, self.beta_end)
 
 
 def _betas(alpha_bar: Tensor) -> Tensor:

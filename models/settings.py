@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
 Preset = Literal["fidelity", "balanced", "perceptual"]
-Schedule = Literal["training", "linear", "quadratic", "cosine", "sigmoid", "log_snr"]
+Schedule = Literal["training", "linear", "cosine", "sigmoid", "log_snr"]
 SMALLEST_TILE = 64  # side in pixels
 
 
@@ -37,8 +37,8 @@ class SamplingSettings:
         schedule: noise levels to visit. training: evenly spaced levels of the checkpoint's training schedule. The
             others are built with exactly `steps` steps, as in the paper's search over noise schedules.
         steps: denoiser evaluations per sample.
-        beta_start: beta of the first step, for linear, quadratic and sigmoid.
-        beta_end: beta of the last (noisiest) step, for linear, quadratic and sigmoid.
+        beta_start: beta of the first step, for linear and sigmoid.
+        beta_end: beta of the last (noisiest) step, for linear and sigmoid.
         log_snr_max: log-SNR of the first step, for log_snr.
         log_snr_min: log-SNR of the last (noisiest) step, for log_snr.
         start: noise level to start from, as sigma = sqrt((1 - alpha_bar) / alpha_bar) in units of the residual's scale;
@@ -128,10 +128,8 @@ class SamplingSettings:
             unused["average"] = "there is one sample: give --num_samples 2 or more"
         if self.schedule != "log_snr":
             unused |= dict.fromkeys(("log_snr_max", "log_snr_min"), "it belongs to --schedule log_snr")
-        if self.schedule not in ("linear", "quadratic", "sigmoid"):
-            unused |= dict.fromkeys(
-                ("beta_start", "beta_end"), "the schedule has no betas: linear, quadratic, sigmoid do"
-            )
+        if self.schedule not in ("linear", "sigmoid"):
+            unused |= dict.fromkeys(("beta_start", "beta_end"), "the schedule has no betas: linear and sigmoid do")
         if self.blend == 0:
             drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", "keep_sharp", *unused)
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")

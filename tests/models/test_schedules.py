@@ -5,7 +5,7 @@ import torch
 
 from models.schedules import NoiseSchedule, linear, log_snr, respace, shorten
 
-NAMES = ["linear", "quadratic", "cosine", "sigmoid", "log_snr"]
+NAMES = ["linear", "cosine", "sigmoid", "log_snr"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,8 +23,6 @@ def by_hand(name: str) -> list[float]:
     """Betas in Python's own floats, from the formulas of the papers."""
     if name == "linear":  # b_0 .. b_T on a line of T + 1 points, of which b_0 is the clean residual's
         return [B_1 + (B_T - B_1) * t / T for t in range(1, T + 1)]
-    if name == "quadratic":  # Song et al. 2021, appendix D.3
-        return [(math.sqrt(B_1) + (math.sqrt(B_T) - math.sqrt(B_1)) * t / T) ** 2 for t in range(1, T + 1)]
     if name == "sigmoid":  # the logistic curve from -6 to 6
         return [B_1 + (B_T - B_1) / (1 + math.exp(6 - 12 * t / T)) for t in range(1, T + 1)]
     if name == "cosine":  # Nichol & Dhariwal 2021, equation 17, with s = 0.008 and betas of at most 0.999
