@@ -41,14 +41,6 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
     assert torch.equal(truth, cut(images, full.margin))
 
 
-def test_lengths_from_zero_give_nearly_sharp_images(images):
-    blur = SyntheticBlur([CameraShake(length=(0, 1.5))])
-    pairs = [blur(images, generators(4, seed)) for seed in range(20)]
-    errors = [(blurry - truth).pow(2).mean((1, 2, 3)).sqrt() for blurry, truth in pairs]
-    errors = torch.cat(errors)
-    assert 0 < errors.min() < 0.03 < 0.1 < errors.max() < 0.2
-
-
 def everything():
     return SyntheticBlur(
         [CameraShake((0, 9)), SixDegrees((0, 6)), Defocus((1, 3))],
@@ -266,9 +258,6 @@ def test_the_kernel_is_how_a_point_of_light_spreads():
         torch.testing.assert_close(found, kernel, rtol=0, atol=1e-6)
     turning = everything()
     assert not turning.has_kernels and turning.uniform().has_kernels and len(turning.uniform().camera) == 2
-    same = ("file_values", "saturation", "shot_noise", "read_noise", "jpeg", "clean", "response")
-    for name in (*same, "halo", "resample"):
-        assert getattr(turning.uniform(), name) == getattr(turning, name)
     assert turning.uniform().softens == [0.5, 0.5] and turning.uniform().moves == [0, 0]
     with pytest.raises(ValueError, match="no camera part with one kernel"):
         SyntheticBlur([SixDegrees()]).uniform()

@@ -1,7 +1,6 @@
 import shutil
 from pathlib import Path
 
-import jsonargparse
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -10,12 +9,11 @@ from lightning.pytorch.loggers import CSVLogger
 
 from data import images
 from data.blur import SyntheticBlur
-from data.camera import CameraShake, SixDegrees
+from data.camera import CameraShake
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Source
 from data.pairs import generator_of
 from tests import processes
-from tests.conftest import ASSETS
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
 
@@ -86,16 +84,16 @@ def assert_same(left, right):
         assert torch.equal(a["sharp"], b["sharp"]) and torch.equal(a["blurry"], b["blurry"])
 
 
-@pytest.mark.parametrize("synthetic", [False, True], ids=["pairs", "synthetic"])
-def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic):
-    whole = Recorder()
+@pytest.mark.parametrize(("synthetic", "mixed"), [(False, 1), (True, 1), (True, 4)])
+def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic, mixed):
+    whole, options = Recorder(), {"mix_batches": mixed}
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-    trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, synthetic))
+    trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, synthetic, **options))
     assert len(whole.seen["train"]) == 6
 
     for workers in (0, 2):
         rest = Recorder()
-        trainer(tmp_path).fit(rest, module(root, synthetic, workers), ckpt_path=tmp_path / "step=3.ckpt")
+        trainer(tmp_path).fit(rest, module(root, synthetic, workers, **options), ckpt_path=tmp_path / "step=3.ckpt")
         assert_same(rest.seen["train"], whole.seen["train"][3:])
         assert torch.equal(rest.number, whole.number)
 
@@ -276,28 +274,6 @@ def test_missing_data(tmp_path, root):
         DeblurDataModule(str(root), patch_size=0)
 
 
-def test_yaml_builds_it(tmp_path):
-    def build(data: DeblurDataModule):
-        return data
-
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        "data: {class_path: data.datamodule.DeblurDataModule, init_args: {train: photos, val_crop: null,"
-        " blur: {camera: [{class_path: data.camera.CameraShake, init_args: {length: [2, 9]}}]}}}"
-    )
-    data = jsonargparse.auto_cli(build, args=[f"--config={config}"])
-    assert data.val_crop is None and data.blur.camera[0].length == (2, 9) and data.blur.margin == 6
-
-
-def test_mixed_batches_go_on_after_resuming(tmp_path, root):
-    options = {"mix_batches": 4}
-    whole, rest = Recorder(), Recorder()
-    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-    trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, True, **options))
-    trainer(tmp_path).fit(rest, module(root, True, workers=1, **options), ckpt_path=tmp_path / "step=3.ckpt")
-    assert_same(rest.seen["train"], whole.seen["train"][3:])
-
-
 def test_a_mix_of_datasets_by_weight(tmp_path, root):
     for i in range(3):
         images.write(tmp_path / "shaky" / f"other{i}.png", torch.rand(3, 40, 40))
@@ -326,16 +302,6 @@ def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, worker
     assert lines == [f"skipped, {i + 1} so far, 1 different: {sentence}" for i in range(count)]
     rows = (Path(logs.log_dir) / "metrics.csv").read_text().split()
     assert rows[0].split(",")[0] == "data/skipped" and [float(row.split(",")[0]) for row in rows[1:]][-1] == count
-
-
-def test_real_photographs_train_and_real_pairs_validate(tmp_path):
-    blur = SyntheticBlur([SixDegrees((2, 6)), CameraShake((3, 9))], read_noise=(0, 0.01))
-    blurry, sharp = str(ASSETS / "pairs" / "blur"), str(ASSETS / "pairs" / "sharp")
-    val = Source(blurry=blurry, sharp=sharp)
-    data = DeblurDataModule(sharp, val, blur=blur, patch_size=32, batch_size=2, val_crop=64)
-    recorder = Recorder()
-    trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(recorder, data)
-    assert len(data.train_set.items) == len(recorder.seen["val"]) == 4
 
 
 def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, caplog):

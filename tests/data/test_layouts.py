@@ -7,7 +7,6 @@ import torch
 from data import images
 from data.layouts import SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
 from data.search import DataError
-from tests.conftest import ASSETS
 from tools.doctor import COUNTS
 
 
@@ -94,11 +93,6 @@ def test_missing_and_empty_folders(tmp_path):
     (tmp_path / "sharp").mkdir()
     with pytest.raises(DatasetError, match="holds no pairs"):
         find_pairs(tmp_path)
-
-
-def test_real_pairs():
-    names = [pair.name for pair in find_pairs(ASSETS / "pairs")]
-    assert names == ["gopro_test_01", "realblur_j_scene050_6", "reds_000_002", "rsblur_1"]
 
 
 def published(root: Path) -> Path:

@@ -6,7 +6,7 @@ import torch
 
 from base.seeds import seed_of
 from data import images, search
-from data.layouts import DatasetError, Pair, find_pairs
+from data.layouts import DatasetError, find_pairs
 from data.pairs import (
     FramePairs,
     FrameSharp,
@@ -127,14 +127,6 @@ def test_sharp_frames_have_a_seed_from_their_name(pairs, tmp_path):
     assert sharp_frames(tmp_path / "sharp", margin=4, seed=7)[0]["seed"] == frames[1]["seed"]
     with pytest.raises(DatasetError, match=r"1\.png has 60x41 pixels"):
         sharp_frames(tmp_path / "sharp", margin=21)[0]
-
-
-def test_pairs_of_different_size(tmp_path):
-    images.write(tmp_path / "blurry.png", torch.zeros(3, 4, 5))
-    images.write(tmp_path / "sharp.png", torch.zeros(3, 4, 6))
-    dataset = FramePairs([Pair("a", tmp_path / "blurry.png", tmp_path / "sharp.png")])
-    with pytest.raises(DatasetError, match=r"blurry\.png has 5x4, .*sharp\.png has 6x4\.$"):
-        dataset[0]
 
 
 def test_flatten(pairs):
