@@ -1,29 +1,13 @@
-import itertools
-
 import pytest
 import torch
 
 from models.diffusion import (
     PREDICTION_TYPES,
     add_noise,
-    add_residual,
     estimate_r_0,
-    residual,
     sample_alpha_bar,
     target,
 )
-from models.schedules import linear
-
-
-def uniform(count):
-    return torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def test_residual_is_sharp_minus_prediction_and_is_added_back():
-    sharp, x_init = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
-    r_0 = residual(sharp, x_init, 0.1)
-    assert torch.equal(r_0, (sharp - x_init) / 0.1)
-    assert torch.allclose(add_residual(x_init, r_0, 0.1), sharp, atol=1e-6)
 
 
 def test_add_noise_has_the_stated_mean_and_variance():
@@ -52,18 +36,6 @@ def test_v_is_the_derivative_of_the_rotation():
         2 * step
     )
     assert torch.allclose(target(r_0, eps, phi.cos() ** 2, "v_prediction"), derivative, atol=1e-8)
-
-
-def test_alpha_bar_is_uniform_inside_uniform_steps():
-    alphas_cumprod = (1 - linear(4, 0.1, 0.6)).cumprod(0)
-    draws = sample_alpha_bar(alphas_cumprod, uniform(40_000)).double()
-    edges = torch.cat([alphas_cumprod.flip(0), torch.ones(1, dtype=torch.float64)])
-    assert draws.min() >= edges[0] and draws.max() <= 1
-    for low, high in itertools.pairwise(edges):
-        inside = draws[(draws >= low) & (draws < high)]
-        assert len(inside) / len(draws) == pytest.approx(0.25, abs=0.015)
-        quarters = torch.histc((inside - low) / (high - low), 4, 0, 1) / len(inside)
-        assert torch.allclose(quarters, torch.full((4,), 0.25, dtype=torch.float64), atol=0.025)
 
 
 def test_a_level_lies_where_u_says_from_the_clean_end_on():

@@ -210,14 +210,6 @@ class TestTraining:
         assert torch.equal(saved.denoiser.unet.head.weight, seen["first"])
         assert saved.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
 
-    def test_staged_training_starts_from_the_first_stage(self, tmp_path):
-        first = module(kind=Predict)
-        fit(first, tmp_path, 2)
-        first.pipeline().save_pretrained(tmp_path / "stage1")
-        second = module(init_from=str(tmp_path / "stage1"), predictor_training="frozen")
-        for a, b in zip(first.predictor.parameters(), second.predictor.parameters(), strict=True):
-            assert torch.equal(a, b)
-
     def test_learning_rate_warms_up_and_ends_at_zero(self, tmp_path):
         rates = [step["rate"] for step in steps_of(module(optimizer={"warmup_steps": 4}), tmp_path, 12)]
         assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
