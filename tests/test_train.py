@@ -98,34 +98,6 @@ def test_staged_training_by_config(run_folder):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_best_by_lpips_is_kept():
-    Path("photos/b.png").unlink()
-    train_run("run", "--data.blur.init_args.camera", SHORT)
-    assert Path("run/checkpoints/best-lpips.ckpt").is_file()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_run_resumes_with_its_own_objective_alone(capsys):
-    flags = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]
-    own = ["--model.objective.loss", "l2", "--model.objective.stratified", "true"]
-    stop = ["--trainer.callbacks+", "tests.test_train.StopAfterThree"]
-    assert train.main([*flags, *own, *stop]) == 0
-    before = Path("run/checkpoints/last.ckpt").read_bytes()
-    for other, sentence in (
-        (["--model.objective.loss", "l2"], "objective.stratified is False here and True there"),
-        ([*own, "--model.predictor_loss.weight", "0.5"], "predictor_loss.weight is 0.5 here and 1.0 there"),
-        ([*own, "--model.residual.scale", "1.0"], "residual.scale is 1.0 here and None there"),
-        ([*own, "--model.denoiser.init_args.prediction_type", "sample"], "prediction_type is sample here"),
-    ):
-        assert train.main([*flags, *other]) == 2
-        said = capsys.readouterr().err
-        assert "cannot resume" in said and sentence in said
-    assert Path("run/checkpoints/last.ckpt").read_bytes() == before
-    assert train.main([*flags, *own]) == 0
-    assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_the_perceptual_term_by_the_config():
     term = "{class_path: evaluation.perceptual.PerceptualLoss}"
     flags = [

@@ -331,9 +331,3 @@ def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path
     for height, width in ((300, 300), (131, 250), (50, 77)):
         odd = image(height, width) * 2 - 1
         assert (ours(odd) - theirs(odd)).abs().max() < 1e-4
-
-
-def test_several_images_give_what_each_gives_alone(place):
-    network = load_pipeline(str(place / "any")).predictor
-    pair = torch.cat([image(40, 56), image(40, 56).flip(3)])
-    assert torch.equal(network(pair), torch.cat([network(pair[:1]), network(pair[1:])]))

@@ -15,11 +15,10 @@ from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
 from data.checks import check_files
-from data.datamodule import DeblurDataModule
-from data.layouts import DatasetError, Listing, Pair, find_pairs
+from data.layouts import DatasetError, find_pairs
 from data.pairs import generator_of
 from tests.conftest import ASSETS
-from tools.doctor import _shared_scenes, diagnose, examine, find_shift, main
+from tools.doctor import diagnose, examine, find_shift, main
 
 KINDS = (
     "unpaired",
@@ -139,14 +138,6 @@ def test_a_dataset_without_splits_is_one_split_and_warned_of(clean, tmp_path, ca
     assert f"{root}: layout flat, variant blur: 5 pairs\n  warning: no folders train/ and val/" in said
 
 
-def test_the_direction_of_a_shift_is_told(clean, tmp_path):
-    root = tmp_path / "data"
-    shutil.copytree(clean / "train", root)
-    images.write(root / "blur" / "train0.png", images.read(root / "sharp" / "train0.png").roll((5, -7), (1, 2)))
-    (fault,) = diagnose(str(root), num_workers=0)["faults"]
-    assert fault["sentence"].endswith("train0.png by -7 right and 5 down.")
-
-
 def test_the_shift_is_measured():
     wide = scene("shift", height=160, width=160)
     (blurry,), (sharp,) = SyntheticBlur([CameraShake(length=(8, 8))])(wide[None], [generator_of(1)])
@@ -170,17 +161,6 @@ def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean):
     assert "train has 2 pairs, the published gopro has 2103." in sentences
     assert "test has 2 pairs, the published gopro has 1111." in sentences
     assert "The scene GOPR0372_07_00 is in test and train." in sentences and len(sentences) == 3
-
-
-@given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
-def test_every_scene_in_two_splits_is_found_and_no_other(train, test):
-    def listing(scenes):
-        return Listing("gopro", "blur", [Pair(f"GOPR{i}/{n}", Path("b"), Path("s")) for i in scenes for n in (1, 2)])
-
-    faults = _shared_scenes({"train": listing(train), "test": listing(test)})
-    assert sorted(fault.name for fault in faults) == sorted(f"GOPR{i}" for i in train & test)
-    flat = {split: Listing("flat", "blur", [Pair("a/1", Path("b"), Path("s"))]) for split in ("train", "test")}
-    assert _shared_scenes(flat) == []  # folders of equal names are no scenes where a layout has none
 
 
 def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(clean, tmp_path):
@@ -223,21 +203,6 @@ def test_the_cheap_part_names_every_damaged_file(clean, tmp_path):
     assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
         check_files([pair.sharp for pair in pairs])
-
-
-@pytest.mark.slow
-def test_the_cheap_part_names_one_damaged_file_among_thousands(tmp_path):
-    images.write(tmp_path / "one.png", scene("one", height=16, width=16))
-    whole = (tmp_path / "one.png").read_bytes()
-    for side in ("blur", "sharp"):
-        (tmp_path / "data" / side).mkdir(parents=True)
-        for i in range(3000):
-            (tmp_path / "data" / side / f"{i:04}.png").write_bytes(whole)
-    ill = tmp_path / "data" / "blur" / "2345.png"
-    ill.write_bytes(whole[:-30])
-    with pytest.raises(images.ImageError) as caught:
-        DeblurDataModule(str(tmp_path / "data"), patch_size=16).setup("fit")
-    assert str(caught.value) == f"{ill} cannot be decoded, it may be damaged: its end is missing."
 
 
 def test_a_killed_process_ends_as_one_sentence(tmp_path):

@@ -10,7 +10,6 @@ from data import images
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
-from tests import processes
 from tools.make_pairs import main, read_blur
 
 SIDES = ("blur", "sharp")
@@ -170,10 +169,3 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
         make(photos, "set")
     assert "\n" not in str(caught.value)
     assert sorted(photos.parent.rglob("*")) == before
-
-
-def test_the_command_says_one_sentence(photos):
-    command = [photos, "--config", "missing.yaml", "--output", photos.parent / "set"]
-    run = processes.run("tools.make_pairs", command)
-    assert run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1
-    assert run.stderr.startswith("tools.make_pairs: error: ") and "missing.yaml" in run.stderr

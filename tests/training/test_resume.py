@@ -5,9 +5,7 @@ import pickle
 import random
 import re
 import resource
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -220,34 +218,6 @@ def test_a_checkpoint_that_would_run_code_does_not(fit):
             code, said = fit(*flags)
             assert code == 2 and "holds more than tensors and plain values" in said
     assert not Path("executed").exists()
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 MB of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, timeout=300)
-    if mounted.returncode:
-        pytest.skip("only root may mount a small disk")
-    yield disk
-    subprocess.run(["umount", disk], check=True, timeout=300)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_disk_that_is_full_keeps_the_checkpoints_and_the_run_resumes_when_there_is_room(small_disk, capsys):
-    flags = [*COMMAND, str(small_disk / "run"), "--trainer.max_steps"]
-    assert train.main([*flags, "2"]) == 0
-    checkpoints = small_disk / "run" / "checkpoints"
-    before = {path.name: path.read_bytes() for path in checkpoints.iterdir()}
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(bytes(free - len(before["last.ckpt"]) // 2))
-    capsys.readouterr()
-    assert train.main([*flags, "4"]) == 2
-    assert "could not be written" in (said := capsys.readouterr().err) and "make room" in said
-    assert {path.name: path.read_bytes() for path in checkpoints.iterdir()} == before
-    (small_disk / "filler").unlink()
-    assert train.main([*flags, "4"]) == 0
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """What training says of its speed, and what makes it fast, on small real runs."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed import Clock, step_flops
+from benchmarks.speed import step_flops
 from models.heads import Predictor
 from models.lightning_module import Predict, PredictAndRefine
 from models.objective import Objective
@@ -33,18 +32,6 @@ def test_a_run_says_how_fast_it_is():
         assert float(row["train/device/samples_per_sec"]) > 0 and int(row["train/samples"]) == 2 * int(row["step"])
         assert float(row["speed/crops_per_s"]) > 0 and 0 <= float(row["speed/data_wait"]) <= 1
         assert 0 < float(row["speed/mfu"]) < 1 and float(row["speed/peak_gib"]) > 0.1
-
-
-def test_the_clock_counts_batches_and_nothing_between(monkeypatch):
-    ticks = iter([0, 3, 10, 100, 101, 105])  # asked, there, done; the same again after a validation
-    monkeypatch.setattr("benchmarks.speed.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    clock = Clock()
-    for _ in range(2):
-        clock.start("[_TrainingEpochLoop].train_dataloader_next")
-        clock.start("run_training_batch")
-        clock.stop("[_TrainingEpochLoop].train_dataloader_next")
-        clock.lap()
-    assert (clock.seconds, clock.waited) == (15, 4)
 
 
 class Convolution(Predictor):
