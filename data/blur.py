@@ -6,6 +6,7 @@ saturation, noise, JPEG).
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Literal
 
 import imagecodecs
@@ -172,8 +173,12 @@ class SyntheticBlur:
         self.response, self.file_values = response, file_values
         self.saturation, self.shot_noise, self.read_noise = saturation, shot_noise, read_noise
         self.jpeg, self.clean, self.halo, self.resample = jpeg, clean, halo, resample
-        parts = [*self.camera, *([moving] if moving else [])]
-        self.margin = max((part.margin for part in parts), default=0) + (soften.margin if soften else 0)
+
+    @property
+    def margin(self) -> int:
+        """The pixels on every side that the blur needs and crops."""
+        parts = [*self.camera, *([self.moving] if self.moving else [])]
+        return max((part.margin for part in parts), default=0) + (self.soften.margin if self.soften else 0)
 
     def __call__(self, sharp: Tensor, generators: Sequence[Generator]) -> tuple[Tensor, Tensor]:
         """Blur (N, 3, H, W) images in [0, 1], on their device, with one CPU generator per image.
@@ -202,22 +207,10 @@ class SyntheticBlur:
         kept = [at for at, part in enumerate(self.camera) if hasattr(part, "kernel")]
         if not kept:
             raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
-        soften = self.soften and Softening([self.softens[at] for at in kept], self.soften.sigma)
-        camera, weights = [self.camera[at] for at in kept], self.weights[kept].tolist()
-        return SyntheticBlur(
-            camera,
-            weights,
-            soften=soften,
-            response=self.response,
-            file_values=self.file_values,
-            saturation=self.saturation,
-            shot_noise=self.shot_noise,
-            read_noise=self.read_noise,
-            jpeg=self.jpeg,
-            clean=self.clean,
-            halo=self.halo,
-            resample=self.resample,
-        )
+        blur = copy(self)
+        blur.camera, blur.weights = [self.camera[at] for at in kept], self.weights[kept]
+        blur.moving, blur.moves, blur.softens = None, [0.0] * len(kept), [self.softens[at] for at in kept]
+        return blur
 
     def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
         """The index of the camera part, uniform random numbers for all other choices, and a seed for the parts."""

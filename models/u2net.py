@@ -96,7 +96,6 @@ class U2NetPredictor(Predictor):
         variant: "full" (44.0 M parameters), "lite" (1.1 M), or "small" (3.6 M; for `unshuffle` 2).
         norm: "batch" (official), "pixel" (over the channels of each pixel, once per block) or "none". With the last two
             the output never depends on statistics of the crop.
-        out_channels: channels of the heads: 3; 1 gives the official saliency heads, for loading and counting only.
         unshuffle: side k of the pixel blocks that are moved to channels (Shi et al., CVPR 2016), so that the first
             resolution is 1/k and the heads predict k^2 pixels per position; 1 is official.
         side_outputs: fuse six side outputs and supervise them (official); otherwise the last stage's head gives x_init.
@@ -112,7 +111,6 @@ class U2NetPredictor(Predictor):
         self,
         variant: Literal["full", "lite", "small"] = "full",
         norm: U2NetNorm = "batch",
-        out_channels: int = 3,
         unshuffle: int = 1,
         side_outputs: bool = True,
         upsample: Upsample = "bilinear",
@@ -125,7 +123,7 @@ class U2NetPredictor(Predictor):
             raise ValueError(f"norm must be one of {', '.join(get_args(U2NetNorm))}, got {norm!r}")
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
-        heads, i, widths = out_channels * unshuffle**2, 3 * unshuffle**2, {}
+        heads, i, widths = 3 * unshuffle**2, 3 * unshuffle**2, {}
         for (stage, height), (mid, o) in zip(STAGES.items(), TABLES[variant], strict=True):
             skip = widths.get(stage.removesuffix("d"), 0)  # a stage of the decoder also takes that of the encoder
             self.add_module(stage, RSU(height, i + skip, mid, o, norm, upsample))

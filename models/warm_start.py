@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from models.checkpoints import load_pipeline, networks
@@ -41,9 +40,8 @@ def _copy_official(path: Path, predictor: nn.Module) -> None:
         raise CheckpointError(
             f"{path} holds bare weights: from such a file only a U2NetPredictor of norm batch can start"
         )
-    state, variant = read_weights(path), predictor.config.variant
-    with torch.device("meta"):  # only its shapes are needed
-        official = U2NetPredictor(variant, out_channels=1)
-    check_keys(official, state, f"{path}, read as the official U2-Net ({variant}),")
-    body = {key: value for key, value in state.items() if not key.startswith(("side", "outconv"))}
-    predictor.load_state_dict(predictor.state_dict() | body)
+    heads = ("side", "outconv")
+    state = {key: value for key, value in read_weights(path).items() if not key.startswith(heads)}
+    state |= {key: value for key, value in predictor.state_dict().items() if key.startswith((*heads, "log_size."))}
+    check_keys(predictor, state, f"{path}, read as the official U2-Net ({predictor.config.variant}),")
+    predictor.load_state_dict(state)

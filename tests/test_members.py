@@ -11,7 +11,6 @@ from PIL import Image
 
 from data import images
 from data.blur import SyntheticBlur, from_light, to_light
-from data.camera import CameraShake
 from data.checks import check_files
 from data.images import FORMATS
 from data.layouts import LISTERS, Listing, Pair
@@ -63,15 +62,6 @@ def test_a_pair_is_as_large_as_it_is_upright(tmp_path, orientation):
 def test_a_scene_in_two_splits_is_a_leak_where_the_layout_has_scenes(tmp_path, layout):
     listing = Listing(layout, "blur", [Pair("scene/1", tmp_path, tmp_path)])
     assert bool(_shared_scenes({"train": listing, "test": listing})) == (layout in BY_SCENE)
-
-
-def test_a_uniform_blur_keeps_every_other_value():
-    own = {"response": "gamma", "file_values": 0.3, "saturation": (0.1, 0.2), "shot_noise": (0.1, 0.3)}
-    own |= {"read_noise": (0.2, 0.3), "jpeg": (30, 40), "clean": 0.25, "halo": (0.1, 0.2), "resample": (0.5, 0.8)}
-    kept = signature(SyntheticBlur).parameters.keys() - {"camera", "weights", "moving", "soften"}
-    assert own.keys() == kept
-    blur = SyntheticBlur([CameraShake()], **own).uniform()
-    assert {name: getattr(blur, name) for name in kept} == own
 
 
 @pytest.mark.parametrize("response", get_args(signature(SyntheticBlur).parameters["response"].annotation))

@@ -8,14 +8,9 @@ Warns if there are no splits, since the run would then validate on its training 
 
 import hashlib
 import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -24,10 +19,10 @@ from torch import Tensor
 
 from base.command_line import call
 from base.files import replacing
-from base.progress import ProgressBar
 from base.stop import run_command
 from data import images
 from data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
+from tools.resumable import on_all_cores
 
 # Numbers of pairs in the complete datasets; docs/data.md gives the sources.
 COUNTS = {
@@ -85,7 +80,9 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
             sentence = f"{split} has {len(listing.pairs)} pairs, the published {listing.layout} has {published}."
             faults.append(Fault("count", split, "", (), sentence))
     work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
-    for (split, pair), (found, mark) in zip(work, _all(work, num_workers), strict=True):
+    sides = zip(*work, strict=True) if work else ((), ())
+    examined = on_all_cores(examine, *map(list, sides), workers=num_workers, unit="pair", desc="examining")
+    for (split, pair), (found, mark) in zip(work, examined, strict=True):
         faults += found
         if mark is not None:
             prints.setdefault(mark, []).append((split, pair))
@@ -99,27 +96,6 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
         "undivided": undivided,
         "faults": [asdict(fault) for fault in faults],
     }
-
-
-def _all(work: Sequence[tuple[str, Pair]], num_workers: int | None) -> Iterator[tuple[list[Fault], bytes | None]]:
-    """Examine all pairs, in order, with a progress bar."""
-    bar = {"total": len(work), "desc": "examining", "unit": "pair"}
-    workers = min(os.cpu_count() or 1 if num_workers is None else num_workers, len(work) // 8)
-    if workers < 2:
-        yield from ProgressBar(map(examine, *zip(*work, strict=True)) if work else (), **bar)
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield from ProgressBar(pool.map(examine, *zip(*work, strict=True), chunksize=4), **bar)
-    except BrokenProcessPool:
-        # The pool would wait forever for a process that was just starting when another one was killed.
-        for process in active_children():
-            process.kill()
-        raise DatasetError(
-            "A process that examined images was killed, perhaps for its memory: give fewer num_workers."
-        ) from None
-    finally:
-        pool.shutdown()
 
 
 def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:

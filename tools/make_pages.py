@@ -132,7 +132,7 @@ def make(
     with resumable(folder, "pages.json", facts) as part:
         (part / "text").mkdir(exist_ok=True)
         work = partial(make_page, folder=part, **look)
-        on_all_cores(work, names, workers=workers, unit="page")
+        list(on_all_cores(work, names, workers=workers, unit="page"))
     print(f"{folder}: {count} pages in {len(facts['families'])} font families with seed {seed}")
 
 

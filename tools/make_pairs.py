@@ -168,7 +168,7 @@ def make(
     facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
-        on_all_cores(work, list(found), list(found.values()), workers=workers, unit="photo")
+        list(on_all_cores(work, list(found), list(found.values()), workers=workers, unit="photo"))
         if crops is None:
             copy_texts(found, part / "text")
         pairs = [name for photo in found for name in names_of(photo, crops)]

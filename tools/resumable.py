@@ -1,13 +1,16 @@
-"""Output folders of many files that a stopped command can resume, filled on all cores."""
+"""Work on all cores, and output folders of many files that a stopped command can resume."""
 
 import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from base.progress import ProgressBar
 from data.layouts import DatasetError
@@ -37,22 +40,35 @@ def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator
     os.replace(part, folder)
 
 
-def on_all_cores(function: Callable, *arguments: Sequence, workers: int | None, unit: str) -> None:
-    """Call a function of a module with each of its arguments, with a progress bar that counts `unit`.
+def on_all_cores(
+    function: Callable, *arguments: Sequence, workers: int | None, unit: str, desc: str | None = None
+) -> Iterator[Any]:
+    """What a function of a module returns for each of its arguments, in order, with a progress bar that counts `unit`.
 
     Args:
         function: called with an element of each sequence.
         arguments: sequences of one length.
         workers: processes; None: one per core, but at most one for every four calls: a process takes as long to start.
         unit: what a call makes.
+        desc: what the bar begins with.
+
+    Raises:
+        DatasetError: a process was killed.
     """
     count = len(arguments[0])
-    workers = min(workers or min(len(os.sched_getaffinity(0)), -(-count // 4)), count)
-    bar = {"total": count, "unit": unit}
-    if workers == 1:
-        for _ in ProgressBar(map(function, *arguments), **bar):
-            pass
+    wanted = min(len(os.sched_getaffinity(0)), -(-count // 4)) if workers is None else workers
+    bar = {"total": count, "unit": unit, "desc": desc}
+    if min(wanted, count) < 2:
+        yield from ProgressBar(map(function, *arguments), **bar)
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for _ in ProgressBar(pool.map(function, *arguments), **bar):
-            pass
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(wanted, count), spawn, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield from ProgressBar(pool.map(function, *arguments), **bar)
+    except BrokenProcessPool:
+        # The pool would wait forever for a process that was just starting when another one was killed.
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise DatasetError("A process was killed, perhaps for its memory: give fewer workers.") from None
+    finally:
+        pool.shutdown()

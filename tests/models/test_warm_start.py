@@ -117,10 +117,10 @@ def test_wrong_u2net_weights_are_refused_by_name(tmp_path):
     wrong = refused(lite, state | {key: torch.zeros(16, 8, 3, 3)})
     assert f"{key} has shape (16, 8, 3, 3), expected (16, 16, 3, 3)" in wrong
     assert "has extra (1,)" in refused(lite, state | {"extra": torch.zeros(1)})
-    assert "lacks outconv.bias (1,)" in refused(lite, {"weight": torch.zeros(1)})
+    assert "lacks stage1.rebnconv1.bn_s1.bias (16,)" in refused(lite, {"weight": torch.zeros(1)})
     assert "norm batch" in refused(U2NetPredictor("lite", norm="none"), state)
     assert "U2NetPredictor" in refused(UNetPredictor(8, (1, 2), 1), state)
     assert "holds no weights" in refused(lite, {"epoch": 3})
     torch.save(state, path)
-    with pytest.raises(CheckpointError, match=r"side3\.weight has shape \(1, 64, 3, 3\), expected \(1, 128, 3, 3\)"):
+    with pytest.raises(CheckpointError, match=r"bias has shape \(16,\), expected \(32,\)"):
         copy_weights(str(path), U2NetPredictor("full"))

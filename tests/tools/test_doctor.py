@@ -220,7 +220,7 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
 
     threading.Thread(target=kill, daemon=True).start()
     report = tmp_path / "report.json"
-    with pytest.raises(DatasetError, match=r"^A process that examined images was killed.*\.$"):
+    with pytest.raises(DatasetError, match=r"^A process was killed.*\.$"):
         main(str(tmp_path / "data"), report=str(report), num_workers=2)
     assert not list(tmp_path.glob("*report*"))
 
