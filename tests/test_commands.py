@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "python -m ruff": "is make lint",
     "python -m batch": "a cluster; tests/batch runs it on a local Ray",
     "python -m data.make_test_set": "of an earlier commit, as the page says",
-    "python sample.py photo.jpg --checkpoint user/name@v1": "downloads; tests/test_hub.py has a hub",
+    "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
 MEASURE = ("ablation", "batch", "blur", "deployment", "reference", "sampling", "training")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import hub, index
+from models import index
 from models.checkpoints import checkpoint_hash, load_pipeline, save_presets
 from models.settings import SamplingSettings
 from models.u2net import U2NetPredictor
@@ -135,11 +135,6 @@ def test_without_the_repository_s_checkpoint_a_sentence_says_so(tmp_path, monkey
         index.pretrained()
     (tmp_path / "pretrained" / "lite").mkdir(parents=True)
     assert index.pretrained() == str(tmp_path / "pretrained" / "lite")
-
-
-def test_a_token_that_a_server_sends_back_is_not_repeated(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert hub._reason(OSError("no entry for Bearer hf_secret\nat all")) == "no entry for Bearer ***"
 
 
 def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
