@@ -53,10 +53,7 @@ def load_pipeline(
         CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
             ONNX file is damaged, was not exported here, or cannot be run on this machine.
     """
-    if source.endswith(".ckpt"):
-        pipeline = from_ckpt(Path(source), classes=classes)
-    else:
-        pipeline = from_folder(find_folder(source), provider, precision, classes)
+    pipeline = read_pipeline(source, provider, precision, classes)
     if isinstance(pipeline.predictor, OnnxNetwork):
         pipeline.precision = pipeline.predictor.engine.precision
         if str(device) not in ("auto", "cpu"):
@@ -87,6 +84,15 @@ def load_pipeline(
     return pipeline
 
 
+def read_pipeline(
+    source: str, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
+) -> DeblurPipeline:
+    """The pipeline of a source, as it is stored. Raises CheckpointError as `load_pipeline` does."""
+    if source.endswith(".ckpt"):
+        return from_ckpt(Path(source), classes)
+    return from_folder(find_folder(source), provider, precision, classes)
+
+
 def from_folder(
     folder: Path, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
 ) -> DeblurPipeline:
@@ -104,12 +110,7 @@ def from_folder(
             continue
         config = read_json(folder / part / "config.json", "the checkpoint is incomplete, copy it again")
         state = read_folder(folder / part)
-        network = _build(known, index[part][1], config, state, f"{folder / part}")
-        if not state and network.state_dict():
-            raise CheckpointError(f"{folder / part} has no weights (*.safetensors): the checkpoint is incomplete")
-        check_keys(network, state, f"{folder / part}")
-        network.load_state_dict(state)
-        found[part] = network
+        found[part] = _network(known, index[part][1], config, state, f"{folder / part}")
     if "predictor" not in found:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json", "the checkpoint is incomplete")
@@ -126,13 +127,9 @@ def from_ckpt(path: Path, classes: Classes = ()) -> DeblurPipeline:
     found: dict[str, nn.Module] = {}
     for part in PARTS:
         if part in description:
-            weights_of_part = {
-                key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")
-            }
-            network = _build(known, description[part]["class"], description[part]["config"], weights_of_part, f"{path}")
-            check_keys(network, weights_of_part, f"the {part} in {path}")
-            network.load_state_dict(weights_of_part)
-            found[part] = network
+            own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
+            config = description[part]["config"]
+            found[part] = _network(known, description[part]["class"], config, own, f"the {part} in {path}")
     return _assemble(found, description, str(path))
 
 
@@ -205,7 +202,8 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
         raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 
 
-def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+def _network(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+    """A network of a class of this name with these arguments and weights; `what` it is in messages."""
     if name not in known:
         raise CheckpointError(
             f"{what} holds a network of unknown class {name!r}; known are {', '.join(known)}; name your own class with"
@@ -215,9 +213,14 @@ def _build(known: dict[str, type], name: str, config: dict, state: dict[str, Ten
         if name == SpandrelPredictor.__name__:
             return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
         taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
-        return known[name].from_config({key: value for key, value in config.items() if key in taken})
+        network = known[name].from_config({key: value for key, value in config.items() if key in taken})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
+    if not state and network.state_dict():
+        raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
+    check_keys(network, state, what)
+    network.load_state_dict(state)
+    return network
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
-from models.checkpoints import describe, from_ckpt, from_folder, networks
-from models.classes import Classes
-from models.hub import find_folder
+from models.checkpoints import describe, networks, read_pipeline
 from models.pipeline import DeblurPipeline
 from models.weights import CheckpointError
 
@@ -48,7 +46,7 @@ def export(
     """
     sources = [_newest(place) for place in [source, *(average_with.split(",") if average_with else [])]]
     own_classes = classes or ()
-    pipelines = [_load(place, own_classes) for place in sources]
+    pipelines = [read_pipeline(place, classes=own_classes) for place in sources]
     pipeline = pipelines[0]
     _average(pipelines, sources)
     for part, network in networks(pipeline).items():
@@ -62,7 +60,7 @@ def export(
     require_free(folder)
     with replacing(folder) as part:
         pipeline.save_pretrained(part)
-        from_folder(part, classes=own_classes)
+        read_pipeline(str(part), classes=own_classes)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     print(f"wrote {folder}: the weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
 
@@ -71,12 +69,6 @@ def _newest(source: str) -> str:
     """The last checkpoint of a run's folder; any other source as it is."""
     last = Path(source) / "checkpoints" / "last.ckpt"
     return str(last) if last.is_file() else source
-
-
-def _load(source: str, classes: Classes) -> DeblurPipeline:
-    if source.endswith(".ckpt"):
-        return from_ckpt(Path(source), classes)
-    return from_folder(find_folder(source), classes=classes)
 
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:

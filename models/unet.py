@@ -154,7 +154,10 @@ class UNet(nn.Module):
 
     def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
         height, width = images[0].shape[-2:]
-        h = self.enter(*images)  # (N, c, H, W)
+        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
+        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
+            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H, W)
         skips = [h]
         for block in self.down:
             h = block(h, embedding)
@@ -165,20 +168,10 @@ class UNet(nn.Module):
             if not isinstance(block.resample, nn.Upsample):
                 h = torch.cat([h, skips.pop()], dim=1)
             h = block(h, embedding)
-        return self.leave(h)[..., :height, :width]
-
-    def enter(self, *images: Tensor) -> Tensor:
-        """Concatenate images of one size, pad them to multiples of `stride` and compute the first features."""
-        height, width = images[0].shape[-2:]
-        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
-        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
-            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
-        return self.stem(F.pixel_unshuffle(x, self.unshuffle))
-
-    def leave(self, h: Tensor) -> Tensor:
-        """Compute the output, still padded, from the last features."""
         out = F.pixel_shuffle(self.head(h), self.unshuffle)
-        return out if self.log_size is None else torch.cat([out.float(), self.log_size(h)], dim=1)
+        if self.log_size is not None:
+            out = torch.cat([out.float(), self.log_size(h)], dim=1)
+        return out[..., :height, :width]
 
 
 class UNetPredictor(Predictor):
