@@ -214,7 +214,7 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
             return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
         taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
         network = known[name].from_config({key: value for key, value in config.items() if key in taken})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
     if not state and network.state_dict():
         raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")

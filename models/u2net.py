@@ -4,7 +4,7 @@ Each stage of this U-Net is itself a small U-Net, the residual U-block RSU-L. Su
 code, so that the encoder and decoder of official weight files fit.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -117,10 +117,6 @@ class U2NetPredictor(Predictor):
         size_head: bool = False,
     ):
         super().__init__()
-        if variant not in TABLES:
-            raise ValueError(f"variant must be one of {', '.join(TABLES)}, got {variant!r}")
-        if norm not in get_args(U2NetNorm):
-            raise ValueError(f"norm must be one of {', '.join(get_args(U2NetNorm))}, got {norm!r}")
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
         heads, i, widths = 3 * unshuffle**2, 3 * unshuffle**2, {}

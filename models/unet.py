@@ -55,7 +55,7 @@ class ResidualBlock(nn.Module):
         norm: UNetNorm = "none",
     ):
         super().__init__()
-        self.norm = PixelNorm(in_channels) if norm == "pixel" else nn.Identity()
+        self.norm = {"none": nn.Identity, "pixel": PixelNorm}[norm](in_channels)
         self.resample = {None: nn.Identity(), "down": nn.AvgPool2d(2), "up": nn.Upsample(scale_factor=2)}[resample]
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
         self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
@@ -104,8 +104,6 @@ class UNet(nn.Module):
         size_head: bool = False,
     ):
         super().__init__()
-        if norm not in ("none", "pixel"):
-            raise ValueError(f"norm must be 'none' or 'pixel', got {norm!r}")
 
         def block(i: int, o: int, resample: Literal["down", "up"] | None = None) -> ResidualBlock:
             return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
@@ -242,10 +240,8 @@ class Denoiser(ModelMixin, ConfigMixin):
         super().__init__()
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
-        if condition not in ("blurry", "blurry+x_init"):
-            raise ValueError(f"condition must be 'blurry' or 'blurry+x_init', got {condition!r}")
         self.condition, self.prediction_type = condition, prediction_type
-        in_channels = 6 if condition == "blurry" else 9
+        in_channels = {"blurry": 6, "blurry+x_init": 9}[condition]
         self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels, unshuffle, norm)
         self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
         self.embedding = NoiseLevelEmbedding(embedding_channels)

@@ -103,6 +103,13 @@ def test_another_architecture_is_refused_by_its_first_differing_key(folder):
     assert "has extra" in sentence(folder)
 
 
+@pytest.mark.parametrize("wrong", [{"condition": "sharp"}, {"norm": "batch"}, {"channels": "many"}])
+def test_a_config_that_the_network_does_not_accept_is_named(folder, wrong):
+    file = folder / "denoiser" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    assert "denoiser has a config that Denoiser does not accept" in sentence(folder)
+
+
 def test_damaged_files_are_named(folder):
     for file in (folder / "denoiser" / WEIGHTS, folder / "denoiser" / "config.json", folder / "model_index.json"):
         whole = file.read_bytes()

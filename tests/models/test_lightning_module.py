@@ -7,9 +7,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from models.checkpoints import load_pipeline
 from models.lightning_module import Predict
 from models.slim_unet import SlimPredictor
 from models.u2net import U2NetPredictor
@@ -183,32 +181,6 @@ class TestTraining:
         model = module(kind=Predict, predictor=U2NetPredictor("lite"))
         fit(model, tmp_path, 1)
         assert all(model.predictor.get_submodule(f"side{k}").weight.any() for k in range(1, 7))
-
-    def test_averaged_weights_are_validated_and_exported(self, tmp_path):
-        """With a decay of 1 the averages stay at the first update; only they may be scored and exported."""
-        seen = {}
-
-        class Weights(L.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                seen.setdefault("first", pl_module.denoiser.unet.head.weight.detach().clone())
-                seen["raw"] = pl_module.denoiser.unet.head.weight.detach().clone()
-
-            def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-                seen["validated"] = pl_module.pipeline().denoiser.unet.head.weight.detach().clone()
-
-            def on_fit_end(self, trainer, pl_module):
-                pl_module.pipeline().save_pretrained(tmp_path / "export")
-
-        model = module()
-        checkpoint = ModelCheckpoint(tmp_path, filename="step", every_n_train_steps=4, save_last=True)
-        fit(model, tmp_path, 4, [Weights(), EMAWeightAveraging(decay=1.0), checkpoint], validate=True)
-        assert not torch.equal(seen["raw"], seen["first"])
-        assert torch.equal(seen["validated"], seen["first"])
-        exported = load_pipeline(str(tmp_path / "export"), precision="fp32")
-        assert torch.equal(exported.denoiser.unet.head.weight, seen["first"])
-        saved = load_pipeline(str(tmp_path / "last.ckpt"), precision="fp32")
-        assert torch.equal(saved.denoiser.unet.head.weight, seen["first"])
-        assert saved.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
 
     def test_learning_rate_warms_up_and_ends_at_zero(self, tmp_path):
         rates = [step["rate"] for step in steps_of(module(optimizer={"warmup_steps": 4}), tmp_path, 12)]

@@ -236,8 +236,3 @@ def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_it
         assert noise not in shown, noise
     first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
     assert first.name.rsplit("-", 1)[1] == second.name.rsplit("-", 1)[1]
-    (log,) = (path.read_bytes() for path in second.glob("run-*.wandb"))
-    for name in (b"val/psnr_prediction", b"val/psnr", b"commit", b"media/images/val/panel_0"):
-        assert name in log
-    assert len(list(second.glob("files/media/images/val/panel_0*.png"))) == 2
-    assert list(Path("run/logs").glob("version_*/metrics.csv"))
