@@ -1,15 +1,13 @@
-"""Every flag of the three scripts changes what it names; a flag without a line in these tables fails."""
+"""Every flag of sample.py and evaluate.py changes what it names; a flag without a line in these tables fails."""
 
 import json
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelSummary
 from torch import nn
 
 import evaluate
@@ -22,9 +20,7 @@ from models.calibration import ErrorCurve
 from models.checkpoints import save_error_curve, save_presets
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
-from tests.conftest import flags_of_train_py
 from tests.tiny import tiny_pipeline
-from training.command import DEFAULTS
 
 ROOT = Path(__file__).parents[1]
 PRESET = SamplingSettings("ddpm", steps=3, blend=0.7)
@@ -343,119 +339,6 @@ def test_overwrite_starts_anew(called, known, tmp_path):
     refused = called(of_evaluate, *other)
     assert refused.code == 2 and "--overwrite true to start anew" in refused.said
     assert called(of_evaluate, *other, "--overwrite", "true").results["seed"] == 1
-
-
-def shows(run, kind):
-    return any(isinstance(one, kind) for one in run.trainer.callbacks)
-
-
-def callback(run, name):
-    return next(one for one in run.trainer.callbacks if type(one).__name__ == name)
-
-
-PERCEPTUAL = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
-LPIPS = "0.3 LPIPS (squeeze)"
-# flag -> what it is set to, and what is then seen in the run that is built: all flags are set at once.
-TRAIN = {
-    "seed_everything": ("7", lambda run: torch.initial_seed() == 7),
-    "ckpt_path": ("some.ckpt", lambda run: run.ckpt_path == "some.ckpt"),
-    "data.train": ("[photos, photos]", lambda run: run.datamodule.roots["train"] == ["photos", "photos"]),
-    "data.val": ("photos/a.png", lambda run: run.datamodule.roots["val"] == "photos/a.png"),
-    "data.test": ("photos/b.png", lambda run: run.datamodule.roots["test"] == "photos/b.png"),
-    "data.blur": (
-        "{class_path: data.blur.SyntheticBlur, init_args: {file_values: 0.4}}",
-        lambda run: run.datamodule.blur.file_values == 0.4,
-    ),
-    "data.variant": ("blur_gamma", lambda run: run.datamodule.variant == "blur_gamma"),
-    "data.patch_size": ("24", lambda run: run.datamodule.patch_size == 24),
-    "data.batch_size": ("6", lambda run: run.datamodule.batch_size == 6),
-    "data.crops_per_image": ("3", lambda run: run.datamodule.crops_per_image == 3),
-    "data.mix_batches": ("4", lambda run: run.datamodule.mix_batches == 4),
-    "data.val_crop": ("33", lambda run: run.datamodule.val_crop == 33),
-    "data.num_workers": ("1", lambda run: run.datamodule.num_workers == 1),
-    "data.on_error": ("skip", lambda run: run.datamodule.on_error == "skip"),
-    "data.seed": ("5", lambda run: run.datamodule.seed == 5),
-    "model.predictor": (
-        "{class_path: models.slim_unet.SlimPredictor, init_args: {size_head: true}}",
-        lambda run: run.model.predictor.config.size_head,
-    ),
-    "model.denoiser": (
-        "{class_path: models.unet.Denoiser, init_args: {channels: 6}}",
-        lambda run: run.model.denoiser.config.channels == 6,
-    ),
-    "model.schedule": ("{name: cosine, steps: 50}", lambda run: len(run.model.schedule_betas) == 50),
-    "model.objective.loss": ("l2", lambda run: run.model.objective.loss == "l2"),
-    "model.objective.levels": ("log_normal", lambda run: run.model.objective.levels == "log_normal"),
-    "model.objective.log_normal": ("[0.5, 1]", lambda run: tuple(run.model.objective.log_normal) == (0.5, 1.0)),
-    "model.objective.sigma_range": ("[0.1, 9]", lambda run: tuple(run.model.objective.sigma_range or ()) == (0.1, 9)),
-    "model.objective.stratified": ("true", lambda run: run.model.objective.stratified),
-    "model.objective.noises": ("3", lambda run: run.model.objective.noises == 3),
-    "model.objective.perceptual": (PERCEPTUAL, lambda run: repr(run.model.objective.perceptual) == LPIPS),
-    "model.objective.perceptual_ramp": ("[2, 5]", lambda run: tuple(run.model.objective.perceptual_ramp) == (2, 5)),
-    "model.objective.perceptual_sigma": ("3", lambda run: run.model.objective.perceptual_sigma == 3),
-    "model.predictor_loss.distance": ("psnr", lambda run: run.model.predictor_loss.distance == "psnr"),
-    "model.predictor_loss.perceptual": (PERCEPTUAL, lambda run: repr(run.model.predictor_loss.perceptual) == LPIPS),
-    "model.predictor_loss.weight": ("0.4", lambda run: run.model.predictor_loss.weight == 0.4),
-    "model.predictor_training": ("joint", lambda run: run.model.predictor_training == "joint"),
-    "model.residual.scale": ("0.25", lambda run: run.model.pipeline().config.residual_scale == 0.25),
-    "model.residual.scale_kind": ("learned", lambda run: run.model.pipeline().config.scale_kind == "learned"),
-    "model.validation": (
-        "{sampler: ddpm, steps: 4}",
-        lambda run: run.model.validation == SamplingSettings("ddpm", steps=4),
-    ),
-    "model.optimizer.lr": ("0.02", lambda run: run.model.optimizer.lr == 0.02),
-    "model.optimizer.weight_decay": ("0.03", lambda run: run.model.optimizer.weight_decay == 0.03),
-    "model.optimizer.betas": ("[0.8, 0.95]", lambda run: tuple(run.model.optimizer.betas) == (0.8, 0.95)),
-    "model.optimizer.warmup_steps": ("3", lambda run: run.model.optimizer.warmup_steps == 3),
-    "model.optimizer.decay_steps": ("2", lambda run: run.model.optimizer.decay_steps == 2),
-    "scores.panels": ("1", lambda run: callback(run, "Track").panels == 1),
-    "scores.samples": ("2", lambda run: callback(run, "Track").samples == 2),
-    "guard.patience": ("2", lambda run: callback(run, "Guard").patience == 2),
-    "trainer.default_root_dir": ("elsewhere", lambda run: callback(run, "Last").path.parts[0] == "elsewhere"),
-    "trainer.max_steps": ("8", lambda run: run.trainer.max_steps == 8),
-    "trainer.max_epochs": ("2", lambda run: run.trainer.max_epochs == 2),
-    "trainer.val_check_interval": (
-        "4",
-        lambda run: run.trainer.val_check_interval == callback(run, "Last").interval == 4,
-    ),
-    "trainer.check_val_every_n_epoch": ("1", lambda run: run.trainer.check_val_every_n_epoch == 1),
-    "trainer.enable_model_summary": ("true", lambda run: shows(run, ModelSummary)),
-    "trainer.accumulate_grad_batches": ("2", lambda run: run.trainer.accumulate_grad_batches == 2),
-    "trainer.log_every_n_steps": ("3", lambda run: run.trainer.log_every_n_steps == 3),
-    "trainer.precision": ("bf16-mixed", lambda run: run.trainer.precision == "bf16-mixed"),
-}
-TRAIN_APART = {
-    "auto_resume": "tests/training/test_takeover.py: without auto_resume a run starts anew",
-    "print_config": "test_print_config_prints_what_a_run_is_made_of",
-    "ema.decay": "tests/training/test_values.py: the best checkpoints hold the last weights where it is 0",
-    "model.compiled": "tests/training/test_speed.py",
-    "model.init_from": "tests/test_train.py",
-    "model.residual.colours": "tests/models/test_residual_scale.py",
-    "trainer.use_distributed_sampler": "tests/training/test_ranks.py: two processes share the stream",
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_train_py_has_no_other_flags(run_folder):
-    """Beside the trainer's, of which only those are tested that the program sets or names."""
-    assert not TRAIN.keys() & TRAIN_APART.keys()
-    known = {*TRAIN, *TRAIN_APART}
-    assert flags_of_train_py() == {flag for flag in known if not flag.startswith("trainer.")}
-    assert {f"trainer.{name}" for name in DEFAULTS} <= known
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_every_flag_of_train_py_arrives(run_folder):
-    run = train.cli(
-        ["--config", "run.yaml", *(part for flag, (value, _) in TRAIN.items() for part in (f"--{flag}", value))],
-        run=False,
-    )
-    for flag, (_, seen) in TRAIN.items():
-        assert seen(run), flag
-    plain = train.cli(["--config", "run.yaml"], run=False)
-    for flag, (_, seen) in TRAIN.items():
-        with suppress(AttributeError, StopIteration):  # there may be nothing of the kind without the flag
-            assert not seen(plain), f"{flag} was so before"
 
 
 @pytest.mark.filterwarnings("ignore")

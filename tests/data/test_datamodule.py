@@ -111,13 +111,6 @@ def test_a_run_that_died_goes_on_with_the_batch_it_died_in(tmp_path, root):
     assert_same(died.seen["train"] + rest.seen["train"], whole.seen["train"])
 
 
-def test_short_epochs_go_on_where_the_last_one_ended(tmp_path, root):
-    whole, parts = Recorder(), Recorder()
-    trainer(tmp_path).fit(whole, module(root, False))
-    trainer(tmp_path, limit_train_batches=2).fit(parts, module(root, False, workers=1))
-    assert_same(parts.seen["train"], whole.seen["train"])
-
-
 def train_on_one_of_two_ranks(folder, root):
     class Share(Recorder):
         def on_train_end(self):

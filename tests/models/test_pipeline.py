@@ -156,13 +156,3 @@ def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
             assert torch.equal(found.images, alone.images), setting
             assert (found.std is None) == (setting.num_samples == 1)
             assert found.std is None or torch.equal(found.std, alone.std)
-
-
-def test_blends_of_a_shared_sample_do_not_touch_each_other(blurry):
-    pipeline = tiny_pipeline()
-    blurry = 0.4 + 0.2 * blurry  # nothing is clipped
-    x_init = pipeline.predict(blurry)
-    settings = [SamplingSettings(steps=2, blend=blend) for blend in (0.25, 0.5, 1.0)]
-    quarter, half, full = (output.images - x_init.images for output in pipeline.refine_shared(blurry, x_init, settings))
-    assert full.abs().mean() > 0.01
-    assert torch.allclose(quarter, full / 4, atol=1e-6) and torch.allclose(half, full / 2, atol=1e-6)
