@@ -20,14 +20,11 @@ def bytes_per_pixel(network: nn.Module) -> float:
     measured = getattr(network, "bytes_per_pixel", None)
     if measured is not None:
         return measured
-    factor, first = FOOTPRINTS.get(type(network).__name__), _first_convolution(network)
+    factor = FOOTPRINTS.get(type(network).__name__)
+    first = next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
     if factor is None or first is None:
         return UNKNOWN if next(network.parameters(), None) is not None else 3 * 4  # one copy of the image
     return factor * first.out_channels * first.weight.element_size() / 4 / network.config.unshuffle**2
-
-
-def _first_convolution(network: nn.Module) -> nn.Conv2d | None:
-    return next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
 
 
 def free_memory(device: torch.device) -> int:

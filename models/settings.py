@@ -156,14 +156,8 @@ class SamplingSettings:
     def _new_betas(self) -> "Tensor":
         from models.schedules import NoiseSchedule, level_of, shorten
 
-        betas = NoiseSchedule(
-            self.schedule,
-            steps=self.steps,
-            beta_start=self.beta_start,
-            beta_end=self.beta_end,
-            log_snr_max=self.log_snr_max,
-            log_snr_min=self.log_snr_min,
-        ).betas()
+        numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
+        betas = NoiseSchedule(self.schedule, *numbers).betas()
         return betas if self.start is None else shorten(betas, level_of(self.start))
 
 

@@ -154,7 +154,9 @@ class Tiling:
     def _fit(self, image: Tensor) -> None:
         """Choose `tile`, and `together` to suit it."""
         height, width = image.shape[-2:]
-        self.tile, budget = max(height, width), self._budget(image)
+        self.tile, budget = max(height, width), SHARE_OF_FREE_MEMORY * free_memory(image.device)
+        if self.memory is not None:
+            budget = min(budget, self.memory - self._held(image))
         if self.tile <= 2 * SMALLEST:
             return
 
@@ -169,13 +171,6 @@ class Tiling:
             smaller = [side for side in SIDES if side < self.tile]
             self.tile = max((side for side in smaller if needed(side) <= budget), default=SMALLEST)
         self.together = max(1, int(budget / max(1, needed(self.tile))))  # an identity needs no memory
-
-    def _budget(self, image: Tensor) -> float:
-        """Bytes that the tiles may take."""
-        free = SHARE_OF_FREE_MEMORY * free_memory(image.device)
-        if self.memory is None:
-            return free
-        return min(free, self.memory - self._held(image))
 
     def _held(self, image: Tensor) -> int:
         """Bytes that the process holds besides the tiles."""

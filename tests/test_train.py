@@ -100,14 +100,7 @@ def test_staged_training_by_config(run_folder):
 @pytest.mark.filterwarnings("ignore")
 def test_the_perceptual_term_by_the_config():
     term = "{class_path: evaluation.perceptual.PerceptualLoss}"
-    flags = [
-        "--data.patch_size",
-        "32",
-        "--data.blur.init_args.camera",
-        SHORT,
-        "--trainer.val_check_interval",
-        "2",
-    ]
+    flags = ["--data.patch_size", "32", "--data.blur.init_args.camera", SHORT, "--trainer.val_check_interval", "2"]
     train_run("run", *flags, "--model.predictor_loss.perceptual", term, "--trainer.max_steps", "2")
     rows = metrics("run")
     assert [float(row["train/perceptual_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]

@@ -11,10 +11,10 @@ must not be those that it is tested on, and stored in the checkpoint; the table 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,16 +32,7 @@ from models.pipeline import DeblurPipeline
 ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of an image's pixels (P,) in 8-bit levels: as the size head estimates them, and as they are."""
-
-    estimate: Tensor
-    actual: Tensor
-
-
-@dataclass(frozen=True)
-class Fifth:
+class Fifth(NamedTuple):
     """A row of the table."""
 
     expected: float
@@ -50,8 +41,10 @@ class Fifth:
     covered: float | None
 
 
-def errors(pipeline: DeblurPipeline, pairs: Iterable[tuple[Tensor, Tensor]]) -> list[Errors]:
-    """The estimated and the actual errors for each pair (blurry, sharp), (3, H, W) in [0, 1].
+def errors(pipeline: DeblurPipeline, pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The estimated and the actual error of an image's pixels (P,) in 8-bit levels, for each of the images.
+
+    The pairs are (blurry, sharp), (3, H, W) in [0, 1].
 
     Raises:
         ValueError: the predictor has no size head.
@@ -62,15 +55,13 @@ def errors(pipeline: DeblurPipeline, pairs: Iterable[tuple[Tensor, Tensor]]) -> 
         if prediction.expected_error is None:
             raise ValueError("the checkpoint's predictor has no size head, so it expects no error")
         actual = (prediction.images.cpu() - sharp).abs().mean(1)
-        found.append(Errors(255 * prediction.expected_error.cpu().flatten(), 255 * actual.flatten()))
+        found.append((255 * prediction.expected_error.cpu().flatten(), 255 * actual.flatten()))
     return found
 
 
-def fifths(images: Sequence[Errors], curve: ErrorCurve | None) -> list[Fifth]:
-    """The rows of the table, lowest expected error first."""
-    expected = torch.cat([image.estimate for image in images])
-    actual = torch.cat([image.actual for image in images])
-    expected = expected if curve is None else 255 * curve.expected(expected / 255)
+def fifths(estimate: Tensor, actual: Tensor, curve: ErrorCurve | None) -> list[Fifth]:
+    """The rows of the table of pixels (P,), lowest expected error first."""
+    expected = estimate if curve is None else 255 * curve.expected(estimate / 255)
     rows = []
     for part in expected.argsort().tensor_split(5):
         means = expected[part].mean().item(), actual[part].mean().item()
@@ -103,20 +94,16 @@ def calibrate(
         raise ValueError(f"{checkpoint} is no exported folder, in which a curve can be stored")
     pairs, pipeline = find_pairs(data, split), load_pipeline(checkpoint, precision=precision)
     images = errors(pipeline, map(read_pair, tqdm(pairs, unit="image", dynamic_ncols=True)))
+    estimate, actual = map(torch.cat, zip(*images, strict=True))
     curve = pipeline.error_curve
     if save:
-        curve = ErrorCurve.fit(
-            torch.cat([image.estimate for image in images]), torch.cat([image.actual for image in images])
-        )
+        curve = ErrorCurve.fit(estimate, actual)
         save_error_curve(folder, curve)
     print(ROW.format("fifth", "expected", "actual", "ratio", "covered"))
-    for number, row in enumerate(fifths(images, curve), start=1):
+    for number, row in enumerate(fifths(estimate, actual, curve), start=1):
         covered = "" if row.covered is None else f"{row.covered:.3f}"
         print(ROW.format(number, *(f"{value:.2f}" for value in (row.expected, row.actual, row.ratio)), covered))
-    means = [
-        (image.estimate if curve is None else 255 * curve.expected(image.estimate / 255)).mean().item()
-        for image in images
-    ]
+    means = [(one if curve is None else 255 * curve.expected(one / 255)).mean().item() for one, _ in images]
     print(f"mean expected error of an image (for keep_sharp): {min(means):.1f} to {max(means):.1f}")
     if save:
         print(f"the curve of {len(curve.mean)} points is stored in {folder}")

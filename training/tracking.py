@@ -97,10 +97,9 @@ def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
         f"{name}: {type(network).__name__}, {sum(parameter.numel() for parameter in network.parameters()):,} parameters"
         for name, network in pl_module.named_children()
     ]
-    values = pl_module.objective_values()
-    values |= {f"objective.{name}": value for name, value in values.pop("objective", {}).items()}
-    values |= {f"residual.{name}": value for name, value in values.pop("residual", {}).items()}
-    values |= {f"predictor_loss.{name}": value for name, value in values.pop("predictor_loss").items()}
+    values = {}
+    for group, own in pl_module.objective_values().items():
+        values |= {f"{group}.{name}": value for name, value in own.items()} if isinstance(own, dict) else {group: own}
     if values.get("objective.levels") != "log_normal":
         values |= {"objective.log_normal": None, "objective.sigma_range": None}
     used = [f"{name} {value}" for name, value in values.items() if value not in (None, False, 0)]

@@ -35,14 +35,14 @@ def test_a_predictor_that_knows_its_error_is_calibrated():
     blurry[:, :, 16:] += 20 / 255
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     knowing = DeblurPipeline(Knowing(), None, scheduler)
-    rows = calibrate.fifths(calibrate.errors(knowing, [(blurry, sharp)]), None)
+    rows = calibrate.fifths(*calibrate.errors(knowing, [(blurry, sharp)])[0], None)
     assert [round(row.actual) for row in rows] == [0, 0, 20, 20, 20] and rows[0].covered is None
     assert [round(row.expected) for row in rows] == [1, 1, 20, 20, 20]
     assert rows[4].ratio == pytest.approx(1, rel=1e-4)
-    doubled = calibrate.errors(knowing, [(blurry, sharp - 20 / 255)])
-    assert calibrate.fifths(doubled, None)[4].ratio == pytest.approx(2, rel=1e-4)
-    curve = ErrorCurve.fit(doubled[0].estimate, doubled[0].actual)
-    assert [(round(row.actual), round(row.ratio, 4)) for row in calibrate.fifths(doubled, curve)] == [
+    [doubled] = calibrate.errors(knowing, [(blurry, sharp - 20 / 255)])
+    assert calibrate.fifths(*doubled, None)[4].ratio == pytest.approx(2, rel=1e-4)
+    curve = ErrorCurve.fit(*doubled)
+    assert [(round(row.actual), round(row.ratio, 4)) for row in calibrate.fifths(*doubled, curve)] == [
         *2 * [(20, 1.0)],
         *3 * [(40, 1.0)],
     ]

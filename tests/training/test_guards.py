@@ -50,12 +50,7 @@ def plant(steps, factor=".nan"):
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_batch_that_is_not_finite_changes_nothing(caplog, accumulated):
     """Also not what the step's first batch, which was finite, has left in buffers."""
-    flags = [
-        "--trainer.accumulate_grad_batches",
-        str(accumulated),
-        "--trainer.val_check_interval",
-        str(3 * accumulated),
-    ]
+    flags = f"--trainer.accumulate_grad_batches {accumulated} --trainer.val_check_interval {3 * accumulated}".split()
     assert train.main([*FIT, "run", *flags, *plant("[1,4]")]) == 0
     assert all(value.isfinite().all() for value in weights("run").values())
     assert "step 5 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)

@@ -48,14 +48,8 @@ def averages(checkpoint):
 
 def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
     before = read_checkpoint(started / "checkpoints" / "last.ckpt")
-    flags = [
-        "--model.optimizer.lr",
-        "1e-3",
-        "--model.optimizer.weight_decay",
-        "0.25",
-        "--model.optimizer.betas",
-        "[0.5, 0.75]",
-    ]
+    flags = ["--model.optimizer.lr", "1e-3", "--model.optimizer.weight_decay", "0.25"]
+    flags += ["--model.optimizer.betas", "[0.5, 0.75]"]
     flags += ["--model.optimizer.warmup_steps", "10", "--ema.decay", "0.875", "--trainer.gradient_clip_val", "1e-6"]
     flags += ["--trainer.max_steps", "20", "--trainer.limit_val_batches", "0"]
     flags += ["--trainer.callbacks+", "tests.training.test_takeover.StopAfterOne"]
@@ -114,12 +108,8 @@ class Seen(Callback):
 
 DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
 DATA += ["--data.seed", "1"]
-DATA += [
-    "--data.blur",
-    "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}",
-    "--model.objective.noises",
-    "2",
-]
+DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}"]
+DATA += ["--model.objective.noises", "2"]
 WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
 WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
 
