@@ -177,6 +177,8 @@ def _traced(
     network: nn.Module, class_name: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts
 ):
     """Export a network to an ONNX model."""
+    from onnxscript.optimizer import fold_constants
+
     core = _SpandrelCore(network) if isinstance(network, SpandrelPredictor) else network
     nn.Module.to(core, memory_format=torch.contiguous_format)
     if facts.precision == "fp16":
@@ -204,6 +206,7 @@ def _traced(
     except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(f"torch cannot export {class_name} to ONNX: {reason.strip()}") from error
+    fold_constants(program.model, input_size_limit=1 << 24, output_size_limit=1 << 24)  # halves of large weights, too
     model = program.model_proto
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file

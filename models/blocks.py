@@ -1,5 +1,6 @@
 """Residual blocks of the U-Nets with few channels: two plain convolutions, or NAFNet's."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -64,7 +65,20 @@ class NafBlock(nn.Module):
         h = self.norm1(x)
         if self.modulation is not None:
             h = self.modulation(h, embedding)
-        a, b = self.depthwise(self.expand(h)).chunk(2, dim=1)  # the simple gate: one half times the other
-        x = x + self.project(a * b)
-        a, b = self.wide(self.norm2(x)).chunk(2, dim=1)
-        return x + self.narrow(a * b)
+        x = x + self.project(_gate(h, self.expand, self.depthwise))
+        return x + self.narrow(_gate(self.norm2(x), self.wide))
+
+
+def _gate(x: Tensor, *convolutions: nn.Conv2d) -> Tensor:
+    """NAFNet's simple gate: the convolutions, then one half of the channels times the other."""
+    if not torch.onnx.is_in_onnx_export():
+        for conv in convolutions:
+            x = conv(x)
+        a, b = x.chunk(2, dim=1)
+        return a * b
+    first = second = x
+    for conv in convolutions:  # each half by its own convolution: engines would copy the halves of one
+        n, how = conv.out_channels // 2, (conv.stride, conv.padding, conv.dilation, max(conv.groups // 2, 1))
+        first = F.conv2d(first, conv.weight[:n], conv.bias[:n], *how)
+        second = F.conv2d(second, conv.weight[n:], conv.bias[n:], *how)
+    return first * second
