@@ -95,19 +95,18 @@ class TrainSharp(TrainPairs):
     """Random crops of sharp photographs, to be blurred on the device.
 
     As TrainPairs, but its dicts hold sharp (3, patch_size + 2 margin, ...), name, and the seed of the blur. The blur
-    needs the margin and crops it. `files` may also be pairs, of which only the sharp image is used.
+    needs the margin and crops it.
     """
 
-    def __init__(self, files: Sequence[Path | Pair], patch_size: int, margin: int, **options: Any):
+    def __init__(self, files: Sequence[Path], patch_size: int, margin: int, **options: Any):
         super().__init__(files, patch_size + 2 * margin, **options)
 
     def __getitem__(self, number: int) -> list[dict]:
         items = super().__getitem__(number)
         return [item | {"seed": seed_of(self.seed, number, i)} for i, item in enumerate(items)]
 
-    def read(self, item: Path | Pair) -> tuple[str, dict[str, Tensor]]:
-        name, sharp = (item.stem, images.read_raw(item)) if isinstance(item, Path) else (item.name, item.read()[1])
-        return name, {"sharp": sharp}
+    def read(self, item: Path) -> tuple[str, dict[str, Tensor]]:
+        return item.stem, {"sharp": images.read_raw(item)}
 
 
 class Mix(Dataset):

@@ -40,12 +40,11 @@ HELD_OUT = {  # left, top of the crops
 REALLY_BLURRED = "clock_motion.png"
 
 
-def main(output: str, seed: int = 0) -> None:
+def main(output: str) -> None:
     """Write train/, val/ and test/ (each blur/ and sharp/) and clock_motion.png.
 
     Args:
         output: folder to write to; created if missing.
-        seed: of the blur in val and test.
     """
     source, folder = Path(skimage.__file__).parent / "data", Path(output)
     (folder / "train").mkdir(parents=True, exist_ok=True)
@@ -61,7 +60,7 @@ def main(output: str, seed: int = 0) -> None:
                 name = f"{Path(file).stem}_{number}.png"
                 # Blurred with the pixels around the crop, which are then cut off.
                 rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
-                pair = shake(photo[None, :, rows, columns], [generator_of(seed, name)])
+                pair = shake(photo[None, :, rows, columns], [generator_of(0, name)])
                 for side, (image,) in zip(("blur", "sharp"), pair, strict=True):
                     images.write(folder / split / side / name, image)
     counts = [sum(map(len, photos.values())) for photos in HELD_OUT.values()]

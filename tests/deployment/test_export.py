@@ -324,20 +324,3 @@ def test_what_the_prediction_cannot_do_is_one_sentence(place, tmp_path):
     assert not (tmp_path / "out.png").exists()
     shown = predicted("--help")
     assert shown.returncode == 0 and "openvino" in shown.stdout and not shown.stderr
-
-
-@pytest.mark.slow
-def test_the_published_checkpoint_gives_the_same_on_tiles_and_odd_sizes(tmp_path):
-    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "lite"), tile=512)
-    pipelines = [
-        load_pipeline(str(path), precision="fp32") for path in (ROOT / "pretrained" / "lite", tmp_path / "lite")
-    ]
-    theirs, ours = (pipeline.predictor for pipeline in pipelines)
-    assert isinstance(ours, OnnxNetwork)
-    tile = image(512, 512) * 2 - 1
-    assert (ours(tile) - theirs(tile)).abs().max() < 1e-4
-    export(str(ROOT / "pretrained" / "lite"), str(tmp_path / "any"))
-    ours = load_pipeline(str(tmp_path / "any"), precision="fp32").predictor
-    for height, width in ((300, 300), (131, 250), (50, 77)):
-        odd = image(height, width) * 2 - 1
-        assert (ours(odd) - theirs(odd)).abs().max() < 1e-4

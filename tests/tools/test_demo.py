@@ -35,8 +35,5 @@ def test_demo_photographs(tmp_path, capsys):
     assert torch.tensor(found).float().mean(0).abs().max() <= 0.5  # no shift that all have in common
 
     demo.main(str(tmp_path / "again"))
-    demo.main(str(tmp_path / "other"), seed=1)
-    first, again, other = (
-        images.read(tmp_path / folder / "test/blur/coffee_1.png") for folder in ("photos", "again", "other")
-    )
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    first, again = (images.read(tmp_path / folder / "test/blur/coffee_1.png") for folder in ("photos", "again"))
+    assert torch.equal(first, again)
