@@ -205,7 +205,7 @@ class PredictAndRefine(Predict):
         alpha_bar = self.objective.draw(self.alphas_cumprod, u)
         r_t = add_noise(crops.r_0, eps, alpha_bar)
         output = self.denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
-        losses = self.objective.losses(output, crops.r_0, crops.s, eps, alpha_bar, self.denoiser.prediction_type)
+        losses = self.objective.losses(output, crops.r_0, eps, alpha_bar, self.denoiser.prediction_type)
         denoiser_loss = losses.mean() + self._perceptual_term(crops, output, r_t, alpha_bar)
         loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
         scale = torch.as_tensor(self.scale()).mean()

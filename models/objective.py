@@ -15,7 +15,6 @@ from models.diffusion import (
     PredictionType,
     ResidualColours,
     ScaleKind,
-    along_axes,
     laplace_loss,
     sample_alpha_bar,
     target,
@@ -92,16 +91,13 @@ class Objective:
         return sample_alpha_bar(alphas_cumprod, u)
 
     def losses(
-        self, output: Tensor, r_0: Tensor, s: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
+        self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
         """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar).
 
-        `s` is the residual's scale (N, 1, H, W), or (N, 3, H, W) for each of the AXES.
+        Along the AXES luma and chroma count alike: with chroma's share in the image samples keep coloured grain.
         """
         error = output - target(r_0, eps, alpha_bar, prediction_type)
-        if along_axes(s):  # an error in luma counts as much as in the image, where chroma's is small
-            share = s.square().mean((2, 3), keepdim=True)
-            error = error * (share / share.mean(1, keepdim=True)).sqrt()
         return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
 

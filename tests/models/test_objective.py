@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from models.diffusion import PREDICTION_TYPES, add_residual, sample_alpha_bar
+from models.diffusion import PREDICTION_TYPES, sample_alpha_bar
 from models.objective import Objective, sample_log_normal
 from models.schedules import cosine, linear
 
 SCHEDULE = (1 - linear(2000)).cumprod(0)
-ONE = torch.ones(5, 1, 4, 4)
 LEVELS = torch.tensor([0.999, 0.9, 0.5, 0.1, 0.001])  # SNR 999, 9, 1, 0.111, 0.001
 
 
@@ -65,20 +64,8 @@ def test_l1_and_l2_of_each_parameterisation(prediction_type):
     a = LEVELS.view(-1, 1, 1, 1)
     wanted = {"epsilon": eps, "sample": r_0, "v_prediction": a.sqrt() * eps - (1 - a).sqrt() * r_0}[prediction_type]
     for loss, power in (("l1", 1), ("l2", 2)):
-        losses = Objective(loss=loss).losses(output, r_0, ONE, eps, LEVELS, prediction_type)
+        losses = Objective(loss=loss).losses(output, r_0, eps, LEVELS, prediction_type)
         assert torch.allclose(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)))
-
-
-def test_axes_count_as_their_errors_do_in_the_image():
-    """With a scale for each axis the square is that of the image's error, in units of its mean size."""
-    output, r_0, eps = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(3))
-    c = torch.tensor([3.0, 0.5, 0.25]).view(1, 3, 1, 1)
-    s = c * torch.rand(5, 1, 1, 1, generator=seeded(3))
-    wrong = add_residual(0.0, output, s) - add_residual(0.0, r_0, s)
-    expected = wrong.square().mean((1, 2, 3)) / s.square().mean((1, 2, 3))
-    assert torch.allclose(Objective(loss="l2").losses(output, r_0, s, eps, LEVELS, "sample"), expected)
-    expected = (output - r_0).abs().mul(c / c.square().mean().sqrt()).mean((1, 2, 3))
-    assert torch.allclose(Objective(loss="l1").losses(output, r_0, s, eps, LEVELS, "sample"), expected)
 
 
 def test_a_normal_without_width_is_refused():
