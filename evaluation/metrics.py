@@ -19,9 +19,8 @@ from torch import Tensor
 
 from evaluation.alignment import Aligned
 from evaluation.catalogue import METRICS, Column, require_known
-from evaluation.dists import Dists
 from evaluation.niqe import Niqe
-from evaluation.perceptual import Lpips
+from evaluation.perceptual import Dists, Lpips
 from evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
 from evaluation.reading import ErrorRate
 

@@ -1,76 +1,82 @@
-"""LPIPS, the distance between features of a network trained on ImageNet, as a metric and as a loss.
+"""LPIPS, as a metric and as a loss, and DISTS: distances between features of networks trained on ImageNet.
 
-The network is the `lpips` package's. The code around it is own: it rounds images as a file would, keeps float32, loads
-weights without unpickling or a download, and puts their hash into the recipe.
-AlexNet's and SqueezeNet's weights come with the repository (pretrained/metrics), VGG16's from torchvision's cache or a
-download. Without weights the metric is missing.
+The networks are those of the `lpips` package and of torchmetrics. The code around them is own: it rounds images as a
+file would, keeps float32, loads weights without unpickling, and puts their hash into the recipe. AlexNet's and
+SqueezeNet's weights come with the repository (pretrained/metrics). VGG16's, for DISTS, come from torchvision's cache or
+a download; without them the metric is missing.
 """
 
-import importlib.metadata
-import importlib.util
+import hashlib
 import warnings
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from evaluation.backbones import FeatureDistance, SkippedInitialisation, in_words, sha256
-from evaluation.pixels import IMAGE, MetricError
+from evaluation.pixels import IMAGE, check_pair, full_precision, require_side
 
-
-@dataclass(frozen=True)
-class _Backbone:
-    """A torchvision classifier whose feature layers a metric uses."""
-
-    name: str
-    builder: str
-    least_side: int  # the smallest side for which the last pooling layer outputs one pixel
-    shipped: Path | None = None  # its feature layers, if they come with the repository
+Net = Literal["alex", "squeeze"]
+_WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"
+# Name, file of its feature layers, and the smallest side for which the last pooling layer outputs one pixel.
+_NETS = {"alex": ("AlexNet", "alexnet_features", 31), "squeeze": ("SqueezeNet", "squeezenet1_1_features", 17)}
 
 
-_SHIPPED = Path(__file__).parents[1] / "pretrained" / "metrics"
-_ALEXNET = _Backbone("AlexNet", "alexnet", 31, _SHIPPED / "alexnet_features.safetensors")
-_SQUEEZENET = _Backbone("SqueezeNet", "squeezenet1_1", 17, _SHIPPED / "squeezenet1_1_features.safetensors")
-_VGG16 = _Backbone("VGG16", "vgg16", 16)
-_NETS = {"alex": _ALEXNET, "squeeze": _SQUEEZENET, "vgg": _VGG16}
-Net = Literal["alex", "squeeze", "vgg"]
+class FeatureDistance:
+    """The distance of a network's features, lower is better; called as `evaluation.metrics.Metric`.
+
+    Attributes:
+        network: of (restored, sharp), (N, 3, H, W) in the range from `low` to 1, to N distances.
+        title, least_side: its name, and the smallest side of an image that it takes.
+        recipe, reason: as in `Metric`.
+    """
+
+    inputs = "restored", "sharp"
+    low = 0.0
+    title: str
+    least_side: int
+    network: nn.Module
+    recipe: str | None = None
+    reason: str | None = None
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
+        restored, sharp = check_pair(restored, sharp)
+        require_side(sharp, self.least_side, self.title)
+        half = 255 / (1 - self.low)
+        with full_precision():
+            distances = self.network.to(sharp.device)(restored / half + self.low, sharp / half + self.low)
+        return distances.reshape(len(sharp)).clone()
 
 
 class Lpips(FeatureDistance):
     """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
 
-    The recipe has the sha256 of the feature layers as one safetensors file.
-
     Args:
-        net: AlexNet, SqueezeNet or VGG16, which give different numbers.
+        net: AlexNet or SqueezeNet, which give different numbers.
     """
 
     title, low = "LPIPS", -1.0
 
     def __init__(self, net: Net = "alex"):
-        backbone = _NETS[net]
-        self.least_side = backbone.least_side
-        state = _state(backbone)
-        if isinstance(state, str):
-            self.reason = state
-            return
-
         import lpips  # takes seconds to import, and only this metric needs it
 
+        name, file, self.least_side = _NETS[net]
+        features = load_file(_WEIGHTS / f"{file}.safetensors")
         with warnings.catch_warnings(), SkippedInitialisation():
             warnings.simplefilter("ignore", UserWarning)  # lpips uses torchvision's arguments from before 0.13
             network = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, verbose=False)
         # lpips stores feature layer 3 of torchvision as `slice2.3`.
-        slices = {"features." + key.split(".", 1)[1]: key for key in network.net.state_dict()}
-        features = {name: state[name].float().contiguous() for name in slices}
-        network.net.load_state_dict({slices[name]: weight for name, weight in features.items()})
+        slices = {key: features["features." + key.split(".", 1)[1]] for key in network.net.state_dict()}
+        network.net.load_state_dict(slices)
         self.network = network.requires_grad_(False).eval()
         self.recipe = (
-            f"LPIPS: {IMAGE}, then scaled to [-1, 1]; {backbone.name}, version 0.1, backbone sha256 "
-            f"{sha256(features)}; lpips {importlib.metadata.version('lpips')}"
+            f"LPIPS: {IMAGE}, then scaled to [-1, 1]; {name}, version 0.1, backbone sha256 {_sha256(features)}; "
+            f"lpips {version('lpips')}"
         )
 
 
@@ -80,15 +86,10 @@ class PerceptualLoss:
     Args:
         weight: of the term.
         net: as for `Lpips`. The score `val/lpips` uses AlexNet, so with `squeeze` it stays independent of the loss.
-
-    Raises:
-        MetricError: the weights are not available.
     """
 
     def __init__(self, weight: float = 0.1, net: Net = "alex"):
         self._lpips, self.weight, self.net = Lpips(net), weight, net
-        if self._lpips.reason is not None:
-            raise MetricError(self._lpips.reason)
 
     def __repr__(self) -> str:
         """The description that is stored in a checkpoint and compared when a run is resumed."""
@@ -101,18 +102,44 @@ class PerceptualLoss:
             return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
-def _state(backbone: _Backbone) -> dict[str, Tensor] | str:
-    """The tensors of the file in the repository, or of torchvision's cache or download; or why there are none."""
-    if backbone.shipped is not None and backbone.shipped.is_file():
-        return load_file(backbone.shipped)
+class Dists(FeatureDistance):
+    """DISTS (Ding et al. 2020), structure and texture similarity of VGG16's features, by torchmetrics."""
 
-    from torchvision.models import get_model_weights
+    title, least_side = "DISTS", 16
 
-    weights = get_model_weights(backbone.builder).IMAGENET1K_V1
-    try:
-        return weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-    except Exception as error:
-        return (
-            f"LPIPS is missing: {backbone.name}'s weights could not be loaded ({in_words(error)}); put torchvision's "
-            f"{Path(weights.url).name} into {torch.hub.get_dir()}/checkpoints."
+    def __init__(self):
+        from torchmetrics.functional.image.dists import DISTSNetwork  # slow to import, and only this metric needs it
+
+        try:
+            with SkippedInitialisation(), torch.random.fork_rng(devices=[]):
+                self.network = DISTSNetwork().eval()
+        except Exception as error:  # a download raises many types, some without a message
+            why = " ".join(str(error).split()) or type(error).__name__
+            self.reason = (
+                f"DISTS is missing: VGG16's weights could not be loaded ({why}); put torchvision's "
+                f"vgg16-397923af.pth into {torch.hub.get_dir()}/checkpoints."
+            )
+            return
+        weights = {name: weight.contiguous() for name, weight in self.network.state_dict().items()}
+        self.recipe = (
+            f"DISTS: {IMAGE}, not resized; VGG16, weights sha256 {_sha256(weights)}; "
+            f"torchmetrics {version('torchmetrics')}"
         )
+
+
+class SkippedInitialisation(TorchFunctionMode):
+    """Skips the random initialisation of layers before weights are loaded.
+
+    It takes 0.4 s for AlexNet and more for VGG16, and would change the random numbers of a training with the metric.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+def _sha256(tensors: dict[str, Tensor]) -> str:
+    """The sha256 of a safetensors file with exactly these tensors."""
+    return hashlib.sha256(save(tensors)).hexdigest()

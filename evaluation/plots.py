@@ -98,9 +98,7 @@ def _name_axes(axes: Axes, summary: Summary) -> None:
     images = max(row.images for row in summary.rows)
     title = f"Perception and distortion, mean of {images} image{'s' if images > 1 else ''} with 95 % intervals"
     if summary.perception == "ssim":
-        reason = "LPIPS was not asked for."
-        if "lpips" in summary.metrics:
-            reason = summary.metrics["lpips"].reason or "LPIPS has no value."
+        reason = "LPIPS has no value." if "lpips" in summary.metrics else "LPIPS was not asked for."
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)

@@ -27,7 +27,7 @@ def build(config, folder, *flags):
 
 @pytest.fixture(autouse=True)
 def no_network(tmp_path, monkeypatch):
-    """LPIPS finds no backbone: an empty weights cache, and a proxy that refuses at once."""
+    """An empty weights cache, and a proxy that refuses at once."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
 

@@ -177,9 +177,7 @@ class Command(LightningCLI):
         scores, settings = self.config_init.scores, self.config_init.trainer
         has_bar = any(isinstance(callback, ProgressBar) for callback in _listed(settings.callbacks))
         kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
-        best = {"best-psnr": ("val/psnr", "max")}
-        if scores.lpips.reason is None:
-            best["best-lpips"] = ("val/lpips", "min")
+        best = {"best-psnr": ("val/psnr", "max"), "best-lpips": ("val/lpips", "min")}
         # After the others, because it stores their best scores.
         self.last = Last(root, settings.val_check_interval)
         return [

@@ -2,13 +2,12 @@
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from evaluation.metrics import Lpips, MetricError, psnr
 
 
 class Scores(Callback):
-    """Score validation and test images: PSNR and, if its weights are there, LPIPS of prediction, restoration and input.
+    """Score validation and test images: PSNR and LPIPS of prediction, restoration and input.
 
     Args:
         panels: number of validation images to show in Weights & Biases or TensorBoard.
@@ -18,8 +17,6 @@ class Scores(Callback):
     def __init__(self, panels: int = 4, samples: int = 3):
         self.lpips = Lpips()
         self.panels, self.samples = panels, samples
-        if self.lpips.reason is not None:
-            rank_zero_info(f"no val/lpips: {self.lpips.reason}")
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         self._score(pl_module, "val", outputs, batch)
@@ -30,9 +27,8 @@ class Scores(Callback):
     def _score(self, pl_module: LightningModule, stage: str, outputs, batch: dict) -> None:
         sharp = batch["sharp"].float()
         scored = {"": outputs.images, "_prediction": outputs.predictions, "_blurry": batch["blurry"].float()}
-        metrics = {"psnr": psnr} | ({"lpips": self.lpips} if self.lpips.reason is None else {})
         options = {"on_step": False, "on_epoch": True, "batch_size": len(sharp), "sync_dist": True}
-        for metric, function in metrics.items():
+        for metric, function in (("psnr", psnr), ("lpips", self.lpips)):
             for suffix, images in scored.items():
                 try:
                     value = function(images, sharp).mean()

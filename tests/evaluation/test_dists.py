@@ -5,8 +5,7 @@ import torch
 from torchmetrics.functional.image import deep_image_structure_and_texture_similarity
 from torchvision.models import vgg16
 
-from evaluation.backbones import SkippedInitialisation
-from evaluation.dists import Dists
+from evaluation.perceptual import Dists, SkippedInitialisation
 from evaluation.pixels import MetricError
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
