@@ -66,7 +66,7 @@ class Evaluation:
             (docs/extend.md); psnr and ssim are always included.
         language: of the texts that cer and wer compare with, as Tesseract names it: eng, deu, eng+fra.
         limit: score at most this many pairs, spread evenly over the list.
-        panel: file for the comparison of a few images at the best setting; default: panel.png in the output.
+        panel: file for the comparison of a few images at the most perceptual setting; default: panel.png in the output.
         images: also write the image of every row but the controls, to images/ROW in the output, such as for FID
             (docs/metrics.md).
         save_presets: write the settings with the best PSNR (fidelity), the best LPIPS (perceptual) and the knee between

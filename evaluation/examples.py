@@ -73,14 +73,11 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     return examples
 
 
-def write_panel(plan: Plan, summary: Summary, path: Path) -> bool:
-    """Write a panel of a few images at the best setting: samples, their mean and standard deviation.
-
-    Returns False if there is no setting to show.
-    """
-    best = summary.best_sample
+def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
+    """Write a panel of a few images at the most perceptual setting: samples, their mean and standard deviation."""
+    best = summary.presets.get("perceptual")
     if best is None:
-        return False
+        return
     setting = dataclasses.replace(best.row.settings, num_samples=PANEL_SAMPLES, average=False)
     count = min(PANEL_IMAGES, len(plan.images))
     images = [plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)]
@@ -94,7 +91,6 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> bool:
             for column, tensor in zip(columns.values(), shown, strict=True):
                 column.append(tensor.cpu())
     panel(columns, path)
-    return True
 
 
 def _choose(summary: Summary) -> list[Example]:

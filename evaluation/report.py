@@ -4,7 +4,6 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,92 +24,76 @@ if TYPE_CHECKING:
 _QUALITY = 90  # of the page's JPEG images
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A group of images that the page's slider shows: a setting's name, an image's, and files by kind of image."""
-
-    setting: str
-    image: str
-    rank: str
-    about: str
-    files: dict[str, str]
-
-
-def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) -> list[Path]:
+def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) -> None:
     """Write pareto.png, panels/*.png and report.html; the examples' images are in the folder.
 
     report.html loads nothing from elsewhere: a sortable table, the curve, a slider between two images, the recipe of
     every metric and what the numbers depend on. Its images are JPEG; the original images stay in the folder.
     """
-    paths = [folder / "pareto.png"]
-    with replacing(paths[0]) as part:
+    with replacing(folder / "pareto.png") as part:
         curve(summary).savefig(part)
     for number, row in enumerate(dict.fromkeys(example.row for example in examples)):
         (folder / "panels").mkdir(exist_ok=True)
-        paths.append(folder / "panels" / f"{number}_{row.file_name}.png")
-        chosen_examples = [example for example in examples if example.row == row]
+        own = [example for example in examples if example.row == row]
         files = [
             {row.label if kind == "restored" else kind: folder / file for kind, file in example.files.items()}
-            for example in chosen_examples
+            for example in own
         ]
-        panel_of_files(files, [f"{example.rank}: {example.image}" for example in chosen_examples], paths[-1])
+        names = [f"{example.rank}: {example.image}" for example in own]
+        panel_of_files(files, names, folder / "panels" / f"{number}_{row.file_name}.png")
     entries = [
-        _Entry(
-            example.row.label,
-            example.image,
-            example.rank,
-            f"{example.image}, the {example.rank} of {example.row.label}: {example.scores_in_words(summary.metrics)}",
-            example.files,
-        )
+        {
+            "setting": example.row.label,
+            "image": example.image,
+            "rank": example.rank,
+            "about": f"{example.image}, the {example.rank} of {example.row.label}: "
+            + example.scores_in_words(summary.metrics),
+            "files": example.files,
+        }
         for example in examples
     ]
     chosen = summary.presets.get("balanced")
     shown = _shown(entries, folder, chosen and chosen.label)
     checkpoint = summary.facts.get("checkpoint")
     title = "Evaluation of " + (checkpoint["name"] if checkpoint else "images")
-    paths.append(folder / "report.html")
-    _write(paths[-1], {"": paths[0]}, summary, shown, title=title, facts=summary.facts)
-    return paths
+    _write(folder, {"": folder / "pareto.png"}, summary, shown, title=title, facts=summary.facts)
 
 
 def write_joint_report(
     folder: Path,
     found: Mapping[str, tuple[Summary, Sequence[Example]]],
     changes: "Mapping[str, Mapping[str, Change]]",
-) -> Path:
+) -> None:
     """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
     Args:
-        folder: of the page, which is returned.
+        folder: of the page.
         found: the results of A and of B and their examples, by the names of their folders within `folder`.
         changes: setting -> metric -> change.
     """
-    entries: dict[tuple[str, str], _Entry] = {}
+    entries: dict[tuple[str, str], dict] = {}
     for letter, (summary, examples) in found.items():
         for example in examples:
-            place = example.row.label, example.image
-            before = entries.get(place, _Entry(*place, "", "", {}))
+            setting, image, rank = example.row.label, example.image, f"{example.rank} of {letter}"
+            about = f"{image}, the {rank}: {example.scores_in_words(summary.metrics)}"
             files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
-            rank = f"{example.rank} of {letter}"
-            about = f"{example.image}, the {rank}: {example.scores_in_words(summary.metrics)}"
-            entries[place] = _Entry(
-                *place,
-                rank=", ".join(filter(None, (before.rank, rank))),
-                about="; ".join(filter(None, (before.about, about))),
-                files={kind: files[kind] for kind in ("blurry", "sharp")}
-                | before.files
-                | {f"{letter}, {kind}": files[kind] for kind in ("predictor", "restored")},
-            )
+            files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
+            if (entry := entries.get((setting, image))) is None:
+                own = {"setting": setting, "image": image, "rank": rank, "about": about, "files": files}
+                entries[setting, image] = own
+            else:
+                entry["rank"] += f", {rank}"
+                entry["about"] += f"; {about}"
+                entry["files"] |= files
     names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in found.items()}
     summary, shown = found["A"][0], _shown(list(entries.values()), folder, None)
     facts = dict(summary.facts) | {"checkpoint": names}
-    path, curves = folder / "report.html", {letter: folder / letter / "pareto.png" for letter in found}
-    _write(path, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
-    return path
+    curves = {letter: folder / letter / "pareto.png" for letter in found}
+    _write(folder, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
 
 
 def _write(
-    path: Path,
+    folder: Path,
     curves: Mapping[str, Path],
     summary: Summary,
     shown: dict,
@@ -140,7 +123,7 @@ def _write(
         nothing=NOTHING,
         recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
     )
-    with replacing(path) as part:
+    with replacing(folder / "report.html") as part:
         part.write_text(page, encoding="utf-8")
 
 
@@ -153,16 +136,20 @@ def _plain(value: Facts) -> str:
     return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 
 
-def _shown(entries: Sequence[_Entry], folder: Path, first: str | None) -> dict:
-    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first."""
-    files = list(dict.fromkeys(file for entry in entries for file in entry.files.values()))
+def _shown(entries: Sequence[dict], folder: Path, first: str | None) -> dict:
+    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first.
+
+    An entry is a group of images that the slider shows: its setting, image, rank, what is said about it, and files by
+    kind of image.
+    """
+    files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
     examples = []
     for entry in entries:
-        with Image.open(folder / next(iter(entry.files.values())), formats=["PNG"]) as image:
+        with Image.open(folder / next(iter(entry["files"].values())), formats=["PNG"]) as image:
             size = {"width": image.width, "height": image.height}
-        examples.append(asdict(entry) | size | {"files": {kind: files.index(f) for kind, f in entry.files.items()}})
+        examples.append(entry | size | {"files": {kind: files.index(f) for kind, f in entry["files"].items()}})
     uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
-    if first not in (known := [entry.setting for entry in entries]):
+    if first not in (known := [entry["setting"] for entry in entries]):
         first = next(iter(known), None)
     return {"images": uris, "examples": examples, "first": first, "quality": _QUALITY}
 

@@ -34,22 +34,20 @@ def provenance() -> Facts:
     }
 
 
-def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> list[Path]:
-    """Write the three files into an existing folder and return their paths."""
-    paths = [folder / name for name in ("results.csv", "per_image.parquet", "results.json")]
-    with replacing(paths[0]) as part:
+def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
+    """Write the three files into an existing folder."""
+    with replacing(folder / "results.csv") as part:
         lines = [_line(row, summary) for row in summary.rows]
         pd.DataFrame(lines, dtype=object).to_csv(part, index=False, lineterminator="\n")
     reasons = [
         "; ".join(f"{metric}: {why}" for metric, why in missing.items()) or None
         for missing in summary.scores["missing"]
     ]
-    with replacing(paths[1]) as part:
+    with replacing(folder / "per_image.parquet") as part:
         summary.scores.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
-    with replacing(paths[2]) as part:
+    with replacing(folder / "results.json") as part:
         text = json.dumps(_document(summary, examples), indent=1, ensure_ascii=False, allow_nan=False)
         part.write_text(text + "\n", encoding="utf-8")
-    return paths
 
 
 def format_table(summary: Summary) -> str:

@@ -148,11 +148,6 @@ class _Batch:
                 self.plan.journal.add(_score(self.plan.computed, row, name, restored, truth, seconds))
 
 
-def recipes(metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """The recipes of the metrics and of the controls."""
-    return {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES
-
-
 def depends_on(
     facts: Facts, metrics: Mapping[str, Metric], batch_size: int | None, images: Facts, outputs: Facts
 ) -> Facts:
@@ -163,7 +158,7 @@ def depends_on(
         "precision": facts["precision"],
         "device": facts["device"].partition(":")[0],
         "batch_size": batch_size or "auto",
-        "recipe": recipes(metrics),
+        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "image": images,
         "outputs": outputs,
     }

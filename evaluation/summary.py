@@ -88,15 +88,6 @@ class Summary:
         return _front(self.settings, self.perception)
 
     @cached_property
-    def best_sample(self) -> RowSummary | None:
-        """The setting with the best LPIPS, or the best PSNR if LPIPS is missing; None if no setting was scored."""
-        for metric, best in (("lpips", min), ("psnr", max)):
-            scored = [row for row in self.settings if row.mean(metric) is not None]
-            if scored:
-                return best(scored, key=lambda row: row.mean(metric))
-        return None
-
-    @cached_property
     def presets(self) -> dict[str, RowSummary]:
         """fidelity: the setting with the best PSNR; perceptual: the best perception; balanced: the knee between them.
 
@@ -177,7 +168,7 @@ def _summarise_metric(
 
 
 def _verdict(table: pd.DataFrame, scores: pd.DataFrame, seed: int) -> Verdict:
-    """The verdict on a setting with scores `own`, beside the controls, on images whose prediction has an LPIPS."""
+    """The verdict on a setting with these scores, beside the controls, on images whose prediction has an LPIPS."""
     if "lpips" not in table:
         return Verdict("unknown", {}, "LPIPS was not asked for")
     places = table.set_index(["setting", "image"])[["psnr", "lpips"]]

@@ -38,12 +38,7 @@ class Tags(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder, summary = tmp_path_factory.mktemp("results"), summary_of()
-    written = write_report(folder, summary, write_examples(folder, summary))
-    assert [path.relative_to(folder).as_posix().split("/")[0] for path in written] == [
-        "pareto.png",
-        *["panels"] * 2,
-        "report.html",
-    ]
+    write_report(folder, summary, write_examples(folder, summary))
     return folder
 
 

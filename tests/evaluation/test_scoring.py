@@ -12,7 +12,7 @@ from evaluation.journal import Journal, JournalError, Score
 from evaluation.rows import CONTROLS, rows_of
 from evaluation.scoring import batch_size_for, score_images, steps_of
 from models.settings import SamplingSettings
-from tests.evaluation.toy import METRICS, Processes, Toy, decibels, score_of, summary
+from tests.evaluation.toy import METRICS, Toy, decibels, score_of, summary
 
 
 def labels_of(settings) -> list[str]:
@@ -173,17 +173,6 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
 
 
-def test_scores_are_counted(tmp_path):
-    toy = Toy([(24, 20)] * 3)
-    plan = toy.plan(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
-    in_all = 3 * (3 + len(CONTROLS) + 2)
-    assert not plan.scored() and len(plan.rows) * len(plan.images) == in_all
-    score_images(dataclasses.replace(plan, images=plan.images[:1], settings=plan.settings[:1]))
-    assert len(plan.scored()) == 3 + len(CONTROLS) + 1
-    summary(plan)
-    assert len(plan.scored()) == in_all
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -201,23 +190,3 @@ def test_scores_of_something_else_are_refused(tmp_path, changed, said):
     with pytest.raises(JournalError, match=said) as caught:
         Journal(tmp_path, facts | changed)
     assert "--overwrite true" in str(caught.value)
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_any_number_of_processes_gives_the_same(tmp_path, processes):
-    settings = [SamplingSettings(steps=2), SamplingSettings(steps=5)]
-    sizes = [(24, 20), (16, 12), (24, 20), (24, 20), (16, 12)]
-    alone = Toy(sizes).plan(tmp_path / "alone", settings)
-    score_images(alone)
-    shares = []
-    for rank in range(processes):
-        toy = Toy(sizes)
-        plan = toy.plan(tmp_path / "shared", settings, processes=Processes(rank, processes))
-        score_images(plan)
-        shares.append(toy.log.count("predict"))
-    one, together = (
-        {place: (score.metrics, score.missing) for place, score in each.journal.scores().items()}
-        for each in (alone, plan)
-    )
-    assert together == one
-    assert sum(shares) == 5 and max(shares) <= -(-5 // processes) + 1

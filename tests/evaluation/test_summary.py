@@ -63,15 +63,12 @@ def test_pareto_front_is_what_nothing_beats():
         row("sharpened 0.6", 26.5, 0.2),
     ]
     assert [r.label for r in of_rows(rows).front] == ["front", "twin", "predictor"]
-    assert of_rows(rows).best_sample.label == "front"
 
 
 def test_without_lpips_the_front_is_of_psnr_and_ssim():
     rows = [row("blurry", 25.0, ssim=0.9), row("predictor", 27.0, ssim=0.6), row("a", 26.0, ssim=0.7), row("b", 25.5)]
     assert of_rows(rows).perception == "ssim"
     assert [r.label for r in of_rows(rows).front] == ["blurry", "a", "predictor"]
-    assert of_rows(rows).best_sample.label == "a"
-    assert of_rows(rows[:2]).best_sample is None
 
 
 def test_presets_are_the_ends_and_the_knee():
