@@ -13,7 +13,7 @@ import imagecodecs
 import numpy as np
 import torch
 import torch.nn.functional as F
-from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
+from kornia.color import CFA, linear_rgb_to_rgb, raw_to_rgb, rgb_to_linear_rgb, rgb_to_raw
 from kornia.filters import gaussian_blur2d, get_gaussian_kernel2d
 from torch import Generator, Tensor
 
@@ -32,6 +32,7 @@ from data.camera import (
 )
 
 GAMMA = 2.2  # of the response gamma
+RED_GAIN, BLUE_GAIN = (1.9, 2.4), (1.5, 1.9)  # of white balance, over green
 
 
 class ObjectMotion:
@@ -133,6 +134,7 @@ class SyntheticBlur:
         shot_noise: range of the shot noise's variance at full light; it is proportional to the light and equals
             1 / (electrons of a full pixel); 0: off.
         read_noise: range of the standard deviation of the sensor's Gaussian noise, in light; 0: off.
+        raw: share of the noisy images whose noise is that of a raw file: see `add_raw_noise`.
         jpeg: range of the JPEG quality, 1 to 100, rounded; none: no JPEG.
         clean: share of the images without noise, halo, resampling and JPEG.
         halo: range of the amount of an unsharp mask; 0: off.
@@ -150,6 +152,7 @@ class SyntheticBlur:
         saturation: Range = (0.0, 0.0),
         shot_noise: Range = (0.0, 0.0),
         read_noise: Range = (0.0, 0.0),
+        raw: float = 0.0,
         jpeg: Range | None = None,
         clean: float = 0.0,
         halo: Range = (0.0, 0.0),
@@ -159,7 +162,7 @@ class SyntheticBlur:
         check_ranges("SyntheticBlur", resample=resample)
         if not resample[0] > 0:
             raise ValueError(f"SyntheticBlur's resample must be above 0, not {resample[0]}: from 1 up it is off.")
-        _check_shares("SyntheticBlur", file_values=file_values, clean=clean)
+        _check_shares("SyntheticBlur", file_values=file_values, raw=raw, clean=clean)
         self.camera = camera or []
         self.weights = torch.tensor([1.0] * len(self.camera) if weights is None else weights)
         if len(self.weights) != len(self.camera) or (len(self.camera) and not self.weights.sum() > 0):
@@ -171,7 +174,7 @@ class SyntheticBlur:
         self.softens = self._by_part("Softening's share", soften.share if soften else 0.0)
         self.moving, self.soften = moving, soften
         self.response, self.file_values = response, file_values
-        self.saturation, self.shot_noise, self.read_noise = saturation, shot_noise, read_noise
+        self.saturation, self.shot_noise, self.read_noise, self.raw = saturation, shot_noise, read_noise, raw
         self.jpeg, self.clean, self.halo, self.resample = jpeg, clean, halo, resample
 
     @property
@@ -250,7 +253,9 @@ class SyntheticBlur:
             blurry = ground_truth
         else:
             scene = scene.clamp(0, 1)
-            scene = add_noise(scene, shot, read, grain).clamp(0, 1) if noisy else scene
+            if noisy:
+                as_raw = between(Generator().manual_seed(seed + 5), (0, 1)) < self.raw
+                scene = (add_raw_noise if as_raw else add_noise)(scene, shot, read, grain).clamp(0, 1)
             blurry = from_light(scene, response)
         if not clean:
             phone = Generator().manual_seed(seed + 4)
@@ -289,6 +294,19 @@ def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> 
     """
     grain = torch.randn(light.shape, generator=generator).to(light)
     return light + grain * (shot * light + read**2).sqrt()
+
+
+def add_raw_noise(light: Tensor, shot: float, read: float, generator: Generator) -> Tensor:
+    """`add_noise` to the sensor's signal: before white balance, which amplifies red and blue, and before the demosaic,
+    which spreads a pixel's noise to its neighbours; (3, H, W).
+
+    The gains are those of Rim et al., "Realistic blur synthesis for learning image deblurring", ECCV 2022.
+    """
+    gains = torch.tensor([between(generator, RED_GAIN), 1.0, between(generator, BLUE_GAIN)]).to(light)[:, None, None]
+    height, width = light.shape[-2:]
+    signal = add_noise(light / gains, shot, read, generator)
+    even = F.pad(signal[None], (0, width % 2, 0, height % 2), "replicate")
+    return raw_to_rgb(rgb_to_raw(even, CFA.RG), CFA.RG)[0, :, :height, :width] * gains
 
 
 def sharpen(image: Tensor, amount: float) -> Tensor:

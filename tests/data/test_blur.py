@@ -5,7 +5,7 @@ import torch
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from PIL import Image
 
-from data.blur import ObjectMotion, Softening, SyntheticBlur, add_noise, compress
+from data.blur import BLUE_GAIN, RED_GAIN, ObjectMotion, Softening, SyntheticBlur, add_noise, add_raw_noise, compress
 from data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, cut
 from data.pairs import generator_of
 
@@ -222,6 +222,37 @@ def test_noise_has_the_variance_of_light():
     noisy, truth = blur(grey, generators(1))
     torch.testing.assert_close(noisy.var(), torch.tensor(0.002 * 0.6 + 0.02**2), rtol=0.02, atol=0)
     assert torch.equal(truth, grey)
+
+
+def test_raw_noise_is_amplified_by_white_balance_and_spread_by_the_demosaic():
+    light, shot, read = 0.4, 0.002, 0.02
+    drawn = [add_raw_noise(torch.full((3, 256, 256), light), shot, read, generator_of("raw", at)) for at in range(8)]
+    noise = torch.stack(drawn) - light
+    # A red pixel of the mosaic records light / gain and multiplies it by the gain.
+    sites = [noise[:, 0, 1::2, 1::2], noise[:, 1, ::2, 1::2], noise[:, 2, ::2, ::2]]
+    for site, (least, most) in zip(sites, [RED_GAIN, (1.0, 1.0), BLUE_GAIN], strict=True):
+        expected = [gain * shot * light + (gain * read) ** 2 for gain in (least, most)]
+        assert 0.95 * expected[0] < site.var((1, 2)).min() and site.var((1, 2)).max() < 1.05 * expected[1]
+    # Between two red pixels stands their mean.
+    red = noise[:, 0, 1::2]
+    torch.testing.assert_close(red[..., 2:-1:2], (red[..., 1:-2:2] + red[..., 3::2]) / 2)
+
+
+@pytest.mark.parametrize("size", [(17, 20), (16, 21), (5, 7)])
+def test_raw_noise_of_zero_strength_moves_no_edge(size):
+    ramp = torch.linspace(0.1, 0.9, size[1]).expand(3, *size)
+    same = add_raw_noise(ramp, 0.0, 0.0, generator_of("raw"))
+    torch.testing.assert_close(same[..., 2:-2, 2:-2], ramp[..., 2:-2, 2:-2], rtol=0, atol=1e-6)
+    assert same.shape == ramp.shape
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_shares_of_raw_noise(share):
+    grey = torch.full((1, 3, 16, 16), 0.5)
+    blur = SyntheticBlur(read_noise=(0.01, 0.01), raw=share, response="linear")
+    red = [(blur(grey, [generator_of("share", at)])[0] - grey)[0, 0, 1::2] for at in range(400)]
+    between = [(row[:, 2:-1:2] - (row[:, 1:-2:2] + row[:, 3::2]) / 2).abs().max() < 1e-6 for row in red]
+    assert abs(sum(between) - 400 * share) <= 4 * (400 * share * (1 - share)) ** 0.5
 
 
 def test_jpeg_is_that_of_a_file(tmp_path):
