@@ -111,11 +111,12 @@ def refiner_gates(
 
 
 def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor | Prediction, ...]:
-    """blurry, x_init, s(p), x - x_init, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
+    """blurry, x_init, s(p), x - x_init without what s keeps, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
-    x_init = prediction.x_init
-    return to_network(blurry), x_init, pipeline.scale(prediction, blurry), to_network(sharp) - x_init, prediction
+    x_init, s = prediction.x_init, pipeline.scale(prediction, blurry)
+    true = add_residual(0.0, residual(to_network(sharp), x_init, s), s)
+    return to_network(blurry), x_init, s, true, prediction
 
 
 def main(

@@ -15,10 +15,10 @@ ScaleKind = Literal["global", "local", "learned"]
 FLOOR = 0.005  # least value of the maps below, in [-1, 1]: two thirds of an 8-bit level, so that r_0 stays finite
 
 # Orthonormal: luma, and two of chroma. What is missing is nearly grey, and in RGB a sampler does not know it: it draws
-# three channels as if they were independent, which looks like coloured grain.
+# three channels as if they were independent, which looks like coloured grain. So chroma can stay the prediction's.
 AXES = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
 AXES /= AXES.norm(dim=1, keepdim=True)
-ResidualColours = Literal["rgb", "luma_chroma"]
+ResidualColours = Literal["rgb", "luma"]
 
 PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
@@ -27,19 +27,21 @@ PREDICTION_TYPES = get_args(PredictionType)
 def residual(sharp: Tensor, x_init: Tensor | float, s: Tensor | float) -> Tensor:
     """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
 
-    With a scale for each of the AXES, r_0 has the difference along these, one a channel. No other code computes a
-    residual.
+    With a scale for each of the AXES, r_0 has the difference along these, one a channel, and 0 where the scale is 0. No
+    other code computes a residual.
 
     Args:
         sharp, x_init: (N, 3, H, W) in [-1, 1].
         s: a number or a map (N, 1, H, W); or a map (N, 3, H, W), a scale for each of the AXES.
     """
     difference = sharp - x_init
-    return (torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) if along_axes(s) else difference) / s
+    if not along_axes(s):
+        return difference / s
+    return torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) / s.masked_fill(s == 0, math.inf)
 
 
 def add_residual(x_init: Tensor | float, r_0: Tensor, s: Tensor | float) -> Tensor:
-    """x = x_init + s r_0, the inverse of `residual`. No other code adds a residual back."""
+    """x = x_init + s r_0, the inverse of `residual` where s is not 0. No other code adds a residual back."""
     difference = s * r_0
     return x_init + (torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference) if along_axes(s) else difference)
 

@@ -173,7 +173,8 @@ class PredictAndRefine(Predict):
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
         # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
-        self.register_buffer("residual_square", torch.ones(() if residual.colours == "rgb" else (3, 1, 1)))
+        square = torch.tensor(1.0 if residual.colours == "rgb" else [[[1.0]], [[0.0]], [[0.0]]])
+        self.register_buffer("residual_square", square)
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
             copy_weights(init_from, predictor=predictor, denoiser=denoiser)
@@ -224,7 +225,7 @@ class PredictAndRefine(Predict):
         size = residual_size(self.residual.scale_kind, prediction.detach(), blurry)
         x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
         if self.residual.scale is None:
-            unit = torch.ones_like(self.residual_square)  # a scale of three channels for luma and chroma
+            unit = (self.residual_square > 0).float()
             self._measure_residual(residual(sharp, fixed, unit * size))
         s = self.scale() * size
         r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)

@@ -94,8 +94,6 @@ class Objective:
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
         """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar).
-
-        Along the AXES luma and chroma count alike: with chroma's share in the image samples keep coloured grain.
         """
         error = output - target(r_0, eps, alpha_bar, prediction_type)
         return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
@@ -110,10 +108,11 @@ class Residual:
             square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         scale_kind: how m is computed: global (m = 1, the paper's), local (from how much the predictor changed) or
             learned (the predictor's size head); see `models.diffusion.residual_size`.
-        colours: rgb, or luma_chroma: r_0 along `models.diffusion.AXES`, each with its own c.
+        colours: rgb; or luma: the luma of x - x_init alone, so that samples have the prediction's chroma. r_0 then has
+            the three channels of `models.diffusion.AXES`, of which two are 0.
 
     Raises:
-        ValueError: luma_chroma with a given scale.
+        ValueError: luma with a given scale.
     """
 
     scale: float | None = None
@@ -121,8 +120,8 @@ class Residual:
     colours: ResidualColours = "rgb"
 
     def __post_init__(self):
-        if self.colours == "luma_chroma" and self.scale is not None:
-            raise ValueError("residual.scale must be null with residual.colours luma_chroma: three scales are measured")
+        if self.colours == "luma" and self.scale is not None:
+            raise ValueError("residual.scale must be null with residual.colours luma: its scale is measured")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class DeblurPipeline(ConfigMixin):
         scheduler: the noise schedule of training. Each call builds the scheduler for its own settings.
         residual_scale: c, standard deviation of (x - x_init) / m on the training data; 1 for the paper's unscaled
             residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`. Three numbers:
-            one for each of `models.diffusion.AXES`, along which r_0 is then expressed.
+            one for each of `models.diffusion.AXES`, along which r_0 is then expressed; 0 keeps the prediction's.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.

@@ -49,7 +49,7 @@ def gates(pair, share, grain=0.0, blend=1.0, scale=0.04):
     return refiner_gates(pipeline, [("one", blurry, sharp)], SIGMAS, settings)
 
 
-@pytest.mark.parametrize("scale", [0.04, [0.06, 0.03, 0.02]], ids=["rgb", "luma_chroma"])
+@pytest.mark.parametrize("scale", [0.04, [0.06, 0.0, 0.0]], ids=["rgb", "luma"])
 def test_a_perfect_denoiser_has_no_error_and_all_the_power(pair, scale):
     found = gates(pair, share=1.0, scale=scale)
     for sigma in SIGMAS:

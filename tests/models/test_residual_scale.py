@@ -84,24 +84,37 @@ def test_clipping_keeps_the_image_in_its_range_and_what_is_inside(channels):
     assert torch.allclose(add_residual(x_init, clip_residual(r_0, x_init, s), s), wanted, atol=1e-6)
 
 
+def test_a_scale_of_zero_keeps_what_the_prediction_has_along_its_axis():
+    s = torch.tensor([0.5, 0.0, 0.0]).view(1, 3, 1, 1).expand(2, 3, 6, 7)
+    x_init, sharp, r_0 = torch.rand(2, 3, 6, 7, requires_grad=True), torch.rand(2, 3, 6, 7), torch.randn(2, 3, 6, 7)
+    found = residual(sharp, x_init, s)
+    assert torch.allclose(found[:, :1], (sharp - x_init).sum(1, keepdim=True) / 3**0.5 / 0.5, atol=1e-5)
+    assert (found[:, 1:] == 0).all()
+    found.square().sum().backward()
+    assert x_init.grad.isfinite().all()
+    sample = add_residual(x_init, r_0, s) - x_init
+    assert torch.allclose(sample, 0.5 * r_0[:, :1].expand(-1, 3, -1, -1) / 3**0.5, atol=1e-6)
+    assert (clip_residual(9 * r_0, x_init, s)[:, 1:] == 0).all()
+
+
 def test_three_scales_are_measured_stored_and_used(tmp_path):
     predictor = UNetPredictor(8, (1, 2), 1, size_head=True)
     module = PredictAndRefine(
-        predictor, SlimDenoiser((8, 16), (1, 1)), residual=Residual(scale_kind="learned", colours="luma_chroma")
+        predictor, SlimDenoiser((8, 16), (1, 1)), residual=Residual(scale_kind="learned", colours="luma")
     )
-    module.residual_square.copy_(torch.tensor([4.0, 1.0, 0.25]).view(3, 1, 1))
+    module.residual_square[0] = 4.0
     pipeline = module.pipeline()
-    assert pipeline.config.residual_scale == [2.0, 1.0, 0.5]
+    assert pipeline.config.residual_scale == [2.0, 0.0, 0.0]
     pipeline.save_pretrained(tmp_path / "made")
     loaded, image = load_pipeline(str(tmp_path / "made")), torch.rand(1, 3, 20, 22)
     prediction = pipeline.predict(image)
     size = residual_size("learned", torch.cat([prediction.x_init, prediction.log_size], dim=1), image)
-    assert torch.allclose(loaded.scale(prediction, image), size * torch.tensor([2.0, 1.0, 0.5]).view(3, 1, 1))
+    assert torch.allclose(loaded.scale(prediction, image), size * torch.tensor([2.0, 0.0, 0.0]).view(3, 1, 1))
     settings = SamplingSettings(steps=2)
     restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
     assert torch.equal(*restored)
-    with pytest.raises(ValueError, match="three scales are measured"):
-        Residual(colours="luma_chroma", scale=1.0)
+    with pytest.raises(ValueError, match="its scale is measured"):
+        Residual(colours="luma", scale=1.0)
 
 
 def test_laplace_loss_is_least_at_the_mean_absolute_error():

@@ -176,7 +176,7 @@ REFUSED = {  # flag -> another value, and what the refusal says of it
     "model.predictor_training": ("joint", "predictor_training is joint here and detached there"),
     "model.residual.scale": ("1", "residual.scale is 1.0 here and None there"),
     "model.residual.scale_kind": ("local", "residual.scale_kind is local here and global there"),
-    "model.residual.colours": ("luma_chroma", "residual.colours is luma_chroma here and rgb there"),
+    "model.residual.colours": ("luma", "residual.colours is luma here and rgb there"),
     "trainer.accumulate_grad_batches": ("2", "trainer.accumulate_grad_batches 1 -> 2"),
 }
 ALONE = ("model.residual.colours",)  # contradicts a fixed scale
