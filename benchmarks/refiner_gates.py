@@ -111,7 +111,7 @@ def refiner_gates(
 
 
 def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor | Prediction, ...]:
-    """blurry, x_init, s(p), x - x_init without what s keeps, all (1, C, H, W) in [-1, 1], and what `predict` returned."""
+    """blurry, x_init, s(p), x - x_init less what s keeps, all (1, C, H, W) in [-1, 1], and what `predict` gave."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
     x_init, s = prediction.x_init, pipeline.scale(prediction, blurry)
