@@ -93,8 +93,7 @@ class Objective:
     def losses(
         self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
     ) -> Tensor:
-        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar).
-        """
+        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
         error = output - target(r_0, eps, alpha_bar, prediction_type)
         return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
 
