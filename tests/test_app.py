@@ -266,6 +266,9 @@ def test_cancel_ends_a_run_within_a_step_and_the_page_goes_on(visitor, photo, de
     visitor.locator("#status").get_by_text("steps done").first.wait_for()
     visitor.click("#cancel")
     visitor.locator("#status").get_by_text("Cancelled").wait_for()
+    visitor.evaluate("document.querySelector('#status [data-testid=status-tracker]').classList.remove('hide')")
+    visitor.wait_for_timeout(500)  # longer than the transition of gradio's styles
+    assert visitor.locator("#status").get_by_text("Cancelled").is_visible(), "hidden by a late progress message"
     done = len(denoiser_calls)
     run(visitor, steps=2)
     assert 0 < done < 1000 and len(denoiser_calls) <= done + 1 + 2

@@ -18,7 +18,7 @@ FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit
 PRIVATE = {"api_visibility": "private"}
 LATEST = FAST | PRIVATE | {"trigger_mode": "always_last"}  # of events that follow one another, the last counts
 ALONE = {"concurrency_id": "device", "concurrency_limit": 1}  # events that run the networks
-PASTE = """<script>
+HEAD = """<script>
 addEventListener("paste", (event) => {
   const files = event.clipboardData.files;
   const input = document.querySelector("#photo input[type=file]");
@@ -26,6 +26,11 @@ addEventListener("paste", (event) => {
   input.files = files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 });
+// Gradio shows a progress message that arrives after Cancel for good: page.css hides it until the next Run.
+addEventListener("click", (event) => {
+  const button = event.target.closest("#cancel, #run");
+  if (button) document.documentElement.toggleAttribute("data-cancelled", button.id === "cancel");
+}, true);
 </script>"""
 # Run takes what the fields show: a number that was just typed may not have reached the page's state yet.
 TYPED = """(preset, sampler, ...rest) => [preset, sampler, ...["steps", "count", "seed", "strength"].map((id, k) => {
@@ -74,7 +79,7 @@ class Page:
                 max_file_size=most_bytes,
                 theme=look,
                 css_paths=LOOK,
-                head=PASTE,
+                head=HEAD,
                 footer_links=[],
                 prevent_thread_lock=True,
                 quiet=True,
