@@ -68,28 +68,21 @@ class SamplingSettings:
     keep_sharp: float = 0.0
 
     def __post_init__(self):
-        for field, allowed in (("sampler", get_args(Sampler)), ("schedule", get_args(Schedule))):
-            value = getattr(self, field)
-            if value not in allowed:
-                raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
-        for field in ("steps", "num_samples"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field} must be a whole number of 1 or more, got {value!r}")
-        for field in ("eta", "blend"):
-            value = getattr(self, field)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{field} must be between 0 and 1, got {value!r}")
-        for field in ("beta_start", "beta_end", "log_snr_max", "log_snr_min"):
-            value = getattr(self, field)
-            if not math.isfinite(value):
-                raise ValueError(f"{field} must be a finite number, got {value!r}")
-        if not (math.isfinite(self.keep_sharp) and self.keep_sharp >= 0):
-            raise ValueError(f"keep_sharp must be 0 or more, got {self.keep_sharp!r}")
+        rules = {
+            ("sampler",): (get_args(Sampler).__contains__, f"one of {', '.join(get_args(Sampler))}"),
+            ("schedule",): (get_args(Schedule).__contains__, f"one of {', '.join(get_args(Schedule))}"),
+            ("steps", "num_samples"): (lambda n: isinstance(n, int) and n >= 1, "a whole number of 1 or more"),
+            ("eta", "blend"): (lambda x: 0 <= x <= 1, "between 0 and 1"),
+            ("beta_start", "beta_end", "log_snr_max", "log_snr_min"): (math.isfinite, "a finite number"),
+            ("keep_sharp",): (lambda x: 0 <= x < math.inf, "0 or more"),
+            ("start",): (lambda x: x is None or 0 < x < math.inf, "a number above 0"),
+        }
+        for names, (holds, words) in rules.items():
+            for name in names:
+                if not holds(value := getattr(self, name)):
+                    raise ValueError(f"{name} must be {words}, got {value!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
-        if self.start is not None and not (math.isfinite(self.start) and self.start > 0):
-            raise ValueError(f"start must be a number above 0, got {self.start!r}")
         # log_snr can only fail by the order of its ends; checking the others needs torch, which --help avoids.
         ordered = self.schedule == "log_snr" and self.start is None and self.log_snr_max > self.log_snr_min
         if self.schedule != "training" and not ordered:
