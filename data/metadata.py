@@ -22,17 +22,14 @@ CAMERA = {ExifTags.Base[name] for name in ("Make", "Model", "DateTime", "XResolu
 DESCRIPTIVE = CAMERA | {
     ExifTags.Base[name] for name in ("ImageDescription", "Software", "Artist", "Copyright", "HostComputer")
 }
-EXPOSURE = {
-    ExifTags.Base[name]
-    for name in re.findall(
-        r"\w+",
-        """ExifVersion DateTimeOriginal DateTimeDigitized OffsetTime OffsetTimeOriginal OffsetTimeDigitized SubsecTime
-        SubsecTimeOriginal SubsecTimeDigitized ExposureTime FNumber ExposureProgram ISOSpeedRatings SensitivityType
-        ShutterSpeedValue ApertureValue BrightnessValue ExposureBiasValue MaxApertureValue MeteringMode LightSource
-        Flash FocalLength FocalLengthIn35mmFilm ExposureMode WhiteBalance DigitalZoomRatio SceneCaptureType ColorSpace
-        Gamma LensSpecification LensMake LensModel""",
-    )
-}
+SETTINGS = """
+ExifVersion DateTimeOriginal DateTimeDigitized OffsetTime OffsetTimeOriginal OffsetTimeDigitized SubsecTime
+SubsecTimeOriginal SubsecTimeDigitized ExposureTime FNumber ExposureProgram ISOSpeedRatings SensitivityType
+ShutterSpeedValue ApertureValue BrightnessValue ExposureBiasValue MaxApertureValue MeteringMode LightSource Flash
+FocalLength FocalLengthIn35mmFilm ExposureMode WhiteBalance DigitalZoomRatio SceneCaptureType ColorSpace Gamma
+LensSpecification LensMake LensModel
+"""
+EXPOSURE = {ExifTags.Base[name] for name in SETTINGS.split()}
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/algorithmicallyEnhanced"
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 ENHANCED = (

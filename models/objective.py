@@ -11,14 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.diffusion import (
-    PredictionType,
-    ResidualColours,
-    ScaleKind,
-    laplace_loss,
-    sample_alpha_bar,
-    target,
-)
+from models.diffusion import PredictionType, ResidualColours, ScaleKind, laplace_loss, sample_alpha_bar, target
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 

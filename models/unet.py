@@ -247,12 +247,7 @@ class Denoiser(ModelMixin, ConfigMixin):
         self.embedding = NoiseLevelEmbedding(embedding_channels)
 
     def forward(
-        self,
-        r_t: Tensor,
-        blurry: Tensor,
-        alpha_bar: Tensor,
-        x_init: Tensor,
-        s: Tensor | None = None,
+        self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor | None = None
     ) -> Tensor:
         """One denoising evaluation.
 

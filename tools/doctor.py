@@ -190,12 +190,7 @@ def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
     ]
 
 
-def main(
-    root: str,
-    report: str | None = None,
-    variant: str = "blur",
-    num_workers: int | None = None,
-) -> int:
+def main(root: str, report: str | None = None, variant: str = "blur", num_workers: int | None = None) -> int:
     """Examine a dataset, print a table and return the exit code.
 
     Args:

@@ -30,15 +30,7 @@ from models.weights import CheckpointError
 from training.averages import Averages
 from training.guards import Guard
 from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
-from training.resume import (
-    AtomicCheckpointIO,
-    Last,
-    TakeOver,
-    changed_settings,
-    changes,
-    newest,
-    read_checkpoint,
-)
+from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scores import Scores
 from training.screen import Bar, Lines, quiet
 from training.step_size import StepSize
