@@ -18,18 +18,12 @@ from models.lightning_module import PredictAndRefine
 CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
 STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_lite/*.yaml"))
 GRIDS = sorted(Path(__file__).parents[1].glob("configs/grid/*.yaml"))
+pytestmark = pytest.mark.usefixtures("no_network")
 
 
 def build(config, folder, *flags):
     quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
     return train.cli(["--config", str(config), "--trainer.default_root_dir", str(folder), *quiet, *flags], run=False)
-
-
-@pytest.fixture(autouse=True)
-def no_network(tmp_path, monkeypatch):
-    """An empty weights cache, and a proxy that refuses at once."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -68,10 +68,7 @@ def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
     predictor = predictor or UNetPredictor(8, (1, 2), 1)
     denoiser = Denoiser(8, (1, 2), 1)
     if stirred:
-        for network in (predictor, denoiser):
-            for layer in network.modules():
-                if isinstance(layer, nn.Conv2d) and not layer.weight.any():
-                    nn.init.normal_(layer.weight, std=0.05)
+        stir(predictor), stir(denoiser)
     scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
     return DeblurPipeline(predictor.eval(), denoiser.eval(), scheduler, residual_scale)
 

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
-from data import images, search
+from data import images
 from tests import processes
+from tests.data.test_formats import chunk
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -96,23 +97,6 @@ def test_unwritable_places(tmp_path, image):
     with pytest.raises(images.ImageError, match=r"a\.xyz"):
         images.write(tmp_path / "a.xyz", image)
     assert {file.name for file in tmp_path.iterdir()} == {"file", "taken.png"}  # nothing half-written stays
-
-
-def test_find(tmp_path, image):
-    for name in ("b.png", "a.JPG", "sub/c.webp", ".hidden.png", ".cache/d.png"):
-        images.write(tmp_path / name, image)
-    (tmp_path / "notes.txt").touch()
-    assert search.find(tmp_path) == [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "sub" / "c.webp"]
-    assert search.find(tmp_path / "b.png") == [tmp_path / "b.png"]
-    assert search.find(f"{tmp_path}/**/*.[jw]*") == [tmp_path / "sub" / "c.webp"]
-    assert search.find(tmp_path / "*" / "*.webp") == [tmp_path / "sub" / "c.webp"]
-    assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == search.tree(tmp_path / "b.png") == tmp_path
-    images.write(tmp_path / "[1].png", image)
-    assert search.find(tmp_path / "[1].png") == [tmp_path / "[1].png"] and search.tree(tmp_path / "[1].png") == tmp_path
-    (tmp_path / "empty").mkdir()
-    for nothing in ("empty", "missing", "x*.bmp"):
-        with pytest.raises(images.ImageError, match=nothing.replace("*", r"\*")):
-            search.find(tmp_path / nothing)
 
 
 LOSSLESS = (".png", ".webp", ".tif", ".bmp")
@@ -251,9 +235,6 @@ def test_a_tiff_of_floats_from_0_to_1_is_read_with_16_bits(tmp_path, dtype, shap
 
 
 def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     for depth in (8, 16):
         header = struct.pack(">IIBBBBB", 60000, 40000, depth, 2, 0, 0, 0)
         bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(999)))

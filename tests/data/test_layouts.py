@@ -81,16 +81,13 @@ def test_unusable_folders(tmp_path, files, words):
         find_pairs(make(tmp_path, *files))
 
 
-def test_the_variant_is_never_replaced(tmp_path):
-    with pytest.raises(DatasetError, match="no folder blur_gamma"):
-        find_pairs(make(tmp_path, "blur/a.png", "sharp/a.png"), variant="blur_gamma")
-
-
-def test_missing_and_empty_folders(tmp_path):
+def test_missing_folders(tmp_path):
     with pytest.raises(DatasetError, match="missing is not a folder"):
         find_pairs(tmp_path / "missing")
-    (tmp_path / "blur").mkdir()
-    (tmp_path / "sharp").mkdir()
+    with pytest.raises(DatasetError, match="no folder blur_gamma"):  # a variant is never replaced
+        find_pairs(make(tmp_path, "blur/a.png", "sharp/a.png"), variant="blur_gamma")
+    for side in ("blur", "sharp"):
+        (tmp_path / side / "a.png").unlink()
     with pytest.raises(DatasetError, match="holds no pairs"):
         find_pairs(tmp_path)
 

@@ -1,6 +1,7 @@
 """Finding images by their names: every folder once, and no results."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_patterns(tmp_path, monkeypatch, pattern, expected):
     files(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/4.jpg", ".hidden/5.png", "a/.6.png")
     monkeypatch.chdir(tmp_path)
     assert names(Path(), pattern) == names(tmp_path, f"{tmp_path}/{pattern}") == expected
+
+
+def test_one_file_is_itself_and_nothing_found_is_said(tmp_path):
+    files(tmp_path, "a.JPG", "[1].png", ".b.png", ".cache/c.png", "empty/notes.txt")
+    assert names(tmp_path, tmp_path) == ["[1].png", "a.JPG"]
+    for name in ("a.JPG", "[1].png"):
+        assert search.find(tmp_path / name) == [tmp_path / name] and search.tree(tmp_path / name) == tmp_path
+    assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == tmp_path
+    for nothing in ("empty", "missing", "x*.bmp"):
+        with pytest.raises(search.ImageError, match=re.escape(nothing)):
+            search.find(tmp_path / nothing)
 
 
 @pytest.mark.parametrize("manifest", ["manifest.json", "manifest.parquet"])

@@ -29,28 +29,18 @@ def test_the_papers_unets_have_their_exact_size():
 
 PREDICTORS = [
     U2NetPredictor("lite"),
+    U2NetPredictor("lite", norm="none"),
     U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest"),
-    UNetPredictor(8, (1, 2), 1),
+    U2NetPredictor("lite", unshuffle=3),
+    UNetPredictor(8, (1, 2, 3), 1),
+    UNetPredictor(8, (1, 2), 1, unshuffle=2, norm="pixel"),
     SlimPredictor((8, 12), (1, 1)),
+    SlimPredictor((8, 12), (1, 1), "naf", unshuffle=1),
+    IdentityPredictor(),
 ]
 
 
-@pytest.mark.parametrize(
-    "predictor",
-    [
-        U2NetPredictor("lite"),
-        U2NetPredictor("lite", norm="none"),
-        UNetPredictor(8, (1, 2, 3), 1),
-        U2NetPredictor("small", norm="pixel", unshuffle=2, side_outputs=False, upsample="nearest"),
-        U2NetPredictor("lite", unshuffle=3),
-        UNetPredictor(8, (1, 2), 1, unshuffle=2, norm="pixel"),
-        SlimPredictor((8, 12), (1, 1)),
-        SlimPredictor((8, 12), (1, 1), "naf", unshuffle=1),
-        IdentityPredictor(),
-        ZeroPredictor(),
-    ],
-    ids=lambda predictor: type(predictor).__name__,
-)
+@pytest.mark.parametrize("predictor", [*PREDICTORS, ZeroPredictor()], ids=lambda predictor: type(predictor).__name__)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 3), (33, 65)])
 def test_any_size_goes_through(predictor, size):
     blurry = torch.rand(1, 3, *size) * 2 - 1

@@ -42,10 +42,6 @@ class TestDraws:
         assert log_sigma.mean().item() == pytest.approx(inside.mean().item(), abs=0.01)
         assert log_sigma.std().item() == pytest.approx(inside.std().item(), rel=0.02)
 
-    def test_bounds_that_are_none_are_refused(self):
-        with pytest.raises(ValueError, match="sigma_range must be two numbers, 0 < least < largest"):
-            Objective(levels="log_normal", sigma_range=(2.0, 0.5))
-
     def test_the_config_s_word_chooses_the_draw(self):
         assert torch.equal(Objective().draw(SCHEDULE, uniform(5)), sample_alpha_bar(SCHEDULE, uniform(5)))
         other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, uniform(2000))
@@ -68,6 +64,14 @@ def test_l1_and_l2_of_each_parameterisation(prediction_type):
         assert torch.allclose(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)))
 
 
-def test_a_normal_without_width_is_refused():
-    with pytest.raises(ValueError, match="must be above 0"):
-        Objective(log_normal=(-1.2, 0.0))
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sigma_range": (2.0, 0.5)}, "sigma_range must be two numbers, 0 < least < largest"),
+        ({"log_normal": (-1.2, 0.0)}, "must be above 0"),
+        ({"noises": 0}, "noises must be at least 1"),
+    ],
+)
+def test_impossible_numbers_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        Objective(levels="log_normal", **wrong)

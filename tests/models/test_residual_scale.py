@@ -172,13 +172,6 @@ def test_tiles_give_the_same_image_with_a_map(kind):
         assert (whole.expected_error - tiled.expected_error).abs().max() < 1e-5
 
 
-def test_one_call_is_predict_then_refine_with_a_learned_map():
-    pipeline, blurry = with_kind("learned"), torch.rand(1, 3, 20, 24)
-    settings = SamplingSettings(steps=2)
-    [parts] = pipeline.refine_shared(blurry, pipeline.predict(blurry), [settings], seed=1)
-    assert torch.allclose(parts.images, pipeline(blurry, settings, seed=1, output_type="pt").images, atol=1e-6)
-
-
 def test_the_kind_is_kept_and_old_checkpoints_are_global(tmp_path):
     pipeline, blurry = with_kind("local"), torch.rand(1, 3, 20, 24)
     pipeline.save_pretrained(tmp_path / "new")

@@ -18,6 +18,16 @@ def seed():
     torch.manual_seed(0)
 
 
+def seen(network, make):
+    """How many pixels above and below a border the other side's outputs see."""
+    border = (network.receptive_field // network.stride + 2) * network.stride
+    x = make(1, 1, 2 * border, 16, dtype=torch.float64, requires_grad=True)
+    (above,) = torch.autograd.grad(network(x)[:, :, border:].sum(), x)
+    (below,) = torch.autograd.grad(network(x)[:, :, :border].sum(), x)
+    rows = [(gradient[0, 0] != 0).any(dim=1).nonzero() for gradient in (above, below)]
+    return border - rows[0].min().item(), rows[1].max().item() + 1 - border
+
+
 @pytest.mark.parametrize(
     ("multipliers", "blocks", "unshuffle"),
     [((1, 2), 1, 1), ((1, 2, 3), 1, 1), ((1, 1, 1, 1), 1, 1), ((1, 1), 3, 1), ((1, 2), 1, 2), ((1,), 1, 4)],
@@ -27,26 +37,16 @@ def test_the_receptive_field_is_what_a_changed_pixel_reaches(multipliers, blocks
     unet = UNet(1, 1, 2, multipliers, blocks, unshuffle=unshuffle).double()
     for parameter in unet.parameters():
         torch.nn.init.uniform_(parameter, 0.01, 0.05)
-    border = (unet.receptive_field // unet.stride + 2) * unet.stride
-    x = torch.ones(1, 1, 2 * border, 8, dtype=torch.float64, requires_grad=True)
-    (above,) = torch.autograd.grad(unet(x)[:, :, border:].sum(), x)
-    (below,) = torch.autograd.grad(unet(x)[:, :, :border].sum(), x)
-    seen_above = border - (above[0, 0] != 0).any(dim=1).nonzero().min().item()
-    seen_below = (below[0, 0] != 0).any(dim=1).nonzero().max().item() + 1 - border
-    assert max(seen_above, seen_below) <= unet.receptive_field < min(seen_above, seen_below) + unet.stride
+    above, below = seen(unet, torch.ones)
+    assert max(above, below) <= unet.receptive_field < min(above, below) + unet.stride
 
 
 @pytest.mark.parametrize("block", ["plain", "naf"])
 @pytest.mark.parametrize(("widths", "blocks", "unshuffle"), [((2, 2, 2), (1, 1, 2), 2), ((2,), (2,), 4)])
 def test_the_slim_receptive_field_is_enough(block, widths, blocks, unshuffle):
     network = stir(SlimUNet(1, 1, widths, blocks, block, unshuffle)).double()
-    border = (network.receptive_field // network.stride + 2) * network.stride
-    x = torch.rand(1, 1, 2 * border, 16, dtype=torch.float64, requires_grad=True)
-    (above,) = torch.autograd.grad(network(x)[:, :, border:].sum(), x)
-    (below,) = torch.autograd.grad(network(x)[:, :, :border].sum(), x)
-    seen_above = border - (above[0, 0] != 0).any(dim=1).nonzero().min().item()
-    seen_below = (below[0, 0] != 0).any(dim=1).nonzero().max().item() + 1 - border
-    assert max(seen_above, seen_below) <= network.receptive_field < min(seen_above, seen_below) + 2 * network.stride
+    above, below = seen(network, torch.rand)
+    assert max(above, below) <= network.receptive_field < min(above, below) + 2 * network.stride
 
 
 @pytest.mark.parametrize(("sampler", "size"), [("ddim", (301, 277)), ("ddpm", (129, 400)), ("dpmsolver++", (129, 260))])

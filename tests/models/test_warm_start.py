@@ -22,34 +22,21 @@ def test_weights_are_copied_for_staged_training(tmp_path):
 
 
 # The stages of the official U2NET and U2NETP (model/u2net.py of xuebinqin/U-2-Net): kind, in, mid, out channels.
-OFFICIAL = {
-    "full": {
-        "stage1": ("RSU7", 3, 32, 64),
-        "stage2": ("RSU6", 64, 32, 128),
-        "stage3": ("RSU5", 128, 64, 256),
-        "stage4": ("RSU4", 256, 128, 512),
-        "stage5": ("RSU4F", 512, 256, 512),
-        "stage6": ("RSU4F", 512, 256, 512),
-        "stage5d": ("RSU4F", 1024, 256, 512),
-        "stage4d": ("RSU4", 1024, 128, 256),
-        "stage3d": ("RSU5", 512, 64, 128),
-        "stage2d": ("RSU6", 256, 32, 64),
-        "stage1d": ("RSU7", 128, 16, 64),
-    },
-    "lite": {
-        "stage1": ("RSU7", 3, 16, 64),
-        "stage2": ("RSU6", 64, 16, 64),
-        "stage3": ("RSU5", 64, 16, 64),
-        "stage4": ("RSU4", 64, 16, 64),
-        "stage5": ("RSU4F", 64, 16, 64),
-        "stage6": ("RSU4F", 64, 16, 64),
-        "stage5d": ("RSU4F", 128, 16, 64),
-        "stage4d": ("RSU4", 128, 16, 64),
-        "stage3d": ("RSU5", 128, 16, 64),
-        "stage2d": ("RSU6", 128, 16, 64),
-        "stage1d": ("RSU7", 128, 16, 64),
-    },
+FULL = {
+    "stage1": ("RSU7", 3, 32, 64),
+    "stage2": ("RSU6", 64, 32, 128),
+    "stage3": ("RSU5", 128, 64, 256),
+    "stage4": ("RSU4", 256, 128, 512),
+    "stage5": ("RSU4F", 512, 256, 512),
+    "stage6": ("RSU4F", 512, 256, 512),
+    "stage5d": ("RSU4F", 1024, 256, 512),
+    "stage4d": ("RSU4", 1024, 128, 256),
+    "stage3d": ("RSU5", 512, 64, 128),
+    "stage2d": ("RSU6", 256, 32, 64),
+    "stage1d": ("RSU7", 128, 16, 64),
 }
+LITE = {stage: (kind, 128 if stage.endswith("d") else 64, 16, 64) for stage, (kind, *_) in FULL.items()}
+OFFICIAL = {"full": FULL, "lite": LITE | {"stage1": ("RSU7", 3, 16, 64)}}
 SIDES = {"full": (64, 64, 128, 256, 512, 512), "lite": (64,) * 6}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -88,6 +88,9 @@ def test_a_clean_dataset_has_no_faults(clean):
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(["train", "test"])), min_size=1, max_size=4))
+@example([(kind, "train") for kind in KINDS[:4]])
+@example([(kind, "test") for kind in KINDS[4:8]])
+@example([(kind, "train") for kind in KINDS[8:]])
 def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, planted):
     root = tmp_path_factory.mktemp("ill") / "data"
     shutil.copytree(clean, root)
@@ -101,18 +104,9 @@ def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, plan
         stems = {stem for file in fault["files"] if not (stem := Path(file).stem).startswith("copy_")}
         found |= {(fault["kind"], stem) for stem in stems}
         assert all(Path(file).name in fault["sentence"] for file in fault["files"])
+        assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
     assert found == expected
     shutil.rmtree(root)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_found(clean, tmp_path, kind):
-    root = tmp_path / "data"
-    shutil.copytree(clean, root)
-    plant(root, kind, "train", 2)
-    (fault,) = diagnose(str(root), num_workers=0)["faults"]
-    assert fault["kind"] == NAMED.get(kind, kind)
-    assert fault["sentence"].endswith(".") and "\n" not in fault["sentence"]
 
 
 def test_a_dataset_without_splits_is_one_split_and_warned_of(clean, tmp_path, capsys):

@@ -33,12 +33,16 @@ def started(tmp_path_factory):
     return folder / "run"
 
 
-def resume(started, name, *flags):
-    """The checkpoint of the same run one step later, of a copy of its folder."""
+def copied(started, name="run"):
+    """The command that goes on with a copy of the run's folder for a step."""
     shutil.copytree(started, name)
     shutil.copy(started.parent / "run.yaml", "run.yaml")
-    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", name, *EARLY, *ONE_STEP, *flags]
-    assert train.main(command) == 0
+    return ["fit", "--config", "run.yaml", "--trainer.default_root_dir", name, *EARLY, *ONE_STEP]
+
+
+def resume(started, name, *flags):
+    """The checkpoint of the same run one step later, of a copy of its folder."""
+    assert train.main([*copied(started, name), *flags]) == 0
     return read_checkpoint(Path(name) / "checkpoints" / "last.ckpt")
 
 
@@ -146,15 +150,12 @@ def test_a_run_resumes_in_another_precision(started):
 
 
 def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_defaults(started):
-    shutil.copytree(started, "run")
-    path = Path("run/checkpoints/last.ckpt")
+    command, path = copied(started), Path("run/checkpoints/last.ckpt")
     checkpoint = read_checkpoint(path)
     checkpoint["objective"]["objective"] = {"loss": "l1", "levels": "alpha_bar", "kind": "diffusion", "segments": 5}
     checkpoint["objective"]["quantize"] = None  # of training for INT8, which no longer exists
     torch.save(checkpoint, path)
     Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
-    shutil.copy(started.parent / "run.yaml", "run.yaml")
-    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP]
     assert train.main([*command, "--model.objective.stratified", "true"]) == 2
     assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
 
@@ -188,15 +189,13 @@ def test_what_the_weights_were_trained_for_cannot_change(started, capsys, names)
     if "trainer.accumulate_grad_batches" in names:
         flags += ["--trainer.val_check_interval", "2"]
     sentences = [REFUSED[name][1] for name in names]
-    shutil.copytree(started, "run")
-    shutil.copy(started.parent / "run.yaml", "run.yaml")
-    before = Path("run/checkpoints/last.ckpt").read_bytes()
-    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY, *ONE_STEP, *flags]
-    assert train.main(command) == 2
+    command, last = copied(started), Path("run/checkpoints/last.ckpt")
+    before = last.read_bytes()
+    assert train.main([*command, *flags]) == 2
     said = capsys.readouterr().err
     named = said.partition("this config cannot resume from run/checkpoints/last.ckpt: ")[2]
     assert [sentence for sentence in sentences if not re.search(rf"(^|; ){re.escape(sentence)}", named)] == []
-    assert Path("run/checkpoints/last.ckpt").read_bytes() == before
+    assert last.read_bytes() == before
 
 
 def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder):
@@ -214,15 +213,14 @@ def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder)
 
 
 def test_a_second_run_in_the_folder_is_refused(started, capsys):
-    shutil.copytree(started, "run")
-    shutil.copy(started.parent / "run.yaml", "run.yaml")
+    command = copied(started)
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()}
     first = holder(Path("run").absolute())
-    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run"]) == 2
+    assert train.main(command) == 2
     assert f"another run (pid {first.pid}) uses run: wait until it has ended" in capsys.readouterr().err
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     first.communicate("")
-    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *EARLY]) == 0
+    assert train.main(command) == 0
 
 
 def test_changes_are_named_as_flags():

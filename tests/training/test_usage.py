@@ -35,6 +35,27 @@ def said(capsys, *args):
         (["--data.train", "nowhere"], "data.train: nowhere does not exist"),
         (["--data.train", "[photos, nowhere]"], "data.train: nowhere does not exist"),
         (["--ckpt_path", "no.ckpt"], "ckpt_path: no.ckpt does not exist"),
+        (["--model.optimizer.lrr", "1"], "model.optimizer.lrr is unknown"),
+        (["--model.objective.loss", "l3"], "model.objective.loss is one of l1, l2, not l3"),
+        (["--model.denoiser.init_args.chanels", "8"], "model.denoiser.chanels is unknown: did you mean channels?"),
+        (["--model.denoiser.channels", "x"], "model.denoiser.channels is a whole number, not x"),
+        (["--model.validation.step", "3"], "model.validation.step is unknown"),
+        (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
+        (
+            ["--model.predictor", "UNett"],
+            "model.predictor: not a class with its module, as models.unet.Denoiser: UNett",
+        ),
+        (
+            ["--model.predictor", "data.layouts.Source"],
+            "model.predictor: Import path data.layouts.Source does not correspond to a subclass of Module",
+        ),
+        (
+            ["--model.predictor", "torch.nn.Linear"],
+            "model.predictor: the following arguments are required: in_features, out_features",
+        ),
+        (["--model.optimizer.betas", "[1]"], "model.optimizer.betas is a tuple with 2 elements, not [1]"),
+        (["--model.residual.scale", "x"], "model.residual.scale is a number, not x"),
+        (["--auto_resume", "maybe"], "auto_resume is true or false, not maybe"),
     ],
 )
 def test_faults_found_before_anything_is_built(run_folder, capsys, flags, sentence):
@@ -75,35 +96,3 @@ def test_help_describes_all_flags(capsys):
         "auto_resume": "fit resumes from the newest checkpoint",
     }.items():
         assert about in text.partition(f" --{flag} ")[2].partition(" --")[0]
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--model.optimizer.lrr", "1"], "model.optimizer.lrr is unknown"),
-        (["--model.objective.loss", "l3"], "model.objective.loss is one of l1, l2, not l3"),
-        (["--model.denoiser.init_args.chanels", "8"], "model.denoiser.chanels is unknown: did you mean channels?"),
-        (["--model.denoiser.channels", "x"], "model.denoiser.channels is a whole number, not x"),
-        (["--model.validation.step", "3"], "model.validation.step is unknown"),
-        (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
-        (
-            ["--model.predictor", "UNett"],
-            "model.predictor: not a class with its module, as models.unet.Denoiser: UNett",
-        ),
-        (
-            ["--model.predictor", "data.layouts.Source"],
-            "model.predictor: Import path data.layouts.Source does not correspond to a subclass of Module",
-        ),
-        (
-            ["--model.predictor", "torch.nn.Linear"],
-            "model.predictor: the following arguments are required: in_features, out_features",
-        ),
-        (["--model.optimizer.betas", "[1]"], "model.optimizer.betas is a tuple with 2 elements, not [1]"),
-        (["--model.residual.scale", "x"], "model.residual.scale is a number, not x"),
-        (["--auto_resume", "maybe"], "auto_resume is true or false, not maybe"),
-        (["--trainer.devices", "[a]"], "the trainer cannot be made: "),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_faults_found_by_the_parser(run_folder, capsys, flags, sentence):
-    assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence)
