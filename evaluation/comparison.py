@@ -37,7 +37,7 @@ class Change:
 
 def write_comparison(
     found: Mapping[str, tuple[Summary, Sequence[Example]]], output: Path, seed: int = 0
-) -> list[Change]:
+) -> dict[str, dict[str, Change]]:
     """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
 
     Args:
@@ -46,34 +46,30 @@ def write_comparison(
         seed: of the bootstrap.
 
     Returns:
-        The changes, in the order of the rows.
+        Setting -> metric -> change, in the order of the rows.
     """
     first, second = (summary for summary, _ in found.values())
     tables = first.scores, second.scores
     joined = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
-    changes = []
+    changes: dict[str, dict[str, Change]] = {}
     for setting, of_setting in joined.groupby("setting", sort=False):
         for name in first.metrics:
             pairs = of_setting[[f"{name}_a", f"{name}_b"]].to_numpy()
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
             if len(pairs):
                 a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
-                changes.append(Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high))
+                own = Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high)
+                changes.setdefault(setting, {})[name] = own
     with replacing(output / "comparison.csv") as part:
-        pd.DataFrame(list(map(asdict, changes))).to_csv(part, index=False, float_format="%.9g")
-    rows = {}
-    for change in changes:
-        rows.setdefault(change.setting, {})[change.metric] = change
-    write_joint_report(output, found, rows)
+        lines = [asdict(change) for row in changes.values() for change in row.values()]
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
+    write_joint_report(output, found, changes)
     return changes
 
 
-def format_changes(changes: Sequence[Change], metrics: Mapping[str, Metric]) -> str:
+def format_changes(changes: Mapping[str, Mapping[str, Change]], metrics: Mapping[str, Metric]) -> str:
     """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
-    rows = {}
-    for change in changes:
-        if change.setting not in (BLURRY, SHARP, *CONTROLS):
-            rows.setdefault(change.setting, {})[change.metric] = change
+    rows = {setting: row for setting, row in changes.items() if setting not in (BLURRY, SHARP, *CONTROLS)}
     table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
     table["images"] = [max(change.images for change in row.values()) for row in rows.values()]
     for name, (title, digits, _) in ((name, metric.column) for name, metric in metrics.items()):

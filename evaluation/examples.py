@@ -7,11 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from base.files import replacing
 from base.progress import ProgressBar, counted
 from evaluation.metrics import Metric
 from evaluation.panels import panel
-from evaluation.pixels import eight_bits
+from evaluation.pixels import write_png
 from evaluation.rows import Row
 from evaluation.scoring import ImagePair, Plan, steps_of
 from evaluation.summary import Summary
@@ -63,13 +62,13 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
             shown = {"blurry": blurry[0], "predictor": prediction.images[0], "sharp": sharp}
             of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
-                _write(folder / of_image[kind], image)
+                write_png(folder / of_image[kind], image)
             for at, example in enumerate(example for example in examples if example.image == name):
                 [output] = plan.pipeline.refine_shared(
                     blurry, prediction, [example.row.settings], plan.seed, names=[name], progress=counted(bar, 1)
                 )
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
-                _write(folder / example.files["restored"], output.images[0])
+                write_png(folder / example.files["restored"], output.images[0])
     return examples
 
 
@@ -114,10 +113,3 @@ def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
     blurry, sharp = image.read()
     blurry = blurry[None].to(plan.device)
     return blurry, sharp, plan.pipeline.predict(blurry)
-
-
-def _write(path: Path, image: Tensor) -> None:
-    """Write (3, H, W), about [0, 1], as an 8-bit PNG."""
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path) as part:
-        eight_bits(image).save(part)

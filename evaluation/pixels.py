@@ -7,11 +7,14 @@ torchmetrics' SSIM is another number, since it averages over a mirrored border, 
 """
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+
+from base.files import replacing
 
 IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
 _HERE = f"own code on torch {torch.__version__}"
@@ -44,6 +47,13 @@ def whole_numbers(image: Tensor) -> Tensor:
 def eight_bits(image: Tensor) -> Image.Image:
     """(3, H, W), about [0, 1], in 8 bits."""
     return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
+
+
+def write_png(path: Path, image: Tensor) -> None:
+    """Write (3, H, W), about [0, 1], in 8 bits. Missing folders are created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        eight_bits(image).save(part)
 
 
 def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from base.files import replacing
 from base.progress import ProgressBar, counted
 from evaluation.controls import RECIPES, control_images
 from evaluation.journal import Facts, Journal, Processes, Score
 from evaluation.metrics import Metric
-from evaluation.pixels import MetricError, eight_bits
+from evaluation.pixels import MetricError, write_png
 from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from models.settings import SamplingSettings, sharing_samples
 
@@ -142,9 +141,7 @@ class _Batch:
         for name, restored, truth in zip(self.names, samples, sharp, strict=True):
             if (row.key, name) in self.lacking:
                 if file := self.plan.file(row, name):
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    with replacing(file) as part:
-                        eight_bits(restored[0]).save(part)
+                    write_png(file, restored[0])
                 self.plan.journal.add(_score(self.plan.computed, row, name, restored, truth, seconds))
 
 
