@@ -6,12 +6,11 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from base.files import locked, replacing
 from data import images
 from restoration.manifest import Manifest
+from restoration.maps import reduced
 
 COPIES = "index_files"  # the folder of the reduced copies that the page shows
 MOST_SHOWN = 1_500_000  # pixels of a copy
@@ -64,15 +63,8 @@ def _copies(folder: Path, image: Path, entry: dict[str, Any]) -> list[tuple[str,
             mark = hashlib.sha256(f"{source} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
             copy = folder / COPIES / f"{mark}_{kind}.jpg"
             if not copy.is_file():
-                images.write(copy, _reduced(images.read(source)))
+                images.write(copy, reduced(images.read(source), MOST_SHOWN))
         except (OSError, images.ImageError):
             return None
         copies.append((copy.name, images.header_size(copy) or (1, 1)))
     return copies
-
-
-def _reduced(image: Tensor) -> Tensor:
-    height, width = image.shape[-2:]
-    scale = (MOST_SHOWN / (height * width)) ** 0.5
-    size = max(1, int(height * scale)), max(1, int(width * scale))
-    return interpolate(image[None], size, mode="area")[0] if scale < 1 else image

@@ -1,4 +1,4 @@
-"""Write maps of one number per pixel, as heat maps and as floats."""
+"""Images to look at: reduced copies, and maps of one number per pixel as heat maps and as floats."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import tifffile
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from base.files import replacing
 from data import images
@@ -21,6 +22,15 @@ def heat_map(values: Tensor) -> tuple[Tensor, float]:
     white = float(np.percentile(mean, BRIGHTEST))
     colours = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
     return torch.from_numpy(colours).movedim(-1, 0) / 255, white
+
+
+def reduced(image: Tensor, most: int) -> Tensor:
+    """An image (C, H, W), reduced by area averaging if it has more than `most` pixels."""
+    height, width = image.shape[-2:]
+    if height * width <= most:
+        return image
+    scale = (most / (height * width)) ** 0.5
+    return interpolate(image[None], (max(1, int(height * scale)), max(1, int(width * scale))), mode="area")[0]
 
 
 def write_map(path: Path, values: Tensor) -> float:

@@ -29,7 +29,7 @@ from tools.doctor import COUNTS
 from training.guards import Guard
 from training.scores import Scores
 from training.tracking import EDGES
-from web.results import MOST_SHOWN
+from web.actions import MOST_SHOWN
 from web.visits import IDLE, MOST_BYTES
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from base.messages import in_words, one_of
 from data import images, metadata
-from restoration.maps import heat_map
+from restoration.maps import heat_map, reduced
 from web.restoration import Cancelled, PhotoRestorer
-from web.results import Photo, Result, mask_of, shown
+from web.results import Photo, Result, mask_of
 from web.visits import Visit, Visits
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": [DOCS / "page_blurry.jpg"]}  # by checkpoint
+MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 MOST_PAINTED = 1 << 20  # pixels of the reduced image on which a mask is painted
 # Choices of images to show, with their keys; the image of a run has the key number/kind.
 BEFORE, NEWEST = ("blurry", "0/blurry"), ("newest result", "newest")
@@ -168,7 +169,7 @@ class Actions:
             height, width = photo.size
             bits = 16 if photo.image.pixels.element_size() == 2 else 8
             words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])
-            small = self._show(visit, "mask", photo, shown(photo.image.values, MOST_PAINTED))
+            small = self._show(visit, "mask", photo, reduced(photo.image.values, MOST_PAINTED))
             canvas = {"background": small, "layers": [], "composite": None}
             return [None, f"<p>{escape(words)}.</p>", canvas, *self._view(visit, BEFORE[1], NEWEST[1])]
 
@@ -195,7 +196,7 @@ class Actions:
             facts = _table({"image": result.photo.path.name, "sampled by": str(result.settings)} | result.facts)
             command = result.command(kind) or NO_COMMAND
             if (std := result.std()) is not None:
-                colours, white = heat_map(shown(std))
+                colours, white = heat_map(reduced(std, MOST_SHOWN))
                 heat = gr.Image(
                     self._show(visit, "heat", result.photo, colours),
                     label=f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels",
@@ -231,7 +232,9 @@ class Actions:
         photo, result, kind = self._chosen(visit, chosen)
         key = (photo, kind) if result is None else (result, kind, result.settings.blend, result.mask)
         before = visit.served_before(key)
-        return str(before) if before else self._show(visit, key, photo, shown(self._image(photo, result, kind)))
+        if before:
+            return str(before)
+        return self._show(visit, key, photo, reduced(self._image(photo, result, kind), MOST_SHOWN))
 
     def _show(self, visit: Visit, key: object, photo: Photo, image: Tensor) -> str:
         path = visit.serve(key, "image.png")

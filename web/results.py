@@ -15,8 +15,6 @@ from models.samples import Samples, blended, to_world
 from models.settings import SamplingSettings
 from restoration.outputs import outputs_of
 
-MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
-
 
 @dataclass(frozen=True, eq=False)
 class Photo:
@@ -145,15 +143,6 @@ class Result:
         for k in range(self.files.samples):
             samples.add(self._sample(k))
         return samples
-
-
-def shown(image: Tensor, most: int = MOST_SHOWN) -> Tensor:
-    """An image (C, H, W), reduced by area averaging if it has more than `most` pixels."""
-    height, width = image.shape[-2:]
-    if height * width <= most:
-        return image
-    scale = (most / (height * width)) ** 0.5
-    return F.interpolate(image[None], (max(1, int(height * scale)), max(1, int(width * scale))), mode="area")[0]
 
 
 def mask_of(layers: Sequence[np.ndarray], outside: bool) -> Tensor | None:
