@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import shutil
 import sys
 import urllib.request
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "tests" / "assets"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 # Why a test may be skipped under --only-gpu-skips. A browser is there where .ci/run could install one.

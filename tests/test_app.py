@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import signal
 import struct
 import subprocess
@@ -26,12 +25,11 @@ import sample
 from data import metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
-from tests.conftest import ROOT
+from tests.conftest import CHROMIUM, ROOT
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
 from web.restoration import Limits
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SETTINGS = SamplingSettings("ddim", steps=2, eta=1.0, blend=0.35)
 SLIDER = "#slider img"
 pytestmark = pytest.mark.xdist_group("page")  # which takes long to start, and one browser is enough
@@ -548,22 +546,15 @@ def damaged(photo):
     """Twenty files in the folder that one is in, none of which is a whole image."""
     whole = photo.read_bytes()
     array = np.random.default_rng(2).integers(0, 256, (30, 40, 3), np.uint8)
-    files = {
-        "text.png": b"not an image",
-        "empty.jpg": b"",
-        "page.webp": b"<html></html>",
-        "half.png": whole[: len(whole) // 2],
-    }
-    files["wide.png"] = header(100_000, 100_000)
+    files = {"text.png": b"not an image", "empty.jpg": b"", "page.webp": b"<html></html>"}
+    files |= {"half.png": whole[: len(whole) // 2], "wide.png": header(100_000, 100_000)}
     for suffix in ("jpg", "webp", "tif", "bmp"):
         Image.fromarray(array).save(f"whole.{suffix}")
-        with open(f"whole.{suffix}", "rb") as file:
-            content = file.read()
+        content = Path(f"whole.{suffix}").read_bytes()
         files |= {f"{part}.{suffix}": content[: int(part) * len(content) // 8] for part in "135"}
     files |= {"head.png": whole[:40], "flipped.png": whole[:200] + bytes(200) + whole[400:], "zero.tiff": bytes(1000)}
     for name, content in files.items():
-        with open(name, "wb") as file:
-            file.write(content)
+        Path(name).write_bytes(content)
     return [Path(name) for name in files]
 
 

@@ -18,14 +18,12 @@ from data import images
 from evaluation.controls import control_images
 from evaluation.metrics import psnr
 from evaluation.rows import CONTROLS
-from evaluation.scoring import score_images
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.pipeline import DeblurPipeline
 from models.schedules import linear
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests import processes
-from tests.evaluation.toy import Processes
 
 ROOT = Path(__file__).parents[1]
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 3]}\n"
@@ -282,29 +280,3 @@ def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, t
             if (row["setting"], row["image"]) == (entry["setting"], entry["image"]):
                 sharp = images.read(place / "data" / "sharp" / f"{entry['image']}.png")
                 assert row["psnr"] == pytest.approx(psnr(alone[None], sharp[None]).item(), abs=1e-4)
-
-
-def test_networks_are_called_once_for_what_settings_share(place, tmp_path):
-    """Three images of three sizes, so batches of one: the predictor runs 3 times, the denoiser 3 (4 x 2 + 3) times."""
-    (tmp_path / "grid.yaml").write_text(
-        "settings:\n"
-        "  - {steps: 2, num_samples: 4}\n"
-        "  - {steps: 2, num_samples: 3, average: true}\n"
-        "  - {steps: 2, blend: 0.5}\n"
-        "  - {steps: 2}\n"
-        "  - {steps: 3}\n"
-        "  - {blend: 0}\n"
-    )
-    given = evaluate.Evaluation(**arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml"))
-    plan = evaluate.prepare(given, Processes())
-    calls = {"predictor": 0, "denoiser": 0}
-
-    def count(name):
-        return lambda *_: calls.update({name: calls[name] + 1})
-
-    for name in calls:
-        getattr(plan.pipeline, name).register_forward_pre_hook(count(name))
-    score_images(plan)
-    assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}
-    score_images(plan)
-    assert calls == {"predictor": 3, "denoiser": 3 * (4 * 2 + 3)}, "out of the journal"

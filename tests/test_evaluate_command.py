@@ -103,35 +103,28 @@ def assert_same_scores(one: Path, two: Path) -> None:
         assert a == scores | {"seconds": a["seconds"]}
 
 
-def test_two_processes_share_a_grid_of_two_settings(place, tmp_path):  # noqa: F811
-    (tmp_path / "grid.yaml").write_text("product: {steps: [1, 3]}")
-    given = {name: arguments(place, tmp_path / name, grid=tmp_path / "grid.yaml") for name in ("one", "two")}
-    score(given["one"])
-    done = processes.torchrun("evaluate.py", flags(given["two"]))
-    assert [process.returncode for process in done] == [0, 0], done
-    assert ["wrote " in process.stdout for process in done] == [True, False]
-    assert_same_scores(tmp_path / "one", tmp_path / "two")
-    assert len(list((tmp_path / "two" / "journal").glob("scores_*.jsonl"))) == 2
-
-
-@pytest.mark.slow
-def test_the_variables_of_slurm_make_processes_share_the_images(place, tmp_path):  # noqa: F811
-    """What srun sets for two tasks on one node; srun itself is not needed."""
-    (tmp_path / "grid.yaml").write_text("product: {steps: [1, 3]}")
-    score(arguments(place, tmp_path / "alone", grid=tmp_path / "grid.yaml"))
-    given = arguments(place, tmp_path / "shared", grid=tmp_path / "grid.yaml")
+def srun(arguments: list[str]) -> list[subprocess.CompletedProcess]:
+    """What two tasks end with that get the variables of srun on one node; srun itself is not needed."""
     job = {"JOB_NAME": "evaluate", "JOB_ID": os.getpid(), "NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "NODEID": 0}
     job["NODELIST"] = "localhost"
     tasks = []
     for rank in range(2):
         variables = {f"SLURM_{name}": str(value) for name, value in (job | {"PROCID": rank, "LOCALID": rank}).items()}
-        command = [sys.executable, ROOT / "evaluate.py", *flags(given)]
-        tasks.append(subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True))
-    outputs = [task.communicate(timeout=500)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0]
-    assert ["wrote " in output for output in outputs] == [True, False]
-    assert len(list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))) == 2
-    assert_same_scores(tmp_path / "alone", tmp_path / "shared")
+        tasks.append(processes.Command("evaluate.py", arguments, variables))
+    return [task.wait() for task in tasks]
+
+
+@pytest.mark.parametrize("by", ["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
+def test_two_processes_share_the_images(place, tmp_path, by):  # noqa: F811
+    (tmp_path / "grid.yaml").write_text("product: {steps: [1, 3]}")
+    given = {name: arguments(place, tmp_path / name, grid=tmp_path / "grid.yaml") for name in ("one", "two")}
+    score(given["one"])
+    command = flags(given["two"])
+    done = processes.torchrun("evaluate.py", command) if by == "torchrun" else srun(command)
+    assert [process.returncode for process in done] == [0, 0], done
+    assert ["wrote " in process.stdout for process in done] == [True, False]
+    assert_same_scores(tmp_path / "one", tmp_path / "two")
+    assert len(list((tmp_path / "two" / "journal").glob("scores_*.jsonl"))) == 2
 
 
 # Stopping, and one process per folder

@@ -24,11 +24,9 @@ from models.slim_unet import SlimPredictor
 from models.untrained import IdentityPredictor
 from restoration.options import Options
 from tests import processes
-from tests.conftest import ASSETS
+from tests.conftest import ASSETS, ROOT
 from tests.processes import Command, torchrun, until
 from tests.tiny import tiny_pipeline
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +42,14 @@ def photos(tmp_path):
     for name, size in (("a.png", (20, 31)), ("sub/b.jpg", (17, 9)), ("c.webp", (1, 1))):
         images.write(tmp_path / "photos" / name, torch.rand(3, *size, generator=generator))
     return tmp_path / "photos"
+
+
+def with_presets(folder, **presets):
+    """A checkpoint with these presets."""
+    pipeline = tiny_pipeline()
+    pipeline.register_to_config(presets=presets)
+    pipeline.save_pretrained(folder / "checkpoint")
+    return str(folder / "checkpoint")
 
 
 def run(*arguments):
@@ -82,22 +88,6 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
     each = [images.read(tmp_path / "each" / f"a_{k}.png") for k in range(3)]
     assert not torch.equal(each[0], each[1])
     assert (images.read(tmp_path / "mean" / "a.png") - torch.stack(each).mean(0)).abs().max() < 1.01 / 255
-
-
-def test_one_bad_image_is_named_and_the_rest_is_done(checkpoint, photos, tmp_path, capsys):
-    whole = (photos / "a.png").read_bytes()
-    (photos / "truncated.png").write_bytes(whole[: len(whole) // 2])
-    (photos / "text.png").write_text("not an image")
-    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 1
-    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert len(errors) == 2 and "text.png" in errors[0] and "truncated.png" in errors[1]
-    assert {file.name for file in (tmp_path / "out").rglob("*.*")} == {
-        "a.png",
-        "b.jpg",
-        "c.webp",
-        "manifest.json",
-        ".manifest.json.lock",
-    }
 
 
 @pytest.mark.parametrize(
@@ -150,18 +140,6 @@ def test_what_is_missing_on_the_command_line(capsys, given, words):
     assert sample.main(given) == 2 and words in capsys.readouterr().err
 
 
-def test_the_process_says_it_without_a_traceback(checkpoint, tmp_path):
-    def process(*arguments):
-        command = [sys.executable, str(ROOT / "sample.py"), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-
-    wrong = process("nowhere.png", "--checkpoint", checkpoint, "--output", "out")
-    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
-    assert wrong.stderr.strip().splitlines()[-1].startswith("sample.py: error: nowhere.png")
-    unknown = process("nowhere.png", "--checkpoint", checkpoint, "--output", "out", "--sampler", "euler")
-    assert unknown.returncode == 2 and "sampler" in unknown.stderr and "Traceback" not in unknown.stderr
-
-
 def test_help_and_wrong_arguments_come_before_torch():
     code = "import sys, sample; print([sample.main(a) for a in {}], {{'torch', 'numpy', 'PIL'}} & {{*sys.modules}})"
     given = [["nowhere.png"], ["docs", "--sampler", "euler"], ["docs", "--checkpoint", "c"], ["docs", "--steps", "0"]]
@@ -179,15 +157,13 @@ def default(text, flag):
 
 
 def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
-    pipeline = tiny_pipeline()
-    pipeline.register_to_config(presets={"balanced": {"steps": 3, "blend": 0.25}, "fidelity": {"steps": 5}})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
-    assert sample.main(["--help", "--checkpoint", str(tmp_path / "checkpoint")]) == 0
+    named = with_presets(tmp_path, balanced={"steps": 3, "blend": 0.25}, fidelity={"steps": 5})
+    assert sample.main(["--help", "--checkpoint", named]) == 0
     said = capsys.readouterr().out
     flags = {field.name for kind in (Options, SamplingSettings) for field in fields(kind)}
     assert {line.split()[0] for line in said.splitlines() if line.startswith("  --")} == {f"--{name}" for name in flags}
     assert default(said, "steps") == "3" and default(said, "blend") == "0.25"
-    assert sample.main(["--checkpoint", str(tmp_path / "checkpoint"), "--preset", "fidelity", "--help"]) == 0
+    assert sample.main(["--checkpoint", named, "--preset", "fidelity", "--help"]) == 0
     assert default(capsys.readouterr().out, "steps") == "5"
     assert sample.main(["--help"]) == 0
     assert default(capsys.readouterr().out, "blend") == "0.5"  # of pretrained/lite
@@ -205,10 +181,8 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
     ],
 )
 def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_path, capsys, preset, flags, words):
-    pipeline = tiny_pipeline()
-    pipeline.register_to_config(presets={"balanced": {"steps": 2} | preset})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
-    command = [str(photos / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output", str(tmp_path / "out")]
+    named = with_presets(tmp_path, balanced={"steps": 2} | preset)
+    command = [str(photos / "a.png"), "--checkpoint", named, "--output", str(tmp_path / "out")]
     assert sample.main([*command, *flags]) == 0
     assert f"balanced: {words}, blend 1; " in capsys.readouterr().out
     assert sample.main([*command, "--sampler", "ddpm", "--eta", "1"]) == 2  # an explicit contradiction
@@ -216,20 +190,18 @@ def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_pa
 
 
 def test_what_is_done_stands_in_a_line_and_in_the_manifest(photos, tmp_path, capsys):
-    pipeline = tiny_pipeline()
-    pipeline.register_to_config(presets={"balanced": {"steps": 3, "blend": 0.25}})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
+    named = with_presets(tmp_path, balanced={"steps": 3, "blend": 0.25})
     images.write(tmp_path / "large.png", torch.rand(3, 150, 170))
-    command = ["--checkpoint", str(tmp_path / "checkpoint"), "--output", str(tmp_path / "out"), "--precision", "fp32"]
+    command = ["--checkpoint", named, "--output", str(tmp_path / "out"), "--precision", "fp32"]
     assert sample.main([str(photos / "a.png"), *command]) == 0
-    title = f"{tmp_path / 'checkpoint'}, balanced: ddim, 3 steps, blend 0.25; cpu, fp32; "
+    title = f"{named}, balanced: ddim, 3 steps, blend 0.25; cpu, fp32; "
     assert f"{title}whole image" in capsys.readouterr().out.splitlines()
     assert sample.main([str(tmp_path / "large.png"), *command, "--tile", "64", "--device", "cpu"]) == 0
     assert f"{title}denoiser in tiles of 64" in capsys.readouterr().out.splitlines()
     small, large = json.loads((tmp_path / "out" / "manifest.json").read_text()).values()
     assert small["tiles"] == {"predictor": None, "denoiser": None} and large["tiles"]["denoiser"] == 64
     said = [small[name] for name in ("checkpoint", "preset", "device", "precision")]
-    assert said == [str(tmp_path / "checkpoint"), "balanced", "cpu", "fp32"]
+    assert said == [named, "balanced", "cpu", "fp32"]
 
 
 def test_a_bare_flag_means_true_and_one_without_effect_says_so(checkpoint, photos, tmp_path, capsys):
@@ -384,20 +356,30 @@ def test_memory_that_is_too_little_for_an_image_is_one_sentence(checkpoint, tmp_
     assert set(restored(tmp_path / "out")) == {"small.png"}
 
 
-def test_ctrl_c_stops_between_whole_files(checkpoint, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, number):
     for i in range(15):
         images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
-    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
-    command += ["--steps", "20", "--batch_size", "1"]
+    out = tmp_path / "out"
+    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(out), "--steps", "20"]
     process = Command("sample.py", command)
-    until(lambda: len(list((tmp_path / "out").glob("*.png"))) >= 3, process)
-    process.send_signal(signal.SIGINT)
+    until(lambda: len(list(out.glob("[!.]*.png"))) >= 3, process)
+    process.send_signal(number)
     ended = process.wait()
-    assert ended.returncode == 130 and "Traceback" not in ended.stderr
-    done = int(re.search(r"sample.py: stopped, (\d+) done; run again to resume", ended.stderr)[1])
-    assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())) in (done, done + 1)
-    assert done >= 2 and not list((tmp_path / "out").glob(".*part*"))
-    assert sample.main(command) == 0 and len(list((tmp_path / "out").glob("*.png"))) == 15
+    files = list(out.glob("[!.]*.png"))
+    assert 3 <= len(files) < 15
+    for file in files:
+        images.read(file)  # whole, or ImageError
+    if number == signal.SIGKILL:
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        assert ended.returncode == 130 and "Traceback" not in ended.stderr
+        done = int(re.search(r"sample.py: stopped, (\d+) done; run again to resume", ended.stderr)[1])
+        assert len(json.loads((out / "manifest.json").read_text())) in (done, done + 1)
+        assert done >= 2 and not list(out.glob(".*part*"))
+    first = files[0].stat().st_mtime_ns
+    assert sample.main(command) == 0
+    assert len(list(out.glob("[!.]*.png"))) == 15 and files[0].stat().st_mtime_ns == first
 
 
 def test_real_captured_images_go_through(checkpoint, tmp_path):
@@ -442,24 +424,6 @@ def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpo
     assert "Traceback" not in errors
     assert good <= written and written | named == names and not written & named
     assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
-
-
-def test_killed_in_the_middle_and_started_again(checkpoint, tmp_path):
-    for i in range(15):
-        images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
-    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
-    command += ["--steps", "20"]
-    process = Command("sample.py", command)
-    until(lambda: len(list((tmp_path / "out").glob("[!.]*.png"))) >= 3, process)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait().returncode == -signal.SIGKILL
-    files = list((tmp_path / "out").glob("[!.]*.png"))
-    assert 3 <= len(files) < 15
-    for file in files:
-        images.read(file)  # whole, or ImageError
-    first = files[0].stat().st_mtime_ns
-    assert sample.main(command) == 0
-    assert len(list((tmp_path / "out").glob("[!.]*.png"))) == 15 and files[0].stat().st_mtime_ns == first
 
 
 def restored(folder):
@@ -626,26 +590,20 @@ def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp
 
 
 def test_a_preset_is_its_settings(photos, tmp_path, capsys):
-    pipeline = tiny_pipeline()
-    pipeline.register_to_config(presets={"perceptual": {"sampler": "ddpm", "steps": 3}})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
-    command = [str(photos / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output"]
+    preset = {"sampler": "ddpm", "steps": 3}
+    command = [str(photos / "a.png"), "--checkpoint", with_presets(tmp_path, perceptual=preset), "--output"]
     assert sample.main([*command, str(tmp_path / "preset"), "--preset", "perceptual"]) == 0
     assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
     assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
     assert sample.main([*command, str(tmp_path / "x"), "--preset", "fidelity"]) == 2
     assert "it has perceptual" in capsys.readouterr().err
-    pipeline.register_to_config(presets={"balanced": {"sampler": "ddpm", "steps": 3}})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
+    # A number given by flag goes before the preset's, even where it is the default's.
+    sample.main([*command, str(tmp_path / "both"), "--preset", "perceptual", "--steps", "20", "--blend", "0.5"])
+    (entry,) = json.loads((tmp_path / "both" / "manifest.json").read_text()).values()
+    assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
+    with_presets(tmp_path, balanced=preset)
     assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there
     assert restored(tmp_path / "default") == restored(tmp_path / "preset")
-    pipeline.register_to_config(presets={"perceptual": {"sampler": "ddpm", "steps": 3}})
-    pipeline.save_pretrained(tmp_path / "checkpoint")
-    # A number given by flag goes before the preset's, even where it is the default's.
-    for name, flags in (("both", ["--preset", "perceptual", "--steps", "20", "--blend", "0.5"]),):
-        sample.main([*command, str(tmp_path / name), *flags])
-        (entry,) = json.loads((tmp_path / name / "manifest.json").read_text()).values()
-        assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
 
 
 def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):

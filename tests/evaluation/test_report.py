@@ -3,7 +3,6 @@
 import html.parser
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,8 @@ from evaluation.report import write_report
 from evaluation.rows import Row
 from evaluation.statistics import Estimate
 from evaluation.summary import RowSummary
+from tests.conftest import CHROMIUM
 from tests.evaluation.document import FACTS, REASON, of_rows, summary_of, write_examples
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 
 # The page, read
 
