@@ -43,14 +43,13 @@ ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of
     "torch fp32": (None, {"precision": "fp32"}),
     "torch bf16": (None, {"precision": "bf16"}),
     "torch compiled bf16": (None, {"precision": "bf16"}),
-    "torch openvino bf16": (None, {"precision": "fp32"}),  # torch.compile with OpenVINO as its backend
     "onnxruntime fp32": ("fp32", {"provider": "cpu"}),
     "onnxruntime int8": ("int8", {"provider": "cpu"}),
     "openvino fp32": ("fp32", {"provider": "openvino", "precision": "fp32"}),
     "openvino bf16": ("fp32", {"provider": "openvino", "precision": "bf16"}),
     "openvino int8": ("int8", {"provider": "openvino"}),
 }
-SLOW = {"torch compiled bf16", "torch openvino bf16"}  # to prepare; measured only if named
+COMPILED = "torch compiled bf16"  # slow to prepare: measured only if named
 WIDTH, HEIGHT = 1280, 720
 ROOT = Path(__file__).parents[1]
 
@@ -110,11 +109,8 @@ def measure_speed(sources: dict[str, str], repeats: int) -> dict:
 def loaded(sources: dict[str, str]) -> dict[str, DeblurPipeline]:
     """The pipeline of each engine, from its folder."""
     found = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
-    for name in found.keys() & SLOW:
-        how = {"backend": "openvino", "options": {"device": "CPU", "config": {"INFERENCE_PRECISION_HINT": "bf16"}}}
-        for network in filter(None, (found[name].predictor, found[name].denoiser)):
-            network.compile(**(how if "openvino" in name else {}))
-        found[name].compiled = True
+    if COMPILED in found:
+        found[COMPILED].compile_networks()
     return found
 
 
@@ -186,8 +182,10 @@ def markdown(found: dict) -> str:
     """The result tables of all checkpoints."""
     lines = []
     for checkpoint, cases in found["checkpoints"].items():
-        for part, engines in cases.get("speed", {}).items():
-            head = [f"{checkpoint}, {part}, {WIDTH}x{HEIGHT}", "seconds", "processor time", "against torch bf16"]
+        speeds = {case: parts for case, parts in cases.items() if case.startswith("speed")}
+        for case, part, engines in ((case, *one) for case, parts in speeds.items() for one in parts.items()):
+            title = f"{checkpoint}, {part}{case[5:]}, {WIDTH}x{HEIGHT}"
+            head = [title, "seconds", "processor time", "against torch bf16"]
             rows = [
                 [name, f"{x['seconds']:.3f}", f"{x['processor_seconds']:.3f}", f"{x['torch bf16, times as fast']:.2f}"]
                 for name, x in engines.items()
@@ -227,7 +225,7 @@ def main(
     Args:
         checkpoint: what to measure: a checkpoint, or the name of an arm of benchmarks/predictors.yaml.
         cases: speed, start and quality, separated by commas.
-        engines: names of engines, separated by commas; default: all but those that compile.
+        engines: names of engines, separated by commas; default: all but the compiled one.
         calibration: pairs of training images for INT8; without them, and without an INT8 folder in --work, INT8 is
             left out.
         data: datasets of pairs for the case quality, as NAME=FOLDER.
@@ -249,7 +247,7 @@ def main(
     folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
     source = checkpoint if Path(checkpoint).exists() else untrained(checkpoint, folder / "torch")
     sources = {}
-    for name in (engines or ",".join(ENGINES.keys() - SLOW)).split(","):
+    for name in (engines or ",".join(ENGINES.keys() - {COMPILED})).split(","):
         kind = ENGINES[name][0]
         if kind and not (folder / kind).is_dir():
             if kind == "int8" and calibration is None:
@@ -272,6 +270,8 @@ def main(
             sets = dict(one.split("=", 1) for one in data)
             result = measure_quality(sources, sets, metrics.split(","), limit)
         kept = found["checkpoints"].setdefault(checkpoint, {})
+        if case == "speed" and threads > 1:
+            case = f"speed, {threads} threads"
         kept[case] = kept.get(case, {}) | result if case == "quality" else result
         versions = {name: version(name) for name in ("onnxruntime", "openvino", "nncf", "onnx")}
         kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
