@@ -107,7 +107,7 @@ def test_the_seconds_of_a_step_are_those_of_their_case():
         "bf16, `channels_last`, compiled": "bf16-channels_last/compiled",
     }.items():
         numbers = NUMBER.findall(page.partition(f"| {row} |")[2].partition("\n")[0])
-        for steps, number in zip(("predictor", "1", "4", "10", "50"), numbers, strict=True):
+        for steps, number in zip(("predictor", "1", "4", "10"), numbers, strict=True):
             assert holds([cases[f"{steps}/{case}"]["seconds"]], number), (row, steps)
 
 
