@@ -190,7 +190,8 @@ class PredictAndRefine(Predict):
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
         scale = self.scale()
         scale = scale.flatten().tolist() if isinstance(scale, Tensor) and scale.ndim else float(scale)
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=self.residual.scale_kind)
+        kind, sigma_max = self.residual.scale_kind, self.objective.sigma_max
+        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=kind, sigma_max=sigma_max)
 
     def objective_values(self) -> dict:
         return super().objective_values() | {

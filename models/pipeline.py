@@ -1,5 +1,6 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.samples import Samples, blended, refined_share, to_network, to_world
 from models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
+from models.schedules import level_of
 from models.settings import SamplingSettings, preset_settings
 from models.tiling import Tiling
 
@@ -85,10 +87,11 @@ class DeblurPipeline(ConfigMixin):
             one for each of `models.diffusion.AXES`, along which r_0 is then expressed; 0 keeps the prediction's.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
+        sigma_max: noisiest level that the denoiser was trained on, sqrt((1 - alpha_bar) / alpha_bar); None: any.
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
-    `pipeline(image).images[0]` restores one PIL image. `save_pretrained(folder)` writes the whole pipeline in the
-    layout of diffusers, and `models.checkpoints.load_pipeline` reads it. Without a denoiser it can only predict.
+    `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained(folder)`
+    writes the layout of diffusers, and `models.checkpoints.load_pipeline` reads it.
     """
 
     config_name = "model_index.json"
@@ -102,13 +105,13 @@ class DeblurPipeline(ConfigMixin):
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
         error_curve: dict[str, list[float]] | None = None,
+        sigma_max: float | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
-        several = isinstance(residual_scale, Sequence)
-        c = [float(number) for number in residual_scale] if several else float(residual_scale)
+        c = torch.tensor(residual_scale, dtype=torch.float64).tolist()
         self.error_curve = ErrorCurve(**error_curve) if error_curve else None
-        curve = {"error_curve": error_curve} if error_curve else {}
-        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **curve)
+        known = {k: v for k, v in (("error_curve", error_curve), ("sigma_max", sigma_max)) if v}
+        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **known)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
@@ -185,9 +188,9 @@ class DeblurPipeline(ConfigMixin):
         fields = 3 + 2 * (count > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
         tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
         blurry = to_network(blurry.float())
-        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s)
-        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        scheduler = make_scheduler(settings, training_betas)
+        noisiest = level_of(self.config.get("sigma_max", math.inf))
+        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, noisiest)
+        scheduler = make_scheduler(settings, torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64))
         draws = ([noise_generator(seed, name, k) for name in names] for k in range(count))
         return map(partial(sample_residual, denoise, scheduler, settings.eta, progress, blurry), draws)
 
@@ -321,16 +324,14 @@ class DeblurPipeline(ConfigMixin):
         self, name: Literal["predictor", "denoiser"], tile: int | None, memory: int | None, fields: int = 1
     ) -> Tiling:
         """How a network is called on images of any size."""
-        network = getattr(self, name)
+        network, fixed = getattr(self, name), None
         if isinstance(network, OnnxNetwork):
-            facts = network.facts
-            fixed = (facts.side, facts.halo) if facts.side else None
-            tiling = Tiling(facts.receptive_field, facts.stride, tile, memory, fields, facts.bytes_per_pixel, fixed)
+            network = network.facts
+            fixed, takes = (network.side, network.halo) if network.side else None, network.bytes_per_pixel
         else:
             takes = bytes_per_pixel(network)
-            tiling = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes)
-        self._tilings[name] = tiling
-        return tiling
+        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
+        return self._tilings[name]
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""

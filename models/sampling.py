@@ -116,6 +116,8 @@ class Denoise:
         tiling: calls a function on images (N, C, H, W), as `models.tiling.Tiling` does.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         s: (N, 1, H, W) or, for r_0 in luma and chroma, (N, 3, H, W).
+        noisiest: the lowest alpha_bar that the denoiser was trained on. Below it r_t is almost only noise, of the same
+            variance, so the denoiser is told this level: at one that it never saw its estimate can be far off.
     """
 
     denoiser: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -123,11 +125,12 @@ class Denoise:
     blurry: Tensor
     x_init: Tensor
     s: Tensor
+    noisiest: float = 0.0
 
     def __call__(self, r_t: Tensor, alpha_bar: float) -> Tensor:
         """The estimate (N, 3, H, W) of r_0 from r_t at one noise level."""
         # The level is an image without memory of its own, which is tiled like the others.
-        level = torch.tensor(alpha_bar, device=r_t.device, dtype=r_t.dtype).expand_as(self.s[:, :1])
+        level = torch.tensor(max(alpha_bar, self.noisiest), device=r_t.device, dtype=r_t.dtype).expand_as(self.s[:, :1])
         return self.tiling(self._estimate, [r_t, self.blurry, self.x_init, level, self.s])
 
     def _estimate(self, r_t: Tensor, blurry: Tensor, x_init: Tensor, level: Tensor, s: Tensor) -> Tensor:

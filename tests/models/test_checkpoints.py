@@ -123,6 +123,13 @@ def test_damaged_files_are_named(folder):
     assert "unknown class 'system'" in sentence(folder)
 
 
+@pytest.mark.parametrize("value", [0, -1.0, "high"])
+def test_a_noisiest_level_that_is_none_is_refused(folder, value):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"sigma_max": value}))
+    assert f"sigma_max {value!r}: it is a noise level" in sentence(folder)
+
+
 def test_a_hostile_pickle_executes_nothing(tmp_path):
     torch.save({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / "hostile.ckpt")
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))

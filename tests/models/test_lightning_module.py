@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from models.checkpoints import describe
 from models.lightning_module import Predict
 from models.slim_unet import SlimPredictor
 from models.u2net import U2NetPredictor
@@ -63,6 +64,10 @@ class TestTraining:
         v = aa.sqrt() * eps - (1 - aa).sqrt() * r_0
         expected = F.l1_loss(fresh.denoiser(r_t, y, a, x_init), v) + 0.5 * F.l1_loss(x_init, x)
         assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+    def test_a_checkpoint_knows_the_noisiest_level_of_its_training(self):
+        bounded = module(objective={"levels": "log_normal", "sigma_range": (0.1, 9.0)})
+        assert describe(bounded.pipeline())["sigma_max"] == 9.0 and describe(module().pipeline())["sigma_max"] is None
 
     def test_the_config_s_objective_is_what_is_trained(self, tmp_path):
         """The paper's kin: L2 on eps at log-normal levels; from the step's own random numbers."""

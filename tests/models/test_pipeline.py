@@ -33,6 +33,17 @@ def test_a_saved_pipeline_gives_the_same_image_to_the_bit(tmp_path, blurry):
     assert not torch.equal(first, again(blurry, settings, seed=6, output_type="pt").images)
 
 
+def test_the_noisiest_level_of_training_is_kept_and_bounds_what_the_denoiser_is_told(tmp_path, blurry, monkeypatch):
+    first = tiny_pipeline()
+    DeblurPipeline(first.predictor, first.denoiser, first.scheduler, 0.1, sigma_max=2.0).save_pretrained(tmp_path)
+    pipeline, told = from_folder(tmp_path), []
+    assert pipeline.config.sigma_max == 2.0 and "sigma_max" not in first.config
+    forward = pipeline.denoiser.forward
+    monkeypatch.setattr(pipeline.denoiser, "forward", lambda *args: told.append(args[2]) or forward(*args))
+    pipeline(blurry, SamplingSettings(steps=4), output_type="pt")
+    assert torch.cat(told).min().item() == pytest.approx(0.2) and torch.cat(told).max() > 0.5
+
+
 @pytest.mark.slow
 def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
     code = "import sys, torch; from models.checkpoints import load_pipeline;"
