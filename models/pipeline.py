@@ -90,8 +90,8 @@ class DeblurPipeline(ConfigMixin):
         sigma_max: noisiest level that the denoiser was trained on, sqrt((1 - alpha_bar) / alpha_bar); None: any.
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
-    `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained(folder)`
-    writes the layout of diffusers, and `models.checkpoints.load_pipeline` reads it.
+    `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained` writes
+    a folder in the layout of diffusers, which `models.checkpoints.load_pipeline` reads.
     """
 
     config_name = "model_index.json"
