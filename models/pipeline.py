@@ -162,7 +162,6 @@ class DeblurPipeline(ConfigMixin):
         output = tiling(self.predictor, [to_network(blurry.float())])
         return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
 
-    @torch.no_grad()
     def sample(
         self,
         blurry: Tensor,

@@ -38,6 +38,13 @@ def test_the_manifest_has_every_option_that_changes_a_result(tmp_path):
     assert restorer.facts.keys() == wanted
 
 
+@pytest.mark.parametrize("name", ["batch_size", "memory", "tile", "predictor_tile"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_size_must_be_above_zero(name, value):
+    with pytest.raises(ValueError, match=f"--{name} must be .*, got {value}$"):
+        Options("out", **{name: value})
+
+
 @pytest.mark.parametrize("suffix", sorted(FORMATS))
 def test_a_format_keeps_each_of_its_suffixes(suffix):
     """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import torch
+import torch.nn.functional as F
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from PIL import Image
 
@@ -292,6 +293,13 @@ def test_the_kernel_is_how_a_point_of_light_spreads():
     assert turning.uniform().softens == [0.5, 0.5] and turning.uniform().moves == [0, 0]
     with pytest.raises(ValueError, match="no camera part with one kernel"):
         SyntheticBlur([SixDegrees()]).uniform()
+
+
+def test_each_part_s_defaults_are_possible(images):
+    blurry, truth = SyntheticBlur([CameraShake()], moving=ObjectMotion(), soften=Softening())(
+        F.pad(images, [48] * 4, mode="reflect"), generators(4)
+    )
+    assert blurry.shape == truth.shape and changed(blurry, truth).all()
 
 
 @pytest.mark.parametrize(

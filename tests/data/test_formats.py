@@ -13,7 +13,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from data import checks, images, search
+from data import checks, formats, images, search
 from data.layouts import Pair
 from tests import processes
 from tests.conftest import ROOT
@@ -30,6 +30,12 @@ def ghostscript(tmp_path, monkeypatch):
     (tmp_path / "bin" / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     return tmp_path / "called"
+
+
+def test_an_image_has_at_most_so_many_pixels(tmp_path):
+    formats.check_size(tmp_path, (formats.MOST_PIXELS // 1000, 1000))
+    with pytest.raises(images.ImageError, match="decompression bomb: 1 x"):
+        formats.check_size(tmp_path, (1, formats.MOST_PIXELS + 1))
 
 
 def test_postscript_is_refused_by_name_everywhere(tmp_path, ghostscript):

@@ -113,6 +113,7 @@ def test_the_command_writes_the_same_bytes(restorer, visit, tmp_path, monkeypatc
 def test_a_result_says_how_it_was_made(restorer, visit):
     facts = restored(restorer, visit, "balanced", 3).facts
     assert facts["preset"] == "balanced" and facts["seed"] == "3" and facts["device"] == "cpu, fp32"
+    assert facts["tiles"] == "whole image"
     assert facts["checkpoint"].endswith("licence not stated") and len(facts["sha256"]) == 64
     assert "cc-by-sa-4.0" in PhotoRestorer({}, Limits(1)).licence
 
