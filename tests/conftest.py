@@ -134,3 +134,15 @@ def flags_of_train_py():
     # A group such as --data takes a config file of its own.
     names -= {"help", "config", "print_shtab", "data", "trainer", "model", "ema", "scores", "guard"}
     return {name for name in names if not name.startswith("trainer.")} | model
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser, with a window of 1200 x 900."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser.new_context(viewport={"width": 1200, "height": 900})  # its tabs share what they fetch
+        browser.close()

@@ -25,7 +25,7 @@ import sample
 from data import metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
-from tests.conftest import CHROMIUM, ROOT
+from tests.conftest import ROOT
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
 from web.restoration import Limits
@@ -50,17 +50,6 @@ def page(tmp_path_factory):
         page = app.start(served, folder / "visitors")
         yield page
         page.close()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser.new_context(viewport={"width": 1200, "height": 900})  # its tabs share what they have fetched
-        browser.close()
 
 
 @pytest.fixture(scope="module")
