@@ -7,8 +7,8 @@ are excluded in both. Prints the ratio and writes runs/benchmarks/evaluation.jso
 benchmarks/results/evaluation.json.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from base.command_line import call
 from benchmarks.record import destination, machine, write_json
+from benchmarks.timing import seconds_of
 from evaluation.grid import read_grid
 from evaluation.scoring import batch_size_for, counted, steps_of
 from models.checkpoints import load_pipeline
@@ -41,17 +42,6 @@ def together(
     prediction = pipeline.predict(blurry)
     for group in sharing_samples(settings):
         pipeline.refine_shared(blurry, prediction, group, progress=progress)
-
-
-def seconds(function: Callable[..., None], *arguments) -> float:
-    """Time of a function, including the work it started on the device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function(*arguments)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main(
@@ -90,8 +80,8 @@ def main(
     with tqdm(total=rounds * images * sum(steps), unit="step", dynamic_ncols=True) as bar:
         for _ in range(rounds):
             for way, found in times.items():
-                batches = blurry.split(count)
-                found.append(sum(seconds(way, pipeline, own, settings, counted(bar, len(own))) for own in batches))
+                calls = (partial(way, pipeline, own, settings, counted(bar, len(own))) for own in blurry.split(count))
+                found.append(sum(seconds_of(timed, str(place)) for timed in calls))
     alone, shared = map(median, times.values())
     result = {
         "settings": len(settings),
