@@ -1,7 +1,7 @@
 """Put mutants into a copy of the program, one at a time, and show those that no test notices: python -m tests.mutation
 
 The mutants are drawn by a seed from all places of the product where one of cosmic-ray's operators applies; none is
-chosen by hand. Each is tried against the tests that import its file, and if these pass, against the whole suite.
+chosen by hand. Each is tried against the tests that ran its lines, and if these pass, against the whole suite.
 """
 
 import ast
@@ -25,12 +25,15 @@ import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 NO_PRODUCT = ("tests/", "benchmarks/")
 LIBRARIES = ["torch", "torchvision", "lightning", "diffusers", "jsonargparse", "kornia", "pandas", "scipy.stats"]
+FEW = 50  # tests that take less time than starting processes for them
 LIMIT = 3600  # seconds for the tests of one mutant; only one that hangs takes so long
-PASSED = pytest.ExitCode.OK
+PASSED, MISSING = pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR
+RECORDING = ["--cov=.", "--cov-context=test", "--cov-report="]  # which test ran a line
 # Most | join types or dicts: with another operator the file cannot be imported, which proves nothing about tests.
 LEFT_OUT = re.compile("NoOp|BinaryOperator_BitOr_")
 
@@ -43,9 +46,10 @@ for _name in operator_names():
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place of one file: `text` is the whole file with the change."""
+    """One changed place of one file, at a line: `text` is the whole file with the change."""
 
     file: str
+    line: int
     text: str
 
     def diff(self, root: Path = ROOT) -> str:
@@ -63,7 +67,7 @@ def main(count: int = 150, seed: int = 0) -> int:
     """
     survivors = []
     with copied() as copy:
-        if run(copy, ["tests"]) != PASSED:
+        if run(copy, ["tests", *RECORDING]) != PASSED:
             raise SystemExit("the tests fail without any mutant: mend that first")
         for number, mutant in enumerate(draw(count, seed, copy), start=1):
             noticed = tried(copy, mutant)
@@ -80,10 +84,10 @@ def draw(count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
     places = [(file, *place) for file in product(root) for place in sorted(changes(root / file).items())]
     chosen = random.Random(seed)
     mutants = []
-    for file, _, possible in chosen.sample(places, count):
+    for file, (start, _), possible in chosen.sample(places, count):
         name, occurrence = chosen.choice(possible)
         text = mutate_code((root / file).read_text(encoding="utf-8"), get_operator(name)(), occurrence)
-        mutants.append(Mutant(file, text))
+        mutants.append(Mutant(file, start[0], text))
     return mutants
 
 
@@ -105,29 +109,27 @@ def changes(file: Path) -> dict[tuple, list[tuple[str, int]]]:
     return found
 
 
-def importing(file: str, root: Path = ROOT) -> list[str]:
-    """The test files that import a file of the product, themselves or through helpers in tests/, or start it."""
-    module = file.removesuffix(".py").replace("/", ".")
-    names = re.compile(rf"(?<![\w./]){re.escape(file)}\b|-m {re.escape(module)}\b")
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("*.py"))}
-    imports = {path: imported(text) for path, text in texts.items()}
-    reached = {path for path, text in texts.items() if module in imports[path] or names.search(text)}
-    while True:
-        helpers = {path.relative_to(root).with_suffix("").as_posix().replace("/", ".") for path in reached}
-        more = {path for path in texts if imports[path] & helpers} - reached
-        if not more:
-            return [path.relative_to(root).as_posix() for path in sorted(reached) if path.name.startswith("test_")]
-        reached |= more
+def running(mutant: Mutant, root: Path = ROOT) -> list[str]:
+    """The tests that ran a mutant's statement or, of one that runs on import, any line of its file.
+
+    What a fixture runs counts for all tests of its module.
+    """
+    recorded = CoverageData(str(root / ".coverage"))
+    recorded.read()
+    by_line = recorded.contexts_by_lineno(str(root / mutant.file))
+    contexts = {context for line in statement(mutant, root) for context in by_line.get(line, ())} - {""}
+    contexts = contexts or {context for contexts in by_line.values() for context in contexts} - {""}
+    tests = (context.rpartition("|") for context in contexts)
+    return sorted({test if phase == "run" else test.partition("::")[0] for test, _, phase in tests})
 
 
-def imported(text: str) -> set[str]:
-    """The modules that a text imports; `from a import b` counts as a and as a.b."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+def statement(mutant: Mutant, root: Path = ROOT) -> range:
+    """The lines of the statement that a mutant changes; of one with a body, those before it."""
+    found = range(mutant.line, mutant.line + 1)
+    for node in ast.walk(ast.parse((root / mutant.file).read_text(encoding="utf-8"))):  # from the outside inwards
+        if isinstance(node, ast.stmt) and node.lineno <= mutant.line <= node.end_lineno:
+            body = getattr(node, "body", None)
+            found = range(node.lineno, body[0].lineno if body else node.end_lineno + 1)
     return found
 
 
@@ -135,10 +137,11 @@ def tried(copy: Path, mutant: Mutant) -> bool:
     """Whether a test of the copy notices a mutant."""
     file = copy / mutant.file
     right = file.read_text(encoding="utf-8")
+    first = running(mutant, copy)
     file.write_text(mutant.text, encoding="utf-8")
-    try:
-        first = importing(mutant.file, copy)
-        return bool(first and run(copy, first) != PASSED) or run(copy, ["tests"]) != PASSED
+    try:  # a changed table may have changed the names of tests, which are then missing
+        noticed = bool(first) and run(copy, first) not in (PASSED, MISSING)
+        return noticed or run(copy, ["tests"]) != PASSED
     finally:
         file.write_text(right, encoding="utf-8")
 
@@ -184,7 +187,8 @@ def _run_tests(root: str, tests: list[str]) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    sys.exit(pytest.main(["-x", "-n", "2" if tests == ["tests"] else "0", "-p", "no:cacheprovider", *tests]))
+    few = len(tests) < FEW and tests[0] != "tests"
+    sys.exit(pytest.main(["-x", "-n", "0" if few else "2", "-p", "no:cacheprovider", *tests]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,37 @@
 """The mutants of make mutate: where they are drawn, and which tests are run against them."""
 
 from tests import mutation
-from tests.conftest import ROOT
 
-PROGRAM = "def larger(a, b):\n    return a > b and True\n"
+PROGRAM = """START = 2
+
+
+def larger(a, b):
+    if a is None:
+        return False
+
+    return (
+        a > b
+        and True)
+
+def made(): return START
+"""
 TEST = "from pkg import code\n\n\ndef test_larger():\n    assert code.larger(2, 1) and not code.larger(1, 2)\n"
+MADE = """import pytest
+from pkg import code
+
+
+@pytest.fixture(scope="module")
+def number():
+    return code.made()
+
+
+def test_made(number):
+    assert number
+
+
+def test_number(number):
+    assert number == 2
+"""
 
 
 def program(folder):
@@ -14,9 +41,7 @@ def program(folder):
         "benchmarks/speed.py": PROGRAM,
         "tests/__init__.py": "",
         "tests/test_code.py": TEST,
-        "tests/helper.py": "import pkg.code\n",
-        "tests/test_helped.py": "from tests.helper import pkg\n",
-        "tests/test_start.py": 'WORDS = ["python", "start.py"]\n',
+        "tests/test_made.py": MADE,
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -41,16 +66,25 @@ def test_every_change_that_is_counted_can_be_made(tmp_path):
             assert mutation.mutate_code(file.read_text(), mutation.get_operator(name)(), occurrence), name
 
 
-def test_the_tests_of_a_file_import_it_through_helpers_too_or_start_it(tmp_path):
+def test_a_mutant_is_tried_against_the_tests_that_ran_its_lines(tmp_path):
     root = program(tmp_path)
-    assert mutation.importing("pkg/code.py", root) == ["tests/test_code.py", "tests/test_helped.py"]
-    assert mutation.importing("start.py", root) == ["tests/test_start.py"]
-    assert "tests/tools/test_doctor.py" in mutation.importing("tools/doctor.py", ROOT)
+    assert mutation.run(root, ["tests", *mutation.RECORDING]) == mutation.PASSED
+    for line, tests in {
+        8: ["tests/test_code.py::test_larger"],
+        9: ["tests/test_code.py::test_larger"],  # a statement's second line
+        12: ["tests/test_made.py"],  # run by a fixture
+        1: ["tests/test_code.py::test_larger", "tests/test_made.py"],  # run on import
+    }.items():
+        assert mutation.running(mutation.Mutant("pkg/code.py", line, ""), root) == tests, line
+    assert mutation.running(mutation.Mutant("start.py", 1, ""), root) == []
 
 
 def test_a_mutant_is_noticed_where_a_test_fails_and_leaves_the_file_as_it_was(tmp_path):
     root = program(tmp_path)
-    noticed = mutation.Mutant("pkg/code.py", PROGRAM.replace(">", "<"))
-    missed = mutation.Mutant("pkg/code.py", PROGRAM.replace("a > b", "a > b + 0"))
-    assert mutation.tried(root, noticed) and not mutation.tried(root, missed)
+    mutation.run(root, ["tests", *mutation.RECORDING])
+    noticed = [("a > b", "a < b", 8), ("START = 2", "START = 3", 1), ("return START", "return START + 1", 12)]
+    for before, after, line in noticed:
+        assert mutation.tried(root, mutation.Mutant("pkg/code.py", line, PROGRAM.replace(before, after))), after
+    missed = mutation.Mutant("pkg/code.py", 8, PROGRAM.replace("a > b", "a > b + 0"))
+    assert not mutation.tried(root, missed)
     assert (root / "pkg/code.py").read_text() == PROGRAM
