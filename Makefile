@@ -40,8 +40,8 @@ mutate: $(VENV)/extras
 # On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
 	$(PY) -m pytest -m gpu -rs
-	$(PY) -m benchmarks.sampling --device cuda --checkpoint pretrained/lite --output sampling_gpu.json --publish true
-	$(PY) -m benchmarks.training --device cuda --output training_gpu.json --publish true
+	$(PY) -m benchmarks.sampling --device cuda --checkpoint pretrained/lite --output benchmarks/results/sampling_gpu.json
+	$(PY) -m benchmarks.training --device cuda --output benchmarks/results/training_gpu.json
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check .

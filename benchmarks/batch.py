@@ -5,11 +5,9 @@ this process and python -m batch with one worker, alternating, on a local folder
 is excluded: python -m batch is timed from its first rows, sample.py from its first line.
 scaling: the same with pretrained/lite, by one worker on one core, one worker on two cores, and two workers on two
 cores, which they share with Ray's own processes; photographs per second.
-Results are merged into runs/benchmarks/batch.json, or with --publish into benchmarks/results/batch.json, with the
-machine they were measured on.
+Results are merged into runs/benchmarks/batch.json, with the machine they were measured on.
 """
 
-import json
 import logging
 import os
 import time
@@ -27,7 +25,7 @@ from base.command_line import call
 from batch import command
 from batch.store import ManifestTable, Place, plain
 from batch.worker import Job
-from benchmarks.record import destination, machine, write_json
+from benchmarks.record import machine, stored_cases, write_json
 from data import images
 from models.index import pretrained
 from models.parts import DDPMScheduler
@@ -101,7 +99,6 @@ def main(
     repeats: int = 3,
     quick: bool = False,
     output: str = "runs/benchmarks/batch.json",
-    publish: bool = False,
 ) -> None:
     """Measure and write.
 
@@ -112,12 +109,9 @@ def main(
         repeats: measurements of each; the median counts.
         quick: few and small photographs, to try the program.
         output: JSON file; its other cases are kept.
-        publish: write into benchmarks/results, under the name of the output.
     """
-    output = destination(output, publish)
     photographs, side, repeats = (24, 64, 1) if quick else (photographs, side, repeats)
-    file = Path(output)
-    found = json.loads(file.read_text()) if file.is_file() else {"cases": {}}
+    found = stored_cases(output)
     os.environ.update(command.QUIET)
     torch.set_num_threads(1)
     with TemporaryDirectory() as place:
@@ -148,7 +142,7 @@ def main(
             found["cases"][case] = (
                 own | {"photographs": photographs, "side": side, "seconds": seconds} | machine("cpu", 1)
             )
-            write_json(file, found)
+            write_json(output, found)
 
 
 if __name__ == "__main__":

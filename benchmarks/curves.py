@@ -1,9 +1,11 @@
 """Draw the perception-distortion curves of several evaluations side by side, with the controls.
 
     python -m benchmarks.curves scores/synthetic scores/gopro --output docs/perception_distortion.png
+    python -m benchmarks.curves scores/synthetic scores/gopro --by steps --output docs/few_steps.png
 
-Each folder holds the results.json of evaluate.py and gives a panel named after the folder. Means only: the tables have
-the intervals of the paired differences, which are far smaller than those of the means.
+With --by steps, PSNR and LPIPS by the number of denoiser evaluations, a line for each sampler, schedule and eta. Each
+folder holds the results.json of evaluate.py and gives panels named after the folder. Means only: the tables have the
+intervals of the paired differences, which are far smaller than those of the means.
 """
 
 import json
@@ -11,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,26 +23,35 @@ from base.files import replacing
 from base.stop import run_command
 
 STYLES = {"sharpened": "--", "noised": ":"}
+LEVELS = {"predictor": "-", "blurry": ":", "sharpened 0.6": "--", "noised 2": "-."}  # horizontal lines by steps
 LOWER, UPPER = 0.25, 0.12  # margins around the settings, in parts of their range; the lower one has room for names
 
 
-def main(evaluations: list[str], output: str) -> None:
+def main(evaluations: list[str], output: str, by: Literal["scores", "steps"] = "scores") -> None:
     """Draw the plot.
 
     Args:
         evaluations: folders that evaluate.py has written, with PSNR and LPIPS.
         output: PNG file to write to.
+        by: scores (LPIPS by PSNR), or steps (both by the number of steps).
     """
-    figure = Figure(figsize=(4.6 * len(evaluations), 4.2), dpi=120, layout="constrained")
-    panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
-    for axes, folder in zip(panels, evaluations, strict=True):
+    lines = 2 if by == "steps" else 1
+    figure = Figure(figsize=(4.6 * len(evaluations), 4.2 * lines), dpi=120, layout="constrained")
+    panels = figure.subplots(lines, len(evaluations), squeeze=False)
+    for column, folder in zip(panels.T, evaluations, strict=True):
         document = json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))
         if "lpips" not in document["metrics"]:
             raise ValueError(f"{folder} has no LPIPS: score it with --metrics psnr,ssim,lpips")
-        draw(axes, document)
-        axes.set_title(f"{Path(folder).name}: {max(row['images'] for row in document['rows'])} images", fontsize=10)
-    panels[0].set_ylabel("LPIPS (AlexNet): lower is better ↑")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=5)
+        if by == "steps":
+            for axes, metric in zip(column, ("psnr", "lpips"), strict=True):
+                draw_steps(axes, document, metric)
+        else:
+            draw(column[0], document)
+        images = max(row["images"] for row in document["rows"])
+        column[0].set_title(f"{Path(folder).name}: {images} images", fontsize=10)
+    if by == "scores":
+        panels[0][0].set_ylabel("LPIPS (AlexNet): lower is better ↑")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=5)
     with replacing(Path(output)) as part:
         figure.savefig(part, format="png")
 
@@ -74,6 +85,25 @@ def draw(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("PSNR (dB): higher is better →")
     axes.grid(color="0.92")
+
+
+def draw_steps(axes: Axes, document: Mapping[str, Any], metric: str) -> None:
+    """Draw a metric by the number of steps; `document` is an evaluation's results.json."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in document["rows"]:
+        fields, score = row["fields"], row["metrics"][metric]["mean"]
+        if fields and fields["blend"] > 0 and score is not None:
+            eta = f", eta {fields['eta']:g}" if fields["sampler"] == "ddim" else ""
+            name = f"{fields['sampler']}, {fields['schedule']}{eta}"
+            curves.setdefault(name, []).append((fields["steps"], score))
+    for name, points in curves.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
+    compared = {row["setting"]: row["metrics"][metric]["mean"] for row in document["rows"] if row["setting"] in LEVELS}
+    for name, score in compared.items():
+        axes.axhline(score, color="0.5", linestyle=LEVELS[name], label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("denoiser evaluations")
+    axes.set_ylabel(document["metrics"][metric]["title"])
 
 
 def _on_line(row: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
-"""Compare the engines of exported checkpoints with PyTorch: speed, start, memory, size, and what INT8 costs.
+"""Compare the engines of exported checkpoints with PyTorch: speed, start, memory and size.
 
-python -m benchmarks.deployment pretrained/lite --calibration PAIRS --data synthetic=PAIRS gopro=PAIRS --threads 1
+python -m benchmarks.deployment pretrained/lite --calibration PAIRS --threads 1
 python -m benchmarks.deployment 'U-Net of NAF blocks' --cases speed --threads 1
 python -m benchmarks.deployment pretrained/lite --cases speed --threads 1 --engines 'torch bf16,openvino int8'
 
@@ -8,6 +8,7 @@ A checkpoint is one that sample.py takes, or the name of an arm of benchmarks/pr
 measured with random weights. All engines run in turns in one process, on one image of 1280x720. Beside the seconds
 stands the processor time, which other programs on the same core do not change; with one thread the ratios are those of
 the processor time. Results are merged into the JSON file, and the tables in deployment.md beside it are made from that.
+What INT8 costs in quality is measured by evaluate.py.
 """
 
 import json
@@ -16,22 +17,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
+from base.command_line import call
 from base.files import replacing
-from base.progress import ProgressBar
 from base.stop import run_command
-from benchmarks.record import destination, machine, markdown_table, write_json
+from benchmarks.record import in_own_process, machine, markdown_table, write_json
 from deployment.export import export
 from models.checkpoints import load_pipeline
 from models.classes import NETWORKS
@@ -39,7 +38,7 @@ from models.onnx_files import GRAPH
 from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 
-CASES = ("speed", "start", "quality")
+CASES = ("speed", "start")
 ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of load_pipeline
     "torch fp32": (None, {"precision": "fp32"}),
     "torch bf16": (None, {"precision": "bf16"}),
@@ -147,39 +146,6 @@ def measure_start(sources: dict[str, str], repeats: int) -> dict:
     return found
 
 
-def measure_quality(sources: dict[str, str], data: dict[str, str], names: list[str], limit: int | None) -> dict:
-    """Metrics of prediction and restoration by each engine, means over pairs, and the differences to the first."""
-    from data.layouts import find_pairs
-    from data.pairs import read_pair
-    from evaluation.metrics import make_metrics
-
-    metrics, pipelines, found = make_metrics(names), loaded(sources), {}
-    for dataset, root in data.items():
-        pairs = find_pairs(root)[:limit]
-        scores: dict[str, list[float]] = {}
-        worst = dict.fromkeys(pipelines, 0.0)
-        for pair in ProgressBar(pairs, f"quality, {dataset}"):
-            blurry, sharp = (image[None] for image in read_pair(pair))
-            expected = None
-            for engine, pipeline in pipelines.items():
-                settings = pipeline.default_settings
-                settings = replace(settings, blend=0.0) if pipeline.denoiser is None else settings
-                out = pipeline(blurry, settings, names=[pair.name], output_type="pt")
-                expected = out.images if expected is None else expected
-                worst[engine] = max(worst[engine], (out.images - expected).abs().max().item())
-                for what, image in (("prediction", out.predictions), ("restoration", out.images)):
-                    for metric in metrics:
-                        scores.setdefault(f"{what} {metric}, {engine}", []).append(metrics[metric](image, sharp).item())
-        means = {key: mean(values) for key, values in scores.items()}
-        first = next(iter(pipelines))
-        changes = {key: value - means[f"{key.partition(',')[0]}, {first}"] for key, value in means.items()}
-        found[dataset] = {"images": len(pairs), "means": {key: round(value, 4) for key, value in means.items()}}
-        found[dataset]["change"] = {key: round(value, 4) for key, value in changes.items() if not key.endswith(first)}
-        found[dataset]["largest_difference"] = {name: round(value, 6) for name, value in worst.items()}
-        print(f"{dataset}: {found[dataset]}")
-    return found
-
-
 def markdown(found: dict) -> str:
     """The result tables of all checkpoints."""
     lines = []
@@ -197,49 +163,32 @@ def markdown(found: dict) -> str:
             head = [f"{checkpoint}, first image", "seconds", "processor time", "memory, MiB", "weights, MiB"]
             rows = [[name, *(str(value) for value in one.values())] for name, one in cases["start"].items()]
             lines += [*markdown_table(head, *rows), ""]
-        for dataset, one in cases.get("quality", {}).items():
-            names = list(one["largest_difference"])
-            rows = [
-                [what, *(f"{one['means'][f'{what}, {name}']:.4f}" for name in names)]
-                for what in dict.fromkeys(key.partition(",")[0] for key in one["means"])
-            ]
-            rows.append(["largest difference", *(str(one["largest_difference"][name]) for name in names)])
-            lines += [*markdown_table([f"{checkpoint}, {dataset}, {one['images']} images", *names], *rows), ""]
     return "\n".join(lines)
 
 
 def main(
-    checkpoint: str = "pretrained/lite",
+    checkpoint: str,
     cases: str = ",".join(CASES),
     engines: str | None = None,
     calibration: str | None = None,
-    data: list[str] | None = None,
-    metrics: str = "psnr,lpips",
-    limit: int | None = None,
     threads: int = 1,
     repeats: int = 5,
     work: str = "runs/deployment",
     output: str = "runs/benchmarks",
-    publish: bool = False,
 ) -> None:
     """Measure the chosen cases of a checkpoint, and write the JSON file and the tables.
 
     Args:
         checkpoint: what to measure: a checkpoint, or the name of an arm of benchmarks/predictors.yaml.
-        cases: speed, start and quality, separated by commas.
+        cases: speed and start, separated by a comma.
         engines: names of engines, separated by commas; default: all but the compiled one.
         calibration: pairs of training images for INT8; without them, and without an INT8 folder in --work, INT8 is
             left out.
-        data: datasets of pairs for the case quality, as NAME=FOLDER.
-        metrics: for the case quality.
-        limit: largest number of pairs per dataset.
         threads: of PyTorch and of both engines.
         repeats: of timed calls.
         work: folder for exported networks, in a folder for each checkpoint; existing ones are reused.
         output: folder for deployment.json and deployment.md.
-        publish: write into benchmarks/results, under the name of the output.
     """
-    output = destination(output, publish)
     chosen = cases.split(",")
     if not set(chosen) <= set(CASES):
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
@@ -264,20 +213,12 @@ def main(
     for case in chosen:
         if case == "speed":
             result = measure_speed(sources, repeats)
-        elif case == "start":
-            with get_context("spawn").Pool(
-                1
-            ) as small:  # a child's peak memory counts that of the process that starts it
-                result = small.apply(measure_start, (sources, min(repeats, 3)))
-        else:
-            if not data:
-                raise ValueError("the case quality needs --data")
-            sets = dict(one.split("=", 1) for one in data)
-            result = measure_quality(sources, sets, metrics.split(","), limit)
+        else:  # in a small process, since a child's peak memory counts that of the process that starts it
+            result = in_own_process(threads, measure_start, sources, min(repeats, 3))
         kept = found["checkpoints"].setdefault(checkpoint, {})
         if case == "speed" and threads > 1:
             case = f"speed, {threads} threads"
-        kept[case] = kept.get(case, {}) | result if case == "quality" else result
+        kept[case] = result
         versions = {name: version(name) for name in ("onnxruntime", "openvino", "nncf", "onnx")}
         kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
         write_json(file, found)
@@ -287,14 +228,6 @@ def main(
     print(f"wrote {file} and {file.with_suffix('.md')}")
 
 
-def cli(args: list[str] | None = None) -> None:
-    """The command line."""
-    parser = ArgumentParser(description=__doc__, prog="benchmarks.deployment", allow_abbrev=False)
-    parser.add_argument("--data", nargs="+", help="datasets of pairs for the case quality, as NAME=FOLDER")
-    parser.add_argument("checkpoint", nargs="?", default="pretrained/lite")
-    parser.add_function_arguments(main, skip={"data", "checkpoint"})
-    main(**parser.parse_args(args).as_dict())
-
-
 if __name__ == "__main__":
-    sys.exit(run_command("benchmarks.deployment", cli, "stopped; what was measured is written"))
+    command = partial(call, main, None, "-m benchmarks.deployment")
+    sys.exit(run_command("benchmarks.deployment", command, "stopped; what was measured is written"))

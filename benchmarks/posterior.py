@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from base.files import replacing
 from base.stop import run_command
-from benchmarks.record import destination, machine, markdown_table, write_json
+from benchmarks.record import machine, markdown_table, write_json
 from data.layouts import find_pairs
 from data.pairs import centre_crop, read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
@@ -86,7 +86,6 @@ def main(
     seed: int = 0,
     split: str = "test",
     output: str = "runs/benchmarks/posterior.json",
-    publish: bool = False,
 ) -> None:
     """Print the table; write it and the plot, which gets the suffix .png.
 
@@ -99,7 +98,6 @@ def main(
         seed: of the samples' noise.
         split: of the dataset.
         output: JSON file to write to.
-        publish: write to benchmarks/results instead.
     """
     settings = settings or SamplingSettings(steps=10, eta=1.0)
     drawn: dict[str, Any] = vars(settings) | {"num_samples": samples, "average": False, "blend": 1.0}
@@ -114,9 +112,8 @@ def main(
     rows = [[str(n), f"{ratio:.3f}", f"{1 + 1 / n:.3f}"] for n, ratio in found.items()]
     print("\n".join(markdown_table(["samples in the mean", "squared error over the prediction's", "exact"], *rows)))
     facts = {"checkpoint": checkpoint_hash(checkpoint), "data": data, "images": len(pairs), "settings": drawn}
-    target = Path(destination(output, publish))
-    write_json(target, facts | {"seed": seed, "ratios": found, "reliability": bins, "machine": machine()})
-    draw(target.with_suffix(".png"), bins)
+    write_json(output, facts | {"seed": seed, "ratios": found, "reliability": bins, "machine": machine()})
+    draw(Path(output).with_suffix(".png"), bins)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import torch
 from base.files import replacing
 from base.revision import commit
 
-RESULTS = Path(__file__).parent / "results"
 CODE = ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
 
 
@@ -45,11 +45,17 @@ def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> An
         return process.submit(function, *arguments).result()
 
 
-def destination(output: str, publish: bool) -> str:
-    """Where a benchmark writes: its output, or what the documents cite, if that is to be replaced."""
-    if not publish:
-        return output
-    return str(RESULTS / Path(output).name if Path(output).suffix else RESULTS)
+def chosen_cases(given: str, known: Sequence[str]) -> list[str]:
+    """The known cases that names or patterns of names, separated by commas, choose. ValueError if there is none."""
+    chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in given.split(","))]
+    if not chosen:
+        raise ValueError(f"no case is named {given}; there are {' '.join(known)}")
+    return chosen
+
+
+def stored_cases(path: str) -> dict[str, Any]:
+    """What a benchmark that measures in parts wrote to `path` before."""
+    return json.loads(Path(path).read_text()) if Path(path).is_file() else {"cases": {}}
 
 
 def write_json(path: str | Path, result: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from base.command_line import call
-from benchmarks.record import destination, machine, write_json
+from benchmarks.record import machine, write_json
 from benchmarks.timing import seconds_of
 from models.checkpoints import load_pipeline
 from models.devices import choose_device
@@ -32,7 +32,6 @@ def main(
     precision: Literal["fp32", "bf16"] = "bf16",
     device: str = "cpu",
     output: str = "runs/benchmarks/reference.json",
-    publish: bool = False,
 ) -> None:
     """Time both and write the results.
 
@@ -44,9 +43,7 @@ def main(
         precision: of both.
         device: cpu, cuda, cuda:1 or mps.
         output: JSON file; it is replaced.
-        publish: write into benchmarks/results, under the name of the output.
     """
-    output = destination(output, publish)
     from spandrel.architectures.NAFNet import NAFNet
 
     place = choose_device(device)

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from fnmatch import fnmatch
 from pathlib import Path
 from statistics import mean, median
 
@@ -25,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from base.command_line import call
-from benchmarks.record import destination, in_own_process, machine, write_json
+from benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from benchmarks.timing import matmul_rate, peak_memory, seconds_of
 
 WORK = ("predictor", "1", "4", "10", "50")
@@ -168,7 +167,6 @@ def main(
     config: str = "configs/gopro_lite.yaml",
     cases: str = "*/*",
     output: str = "runs/benchmarks/sampling.json",
-    publish: bool = False,
     device: str = "cpu",
     threads: int | None = None,
     repeats: int = 3,
@@ -184,7 +182,6 @@ def main(
         config: instead of a checkpoint: the untrained networks of this training config.
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
-        publish: write into benchmarks/results, under the name of the output.
         device: cpu or cuda.
         threads: of torch; none: torch's default.
         repeats: timed calls after the first; their median counts.
@@ -193,16 +190,12 @@ def main(
         photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
         quick: tiny images, to try the program.
     """
-    output = destination(output, publish)
-    chosen = [name for name in (*CASES, *OTHERS) if any(fnmatch(name, pattern) for pattern in cases.split(","))]
-    if not chosen:
-        raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)} {' '.join(OTHERS)}")
+    chosen, found = chosen_cases(cases, [*CASES, *OTHERS]), stored_cases(output)
     for name, needed in (("photo", photo), ("agreement", photos)):
         if name in chosen and needed is None:
             raise ValueError(f"the case {name} needs --{'photo' if name == 'photo' else 'photos'}")
     width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
     subject = {"size": [width, height], "networks": checkpoint or f"untrained, {config}"}
-    found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         source = checkpoint or untrained(config, Path(folder) / "pipeline")
         for case in tqdm(chosen, "cases"):

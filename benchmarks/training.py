@@ -13,7 +13,6 @@ import csv
 import json
 import shlex
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +21,10 @@ from lightning.pytorch import Callback
 from tqdm import tqdm
 
 from base.command_line import call
-from benchmarks.record import destination, in_own_process, machine, write_json
+from benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
+from data import images
+from data.blur import SyntheticBlur
+from data.camera import CameraShake
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
@@ -45,7 +47,6 @@ OPTIONS = {
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
 QUICK = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
 INTERVALS = 3
-PROFILED = 2  # steps after the timed ones
 FIGURES = ("crops_per_s", "mfu", "data_wait", "peak_gib")
 BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
 
@@ -73,41 +74,13 @@ class Off(Callback):
             batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
 
 
-class Costliest(Callback):
-    """Writes the three costliest kernels (on a CPU: operators) and their share of the time into costliest.json.
-
-    Args:
-        start: the first profiled step; all later steps are profiled, too.
-    """
-
-    def __init__(self, start: int):
-        self.first = start
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step == self.first:
-            on_gpu = pl_module.device.type == "cuda"
-            kinds = torch.profiler.ProfilerActivity
-            self.profiler = torch.profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if on_gpu else [])])
-            self.profiler.start()
-            self.time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        self.profiler.stop()
-        seconds = {event.key: getattr(event, self.time) for event in self.profiler.key_averages()}
-        total = sum(seconds.values())
-        three = sorted(seconds, key=seconds.get, reverse=True)[:3]
-        shares = {name: round(seconds[name] / total, 3) for name in three}
-        Path(trainer.default_root_dir, "costliest.json").write_text(json.dumps(shares))
-
-
 def measure(case: str, data: str, device: str, interval: int, flags: list[str]) -> dict:
     """Measure one case in this process: medians over `INTERVALS` intervals of `interval` steps each."""
     import train
 
     config, option = case.split("/")
-    timed = 1 + INTERVALS * interval  # the first step is for warm-up
+    steps = str(1 + INTERVALS * interval)  # the first step is for warm-up
     with tempfile.TemporaryDirectory() as folder:
-        steps = str(timed + PROFILED)
         arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
         arguments += ["--trainer.accelerator", "gpu" if device == "cuda" else device, "--trainer.devices", "1"]
         arguments += ["--trainer.max_steps", steps, "--trainer.val_check_interval", steps, "--data.val", "null"]
@@ -115,21 +88,17 @@ def measure(case: str, data: str, device: str, interval: int, flags: list[str]) 
         arguments += ["--trainer.log_every_n_steps", str(interval), "--trainer.logger", "false"]
         arguments += ["--trainer.enable_progress_bar", "false", "--data.train", data, *flags]
         arguments += ["--trainer.profiler", "benchmarks.speed.Clock", "--trainer.callbacks+", "benchmarks.speed.Speed"]
-        arguments += ["--trainer.callbacks+", "benchmarks.training.Costliest"]
-        arguments += ["--trainer.callbacks.start", str(timed), *OPTIONS[option]]
-        run = train.cli(arguments)
+        run = train.cli([*arguments, *OPTIONS[option]])
         with open(Path(folder) / "logs" / "version_0" / "metrics.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("speed/mfu")]
         # The first row covers only the few steps before the first multiple of the interval.
         found = {name: median(float(row[f"speed/{name}"]) for row in rows[1:]) for name in FIGURES}
-        costliest = json.loads((Path(folder) / "costliest.json").read_text())
     return {name: round(value, 4) for name, value in found.items()} | {
         "loader_bound": found["data_wait"] > BOUND,
         "precision": run.trainer.precision,
         "batch_size": run.datamodule.batch_size,
         "patch_size": run.datamodule.patch_size,
         "num_workers": run.datamodule.num_workers,
-        "costliest": costliest,
     }
 
 
@@ -146,7 +115,6 @@ def ratios(cases: dict) -> dict:
 def main(
     cases: str = "*/*",
     output: str = "runs/benchmarks/training.json",
-    publish: bool = False,
     photos: str | None = None,
     pairs: str | None = None,
     device: str = "cpu",
@@ -160,7 +128,6 @@ def main(
     Args:
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
-        publish: write into benchmarks/results, under the name of the output.
         photos: folder of sharp photographs for demo; none: those of the demo.
         pairs: dataset of pairs for the other configs; none: four of 1280x720 are made.
         device: cpu or cuda.
@@ -169,11 +136,7 @@ def main(
         flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
         quick: tiny crops, to try the program.
     """
-    output = destination(output, publish)
-    chosen = [name for name in CASES if any(fnmatch(name, pattern) for pattern in cases.split(","))]
-    if not chosen:
-        raise ValueError(f"no case is named {cases}; there are {' '.join(CASES)}")
-    found = json.loads(Path(output).read_text()) if Path(output).is_file() else {"cases": {}}
+    chosen, found = chosen_cases(cases, CASES), stored_cases(output)
     with tempfile.TemporaryDirectory() as folder:
         data = {
             config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
@@ -202,10 +165,24 @@ def _photos(given: str | None, folder: Path) -> str:
 
 def _pairs(given: str | None, folder: Path, quick: bool) -> str:
     if given is None and not (folder / "pairs").is_dir():
-        from benchmarks.data import make_pairs
-
-        make_pairs(folder / "pairs", 1 if quick else 4)
+        _make_pairs(folder / "pairs", 1 if quick else 4)
     return given or str(folder / "pairs")
+
+
+def _make_pairs(root: Path, count: int) -> None:
+    """Write 1280x720 pairs that compress about as well as photographs: smooth structure with some noise."""
+    blur = SyntheticBlur([CameraShake()], shot_noise=(1e-4, 1e-4))
+    size = 720 + 2 * blur.margin, 1280 + 2 * blur.margin
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        wide = torch.zeros(1, 3, *size)
+        for cells in (4, 16, 64, 256):
+            noise = torch.rand(1, 3, cells, cells, generator=generator)
+            wide += torch.nn.functional.interpolate(noise, size, mode="bilinear") / cells**0.5
+        wide = (wide / wide.max() + 0.01 * torch.randn(1, 3, *size, generator=generator)).clamp(0, 1)
+        (blurry,), (sharp,) = blur(wide, [generator])
+        images.write(root / "sharp" / f"{number:03}.png", sharp)
+        images.write(root / "blur" / f"{number:03}.png", blurry)
 
 
 if __name__ == "__main__":

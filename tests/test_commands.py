@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
-MEASURE = ("ablation", "batch", "blur", "deployment", "reference", "sampling", "training")
+MEASURE = ("ablation", "batch", "deployment", "reference", "sampling", "training")
 EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
@@ -68,10 +68,8 @@ SMALLER = {
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
-    "python -m benchmarks.few_steps": "--max_steps=2 --limit=1 --device=cpu",
     "python -m benchmarks.refiner_gates": "--images=1 --crop=32",
     "python -m benchmarks.posterior": "--samples=2 --size=32",
-    "python -m benchmarks.evaluation": "--images=1 --rounds=1",
 }
 ONE_CAMERA = "--config configs/pretrained_lite/pairs_one_camera.yaml"
 # What a command needs that another of the pages makes: its words, and how the other begins.
@@ -114,8 +112,8 @@ CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than
 EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "cer,wer": "rapidfuzz"}
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
-    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.few_steps", "benchmarks.posterior"),
-    *("benchmarks.evaluation", "scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
+    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.posterior"),
+    *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "cer,wer"),
 )
 
