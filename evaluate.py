@@ -39,7 +39,7 @@ class Evaluation:
     """The command line.
 
     Writes results.csv and results.json (one row per setting, and the rows blurry, predictor, sharp and two controls),
-    per_image.parquet, report.html, pareto.png, panels, and journal/, from which a stopped run is resumed. Under
+    per_image.parquet, report.html, pareto.png, panel.png, and journal/, from which a stopped run is resumed. Under
     torchrun or SLURM the processes share the images.
 
     Args:

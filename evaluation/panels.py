@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, from_numpy
+from torch import Tensor
 
 from base.files import replacing
 from evaluation.pixels import eight_bits, psnr
@@ -62,11 +62,6 @@ def panel(columns: Mapping[str, Sequence[Tensor]], path: Path, lines: Sequence[s
         drawn.save(part)
 
 
-def panel_of_files(files: Sequence[Mapping[str, Path]], names: Sequence[str], path: Path) -> None:
-    """Write a panel of stored images, one line each: label of a column -> file, and the lines' names."""
-    panel({label: [_read_image(line[label]) for line in files] for label in files[0]}, path, names)
-
-
 def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:
     """Draw a standard deviation (3, H, W) as a heat map at a position of a panel, with its colour bar on the right."""
     levels = std.mean(0).numpy() * 255
@@ -92,8 +87,3 @@ def _resized(image: Image.Image, height: int) -> Image.Image:
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which comes with matplotlib and has Latin, Greek and Cyrillic letters."""
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
-
-
-def _read_image(path: Path) -> Tensor:
-    with Image.open(path, formats=["PNG"]) as image:
-        return from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255

@@ -1,4 +1,4 @@
-"""Write the report of an evaluation: the curve, the panels, and an HTML page that works offline."""
+"""Write the report of an evaluation: the curve, and an HTML page that works offline."""
 
 import base64
 import io
@@ -14,7 +14,6 @@ from base.files import replacing
 from evaluation import controls
 from evaluation.examples import Example
 from evaluation.journal import Facts
-from evaluation.panels import panel_of_files
 from evaluation.plots import curve
 from evaluation.summary import NOTHING, Summary
 
@@ -25,22 +24,13 @@ _QUALITY = 90  # of the page's JPEG images
 
 
 def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) -> None:
-    """Write pareto.png, panels/*.png and report.html; the examples' images are in the folder.
+    """Write pareto.png and report.html; the examples' images are in the folder.
 
     report.html loads nothing from elsewhere: a sortable table, the curve, a slider between two images, the recipe of
     every metric and what the numbers depend on. Its images are JPEG; the original images stay in the folder.
     """
     with replacing(folder / "pareto.png") as part:
         curve(summary).savefig(part)
-    for number, row in enumerate(dict.fromkeys(example.row for example in examples)):
-        (folder / "panels").mkdir(exist_ok=True)
-        own = [example for example in examples if example.row == row]
-        files = [
-            {row.label if kind == "restored" else kind: folder / file for kind, file in example.files.items()}
-            for example in own
-        ]
-        names = [f"{example.rank}: {example.image}" for example in own]
-        panel_of_files(files, names, folder / "panels" / f"{number}_{row.file_name}.png")
     entries = [
         {
             "setting": example.row.label,

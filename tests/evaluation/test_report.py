@@ -1,4 +1,4 @@
-"""The panels and the page out of a folder of results; the page is used in a real browser."""
+"""The page out of a folder of results; the page is used in a real browser."""
 
 import html.parser
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
-from PIL import Image
 
 from evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
 from evaluation.report import write_report
@@ -75,13 +74,6 @@ def test_the_page_is_for_everybody(folder):
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
     slider = next(attributes for tag, attributes in tags if attributes.get("type") == "range")
     assert slider["aria-label"]
-
-
-def test_the_panels_show_the_images_of_the_front(folder):
-    panels = sorted((folder / "panels").iterdir())
-    assert len(panels) == 2
-    with Image.open(panels[0]) as image:
-        assert image.width > 1500 and image.height > 1200
 
 
 def test_results_without_checkpoint_or_images(tmp_path):
