@@ -12,8 +12,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import asdict, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base.command_line import Parser, make_parser
 from base.files import require_writable
@@ -24,9 +23,6 @@ from models.settings import SamplingSettings, preset_settings
 from restoration.manifest import Manifest
 from restoration.options import Options, check_settings
 from restoration.outputs import Outputs, outputs_of
-
-if TYPE_CHECKING:
-    from restoration.restorer import Restoration
 
 STOPPED = "stopped, {} done; run again to resume"
 
@@ -48,103 +44,62 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     check_settings(options, numbers)
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     require_writable(outputs.folder)
-    run = _Run(options, numbers, outputs)
+    # Not at the top: these take seconds to import, and checks of the command line do not need them.
+    from base.progress import ProgressBar
+    from models.devices import choose_device
+    from restoration.restorer import Restorer
+
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    several_gpus = processes > 1 and str(choose_device(options.device)) == "cuda"
+    restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
+    for remark in restorer.remarks:
+        print(f"sample.py: {remark}", file=sys.stderr)
+    manifest, share = Manifest(outputs.folder, restorer.facts), outputs.work[rank::processes]
+    work = [pair for pair in share if options.overwrite or not manifest.has(pair[0])]
+    failures, written, replaced, tiles = list(outputs.missing), 0, Counter(), None
     try:
-        run.restore_all()
+        with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:
+            for restoration in restorer.restore(work, bar):
+                if restoration.failure:
+                    failures.append(restoration.failure)
+                    continue
+                if tiles is None:
+                    tiles = restoration.tiles_in_words
+                    bar.write(f"{restorer.title}{tiles}")
+                for remark in restoration.remarks(tiles, outputs.is_file or options.format is not None):
+                    bar.write(f"{restoration.path}: {remark}", sys.stderr)
+                replaced.update(filter(None, [manifest.replaced_by(restoration.path, list(restoration.files))]))
+                try:
+                    manifest.add(restoration.path, *restorer.write(restoration))
+                except OSError as error:
+                    raise OSError(
+                        f"{restoration.target} cannot be written: {error.strerror or error}; {written} of {len(work)}"
+                        " images are done: free the disk, or choose another --output, and run again to resume"
+                    ) from None
+                written += 1
     except Stopped as stopped:
-        raise Stopped(stopped.signal, STOPPED.format(run.written)) from None
+        raise Stopped(stopped.signal, STOPPED.format(written)) from None
     if options.index:
-        from restoration.index import write_index  # not at the top, as below
+        from restoration.index import write_index  # not at the top, as above
 
         print(f"before and after: {write_index(outputs.folder)}")
-    return run.report()
+    for failure in sorted(failures):
+        print(f"sample.py: error: {failure}", file=sys.stderr)
+    for suffix, count in sorted(outputs.skipped.items()):
+        print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
+    print(_in_words(outputs, written, len(work), len(share) - len(work), replaced))
+    return len(failures)
 
 
-class _Run:
-    """Restores the images of one process."""
-
-    def __init__(self, options: Options, numbers: dict[str, Any], outputs: Outputs):
-        # Not at the top: these take seconds to import, and checks of the command line do not need them.
-        from models.devices import choose_device
-        from restoration.restorer import Restorer
-
-        self.options, self.outputs = options, outputs
-        self.rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        several_gpus = processes > 1 and str(choose_device(options.device)) == "cuda"
-        self.restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
-        for remark in self.restorer.remarks:
-            print(f"sample.py: {remark}", file=sys.stderr)
-        self.title = self.restorer.title
-        self.manifest = Manifest(outputs.folder, self.restorer.facts)
-        self.share = outputs.work[self.rank :: processes]
-        self.work = [pair for pair in self.share if options.overwrite or not self.manifest.has(pair[0])]
-        self.failures, self.written, self.replaced = list(outputs.missing), 0, Counter()
-
-    def restore_all(self) -> None:
-        """Restore all images."""
-        from base.progress import ProgressBar
-
-        with ProgressBar(total=len(self.work) * self.restorer.steps, unit="step", disable=self.rank > 0) as self.bar:
-            for restoration in self.restorer.restore(self.work, self.bar):
-                if restoration.failure:
-                    self.failures.append(restoration.failure)
-                    continue
-                self._print_remarks(restoration)
-                if (why := self.manifest.replaced_by(restoration.path, list(restoration.files))) is not None:
-                    self.replaced[why] += 1
-                try:
-                    self.manifest.add(restoration.path, *self.restorer.write(restoration))
-                except OSError as error:
-                    done = f"{self.written} of {len(self.work)} images are done"
-                    raise OSError(
-                        f"{restoration.target} cannot be written: {error.strerror or error}; {done}: free the"
-                        " disk, or choose another --output, and run again to resume"
-                    ) from None
-                self.written += 1
-
-    def report(self) -> int:
-        """Print what was written and, on stderr, what was not; return the number of images that failed."""
-        for failure in sorted(self.failures):
-            print(f"sample.py: error: {failure}", file=sys.stderr)
-        for suffix, count in sorted(self.outputs.skipped.items()):
-            print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
-        skipped = len(self.share) - len(self.work)
-        done = f", {skipped} done before" if skipped else ""
-        replaced = ", ".join(f"{count} ({why})" for why, count in sorted(self.replaced.items()))
-        where = self.outputs.work[0][1] if self._is_file() else self.outputs.folder
-        if skipped and not self.work:
-            print(f"all {skipped} done before, in {where}")
-            return len(self.failures)
-        print(
-            f"wrote {self.written} of {len(self.work)} restored images to {where}{done}"
-            + (f", replaced {replaced}" if replaced else "")
-        )
-        return len(self.failures)
-
-    def _is_file(self) -> bool:
-        return Path(self.options.output) != self.outputs.folder
-
-    def _print(self, path: Path, sentence: str) -> None:
-        self.bar.write(f"{path}: {sentence}", sys.stderr)
-
-    def _print_remarks(self, restoration: Restoration) -> None:
-        """Print what is notable about a restoration."""
-        self._print_title(restoration.path, restoration.out.tiles)
-        for remark in restoration.image.remarks:
-            self._print(restoration.path, remark)
-        if self.options.format is None and not self._is_file() and restoration.target.suffix != restoration.path.suffix:
-            self._print(restoration.path, f"is written as {restoration.target.name}")
-        for fault in restoration.faults:
-            self._print(restoration.path, fault + ", the prediction is written" * restoration.back)
-
-    def _print_title(self, path: Path, tiles: dict[str, int | None]) -> None:
-        """Print the title once, and the tiles of each image that differ from those in the title."""
-        sides = ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
-        if self.title:
-            self.bar.write(f"{self.title}{sides}")
-            self.title, self.sides = "", sides
-        elif sides != self.sides:
-            self._print(path, sides)
+def _in_words(outputs: Outputs, written: int, wanted: int, skipped: int, replaced: Counter[str]) -> str:
+    """The last line: what was written, skipped and replaced."""
+    where = outputs.work[0][1] if outputs.is_file else outputs.folder
+    if skipped and not wanted:
+        return f"all {skipped} done before, in {where}"
+    parts = [f"wrote {written} of {wanted} restored images to {where}"]
+    parts += [f"{skipped} done before"] if skipped else []
+    reasons = ", ".join(f"{count} ({why})" for why, count in sorted(replaced.items()))
+    return ", ".join([*parts, *([f"replaced {reasons}"] if reasons else [])])
 
 
 def _parser(args: list[str]) -> Parser:

@@ -18,6 +18,7 @@ class Outputs:
     """The images to restore, and inputs that are left out."""
 
     folder: Path
+    is_file: bool  # whether the output is the name of a file in the folder
     work: list[tuple[Path, Path]]  # each image and the file of its restoration
     missing: list[str]  # a sentence for each input that is not an image or contains none
     skipped: Counter[str]  # images in formats that are not read, by suffix
@@ -65,7 +66,7 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
     for target in work.values():
         if target.resolve() in images:
             raise ValueError(f"{target} is an input and would be overwritten: choose another --output")
-    return Outputs(folder, list(work.items()), missing, skipped)
+    return Outputs(folder, file is not None, list(work.items()), missing, skipped)
 
 
 def targets(names: Mapping[Any, PurePath], suffix: str | None, deep: bool) -> dict[Any, PurePath]:

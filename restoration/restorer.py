@@ -59,6 +59,26 @@ class Restoration:
         names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
         return {target.with_name(name): image for name, image in zip(names, restored, strict=True)}
 
+    @property
+    def tiles_in_words(self) -> str:
+        """The sides of the networks' tiles."""
+        sides = self.out.tiles.items()
+        return ", ".join(f"{name} in tiles of {side}" for name, side in sides if side) or "whole image"
+
+    def remarks(self, tiles: str, named: bool) -> Iterator[str]:
+        """Yield what is notable, in words.
+
+        Args:
+            tiles: of the images before, which are said again if they differ.
+            named: whether the output's format was given.
+        """
+        if self.tiles_in_words != tiles:
+            yield self.tiles_in_words
+        yield from self.image.remarks
+        if self.target.suffix != self.path.suffix and not named:
+            yield f"is written as {self.target.name}"
+        yield from (fault + ", the prediction is written" * self.back for fault in self.faults)
+
 
 class Restorer:
     """A pipeline with its options and sampling settings.
