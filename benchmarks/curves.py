@@ -120,6 +120,7 @@ def _name(row: Mapping[str, Any]) -> str:
         return f"{fields['blend']:g}, sharp kept"
     text = f"{fields['steps']} step{'s' * (fields['steps'] > 1)}"
     text = f"mean of {fields['num_samples']}, {text}" if fields["average"] else text
+    text = f"{fields['blend']:g}, {text}" if fields["blend"] < 1 else text
     return text if fields["start"] is None else f"{text} from {fields['start']:g}"
 
 

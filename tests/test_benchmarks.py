@@ -92,7 +92,7 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
 
     rows = [row("blurry", 24, 0.4), row("predictor", 26, 0.3), row("sharpened 1", 25, 0.25), row("noised 2", 25, 0.4)]
     rows += [row("half", 25.5, 0.25, blend=0.5), row("all", 25, 0.2, blend=1.0), row("two", 25, 0.3, steps=2)]
-    rows += [row("kept", 25.6, 0.27, blend=0.5, keep_sharp=5.0)]  # not on the line
+    rows += [row("kept", 25.6, 0.27, blend=0.5, keep_sharp=5.0), row("part", 25.4, 0.3, blend=0.5, steps=2)]
     controls = {"rows": {"sharpened": ["sharpened 1"], "noised": ["noised 2"]}}
     axes = Figure().subplots()
     curves.draw(axes, {"rows": rows, "controls": controls, "metrics": ["psnr", "lpips"]})
@@ -104,6 +104,7 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
         "1",
         "2 steps",
         "0.5, sharp kept",
+        "0.5, 2 steps",
     ] and axes.yaxis_inverted()
 
 
