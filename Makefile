@@ -40,7 +40,7 @@ mutate: $(VENV)/extras
 # On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
 	$(PY) -m pytest -m gpu -rs
-	$(PY) -m benchmarks.sampling --device cuda --checkpoint pretrained/lite --output benchmarks/results/sampling_gpu.json
+	$(PY) -m benchmarks.sampling pretrained/lite --device cuda --output benchmarks/results/sampling_gpu.json
 	$(PY) -m benchmarks.training --device cuda --output benchmarks/results/training_gpu.json
 
 lint: $(VENV)/installed

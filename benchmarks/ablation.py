@@ -5,8 +5,8 @@ python -m benchmarks.ablation --arms benchmarks/predictors.yaml --pairs '[PAIRS]
 
 An arm is the base config with a few values changed. Its number of steps is chosen by the cost of its networks: all arms
 train with the same number of floating-point operations (benchmarks/ablation.yaml), or for the same time of a processor
-core (benchmarks/predictors.yaml). Finished runs are skipped, so the same command resumes the ablation; ablation.json,
-.csv and .png hold the results so far. PHOTOS has sharp photographs and the lists train.txt and test.txt.
+core (benchmarks/predictors.yaml). Finished runs are skipped, so the same command resumes the ablation; ablation.json
+and ablation.png hold the results so far. PHOTOS has sharp photographs and the lists train.txt and test.txt.
 """
 
 import copy
@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import yaml
 from jsonargparse import auto_cli
-from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -35,7 +34,7 @@ from benchmarks.record import machine, write_json
 from evaluation.statistics import Estimate, estimates
 
 TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
-PACED, WARM = 25, 5  # steps that measure an arm's time per step, and the first of them, which do not count
+PACED = 25  # steps that measure an arm's time per step
 CURVE = 12  # validations of an arm that is validated
 
 
@@ -49,19 +48,6 @@ def changed(base: dict, arm: dict) -> dict:
             place = place.setdefault(folder, {})
         place[name] = copy.deepcopy(value)
     return config
-
-
-class Pace(Callback):
-    """Writes a step's median processor time in seconds into pace.json: pauses and other programs do not count."""
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self.times = [time.process_time()]
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.times.append(time.process_time())
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        write_json(Path(trainer.default_root_dir, "pace.json"), float(np.median(np.diff(self.times)[WARM:])))
 
 
 def fit(folder: Path, arguments: list[str], steps: int, interval: int) -> None:
@@ -79,10 +65,10 @@ def core_seconds(folder: Path, arguments: list[str]) -> float:
     path = folder / "pace.json"
     if not path.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as short:
-            measured = ["--trainer.callbacks+", "benchmarks.ablation.Pace", "--data.val", "null"]
+            measured = ["--trainer.callbacks+", "benchmarks.speed.Pace", "--data.val", "null"]
             fit(Path(short), [*arguments, *measured, "--trainer.limit_val_batches", "0"], PACED, PACED)
             os.replace(Path(short) / "pace.json", path)
-    return json.loads(path.read_text())
+    return json.loads(path.read_text())["processor_seconds"]
 
 
 def train_arm(
@@ -235,19 +221,9 @@ def plot(rows: list[dict], reference: str, path: Path) -> None:
 
 
 def write(folder: Path, runs: list[dict], reference: str, facts: dict) -> None:
-    """Write ablation.json, .csv and .png of the runs so far."""
+    """Write ablation.json and .png of the runs so far."""
     rows = table(runs, reference)
     write_json(folder / "ablation.json", {**facts, "reference": reference, "rows": rows, "runs": runs})
-    columns = list(dict.fromkeys(column for row in rows for column in row if "/" in column))
-    with replacing(folder / "ablation.csv") as part, part.open("w", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        known = ("arm", "seeds", "steps", "gflop_step", "parameters")
-        parts = ("mean", "difference", "low", "high")
-        lines.writerow([*known, *(f"{column}/{part}" for column in columns for part in parts)])
-        for row in rows:
-            cells = [row.get(column, {}).get(part) for column in columns for part in parts]
-            rounded = ["" if cell is None else round(cell, 4) for cell in cells]
-            lines.writerow([row["arm"], len(row["seeds"]), *(row[name] for name in known[2:]), *rounded])
     plot(rows, reference, folder / "ablation.png")
     if any(run["curve"] for run in runs):
         plot_curves(runs, folder / "curves.png")
@@ -296,7 +272,7 @@ def main(
     """Run the arms that are not done, and write the table and the plot after each.
 
     Args:
-        output: folder of the runs, the held-out images, and ablation.json, .csv and .png.
+        output: folder of the runs, the held-out images, and ablation.json and .png.
         photos: folder of sharp photographs with train.txt and test.txt.
         arms: the YAML file.
         only: names of arms, separated by commas without spaces; none: all.
@@ -353,7 +329,7 @@ def main(
         raise ValueError("no run is done, and there was no time to begin one: give more --minutes")
     write(folder, runs, plan["reference"], facts)
     left = len(wanted) * len(plan["seeds"]) - len(runs)
-    print(f"wrote {folder}/ablation.json, .csv and .png: {len(runs)} runs" + (f"; {left} to go" if left else ""))
+    print(f"wrote {folder}/ablation.json and .png: {len(runs)} runs" + (f"; {left} to go" if left else ""))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Compare the engines of exported checkpoints with PyTorch: speed, start, memory and size.
 
 python -m benchmarks.deployment pretrained/lite --calibration PAIRS --threads 1
-python -m benchmarks.deployment 'U-Net of NAF blocks' --cases speed --threads 1
 python -m benchmarks.deployment pretrained/lite --cases speed --threads 1 --engines 'torch bf16,openvino int8'
 
-A checkpoint is one that sample.py takes, or the name of an arm of benchmarks/predictors.yaml, whose predictor is then
-measured with random weights. All engines run in turns in one process, on one image of 1280x720. Beside the seconds
+All engines run in turns in one process, on one image of 1280x720. Beside the seconds
 stands the processor time, which other programs on the same core do not change; with one thread the ratios are those of
 the processor time. Results are merged into the JSON file, and the tables in deployment.md beside it are made from that.
 What INT8 costs in quality is measured by evaluate.py.
@@ -24,8 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from base.command_line import call
 from base.files import replacing
@@ -33,9 +30,7 @@ from base.stop import run_command
 from benchmarks.record import in_own_process, machine, markdown_table, write_json
 from deployment.export import export
 from models.checkpoints import load_pipeline
-from models.classes import NETWORKS
 from models.onnx_files import GRAPH
-from models.parts import DDPMScheduler
 from models.pipeline import DeblurPipeline
 
 CASES = ("speed", "start")
@@ -52,22 +47,6 @@ ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of
 COMPILED = "torch compiled bf16"  # slow to prepare: measured only if named
 WIDTH, HEIGHT = 1280, 720
 ROOT = Path(__file__).parents[1]
-
-
-def untrained(arm: str, folder: Path) -> str:
-    """Write a checkpoint of an arm's predictor with random weights; the zeros of its last layers are replaced, too."""
-    made = yaml.safe_load((ROOT / "benchmarks" / "predictors.yaml").read_text())
-    if arm not in made["arms"]:
-        raise ValueError(f"{arm} is neither a checkpoint nor an arm of benchmarks/predictors.yaml")
-    own = made["arms"][arm].get("model.init_args.predictor") or made["base"]["model"]["init_args"]["predictor"]
-    torch.manual_seed(0)
-    network = NETWORKS[own["class_path"].rpartition(".")[2]](**own["init_args"]).eval().requires_grad_(False)
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d) and not layer.weight.any():
-            nn.init.normal_(layer.weight, std=0.01)
-    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-    DeblurPipeline(network, None, scheduler, presets={"balanced": {"blend": 0.0}}).save_pretrained(folder)
-    return str(folder)
 
 
 def in_turns(runs: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, dict[str, float]]:
@@ -179,7 +158,7 @@ def main(
     """Measure the chosen cases of a checkpoint, and write the JSON file and the tables.
 
     Args:
-        checkpoint: what to measure: a checkpoint, or the name of an arm of benchmarks/predictors.yaml.
+        checkpoint: what to measure: exported folder, hub id or .ckpt.
         cases: speed and start, separated by a comma.
         engines: names of engines, separated by commas; default: all but the compiled one.
         calibration: pairs of training images for INT8; without them, and without an INT8 folder in --work, INT8 is
@@ -196,7 +175,6 @@ def main(
         raise ValueError(f"engine {unknown.pop()} is none of {', '.join(ENGINES)}")
     torch.set_num_threads(threads)
     folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
-    source = checkpoint if Path(checkpoint).exists() else untrained(checkpoint, folder / "torch")
     sources = {}
     for name in (engines or ",".join(ENGINES.keys() - {COMPILED})).split(","):
         kind = ENGINES[name][0]
@@ -204,8 +182,8 @@ def main(
             if kind == "int8" and calibration is None:
                 print(f"{name} is left out: give --calibration PAIRS")
                 continue
-            export(source, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
-        sources[name] = str(folder / kind) if kind else source
+            export(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
+        sources[name] = str(folder / kind) if kind else checkpoint
     sources = {name: sources[name] for name in ENGINES if name in sources}
     file = Path(output) / "deployment.json"
     found = json.loads(file.read_text()) if file.is_file() else {}

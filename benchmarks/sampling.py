@@ -1,23 +1,15 @@
 """Time and memory of a restoration, case by case, each in its own process.
 
-python -m benchmarks.sampling --config configs/gopro_lite.yaml --cases 'predictor/*,10/*/eager'
-python -m benchmarks.sampling --checkpoint pretrained/lite --cases photo --photo PHOTO.jpg
-python -m benchmarks.sampling --checkpoint pretrained/lite --cases agreement --photos REALBLUR
+python -m benchmarks.sampling pretrained/lite --cases 'predictor/*,10/*/eager'
+python -m benchmarks.sampling pretrained/lite --cases agreement --photos REALBLUR
 
 A case is WORK/PRECISION-LAYOUT/MODE, where WORK is the predictor alone or a number of steps (with the predictor), for
-example 10/bf16-channels_last/compiled; or photo or agreement. Results are merged into the JSON file, so the cases can
+example 10/bf16-channels_last/compiled; or agreement. Results are merged into the JSON file, so the cases can
 be run in parts; every case has its own device, versions, commit and command there. A checkpoint of a predictor alone
 has only the cases 'predictor/*'.
 """
 
 import json
-import os
-import shlex
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from statistics import mean, median
 
 import torch
@@ -30,8 +22,7 @@ from benchmarks.timing import matmul_rate, peak_memory, seconds_of
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
 CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
-OTHERS = ("photo", "agreement")
-PHOTO = 6000, 4000
+AGREEMENT = "agreement"
 
 
 def flops(function) -> float:
@@ -97,23 +88,6 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
     }
 
 
-def measure_photo(checkpoint: str, device: str, photo: str, size: tuple[int, int], flags: list[str]) -> dict:
-    """Run sample.py on a large photo with four steps: seconds and peak resident memory."""
-    from PIL import Image
-
-    with tempfile.TemporaryDirectory() as folder:
-        Image.open(photo).convert("RGB").resize(size, Image.Resampling.LANCZOS).save(f"{folder}/photo.jpg", quality=95)
-        command = [sys.executable, "sample.py", f"{folder}/photo.jpg", "--output", f"{folder}/out", *flags]
-        command += ["--checkpoint", checkpoint, "--device", device, "--steps", "4"]
-        start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise RuntimeError("sample.py failed; see above")
-        seconds = time.perf_counter() - start
-    return {"pixels": list(size), "seconds": round(seconds, 1), "peak_mib": round(usage.ru_maxrss / 1024)}
-
-
 def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
     """Mean PSNR between restorations in bf16 and fp32 with the same noise, ten steps."""
     from data import images, search
@@ -132,26 +106,6 @@ def measure_agreement(checkpoint: str, device: str, photos: str, most: int | Non
     return {"mean_psnr": round(mean(values.values()), 2), "lowest": min(values.values()), "images": values}
 
 
-def untrained(config: str, folder: Path) -> str:
-    """Write a pipeline folder with the untrained networks of a training config."""
-    import yaml
-    from diffusers import DDPMScheduler
-
-    from models.classes import NETWORKS
-    from models.pipeline import DeblurPipeline
-    from models.schedules import linear
-
-    torch.manual_seed(0)
-    parts = yaml.safe_load(Path(config).read_text())["model"]["init_args"]
-    networks = [
-        NETWORKS[parts[name]["class_path"].split(".")[-1]](**parts[name]["init_args"])
-        for name in ("predictor", "denoiser")
-    ]
-    scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
-    DeblurPipeline(*networks, scheduler).save_pretrained(folder)
-    return str(folder)
-
-
 def ratios(cases: dict) -> dict:
     """The speed-up of each case over the same work in plain fp32."""
     plain = {work: cases.get(f"{work}/fp32-nchw/eager", {}).get("seconds") for work in WORK}
@@ -163,59 +117,47 @@ def ratios(cases: dict) -> dict:
 
 
 def main(
-    checkpoint: str | None = None,
-    config: str = "configs/gopro_lite.yaml",
+    checkpoint: str,
     cases: str = "*/*",
     output: str = "runs/benchmarks/sampling.json",
     device: str = "cpu",
     threads: int | None = None,
     repeats: int = 3,
-    photo: str | None = None,
     photos: str | None = None,
-    photo_flags: str = "",
     quick: bool = False,
 ) -> None:
     """Measure the chosen cases, print them, and merge them into the JSON file.
 
     Args:
         checkpoint: exported folder, hub id or .ckpt to run.
-        config: instead of a checkpoint: the untrained networks of this training config.
         cases: names or patterns of names, separated by commas.
         output: the JSON file.
         device: cpu or cuda.
         threads: of torch; none: torch's default.
         repeats: timed calls after the first; their median counts.
-        photo: the photo that the case photo enlarges to 24 megapixels.
         photos: folder for the case agreement, with blurry images in folders named blur.
-        photo_flags: more flags of sample.py for the case photo, such as "--memory 3".
         quick: tiny images, to try the program.
     """
-    chosen, found = chosen_cases(cases, [*CASES, *OTHERS]), stored_cases(output)
-    for name, needed in (("photo", photo), ("agreement", photos)):
-        if name in chosen and needed is None:
-            raise ValueError(f"the case {name} needs --{'photo' if name == 'photo' else 'photos'}")
+    chosen, found = chosen_cases(cases, [*CASES, AGREEMENT]), stored_cases(output)
+    if AGREEMENT in chosen and photos is None:
+        raise ValueError("the case agreement needs --photos")
     width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
-    subject = {"size": [width, height], "networks": checkpoint or f"untrained, {config}"}
-    with tempfile.TemporaryDirectory() as folder:
-        source = checkpoint or untrained(config, Path(folder) / "pipeline")
-        for case in tqdm(chosen, "cases"):
-            if case == "photo":
-                size = (160, 120) if quick else PHOTO
-                job = measure_photo, source, device, photo, size, shlex.split(photo_flags)
-            elif case == "agreement":
-                job = measure_agreement, source, device, photos, 1 if quick else None
-            else:
-                job = measure, case, source, device, width, height, repeats, side
-            facts = machine(device, threads)
-            record = in_own_process(facts["threads"], *job)
-            found["cases"][case] = record | subject | facts
-            found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
-            write_json(output, found)
-            tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
+    subject = {"size": [width, height], "networks": checkpoint}
+    for case in tqdm(chosen, "cases"):
+        if case == AGREEMENT:
+            job = measure_agreement, checkpoint, device, photos, 1 if quick else None
+        else:
+            job = measure, case, checkpoint, device, width, height, repeats, side
+        facts = machine(device, threads)
+        record = in_own_process(facts["threads"], *job)
+        found["cases"][case] = record | subject | facts
+        found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
+        write_json(output, found)
+        tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
     for case, ratio in found["times_as_fast_as_plain_fp32"].items():
         print(f"{case:<40} {ratio:6.2f} x")
     print(f"wrote {output}")
 
 
 if __name__ == "__main__":
-    call(main, None, "-m benchmarks.sampling", positional=0)
+    call(main, None, "-m benchmarks.sampling")

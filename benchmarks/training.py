@@ -5,11 +5,11 @@ python -m benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --d
 
 A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
 channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled; plain
-is fp32 and nchw. Results are merged into the JSON file with the machine they were measured on, so cases can be run in
-parts.
+is fp32 and nchw. mfu is the share of the machine's rate of matrix products that the networks reach by their own
+operations, forward and backward; data_wait is the share of the time that waits for the data loader. Results are merged
+into the JSON file with the machine they were measured on, so cases can be run in parts.
 """
 
-import csv
 import json
 import shlex
 import tempfile
@@ -22,6 +22,8 @@ from tqdm import tqdm
 
 from base.command_line import call
 from benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
+from benchmarks.speed import WARM, step_flops
+from benchmarks.timing import matmul_rate, peak_memory
 from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
@@ -46,8 +48,8 @@ OPTIONS = {
 }
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
 QUICK = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
-INTERVALS = 3
-FIGURES = ("crops_per_s", "mfu", "data_wait", "peak_gib")
+SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
 
 
@@ -74,31 +76,38 @@ class Off(Callback):
             batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
 
 
-def measure(case: str, data: str, device: str, interval: int, flags: list[str]) -> dict:
-    """Measure one case in this process: medians over `INTERVALS` intervals of `interval` steps each."""
+def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> dict:
+    """Measure one case in this process: medians over `steps` steps after a warm-up."""
     import train
 
     config, option = case.split("/")
-    steps = str(1 + INTERVALS * interval)  # the first step is for warm-up
     with tempfile.TemporaryDirectory() as folder:
+        length = str(WARM + steps)
         arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
         arguments += ["--trainer.accelerator", "gpu" if device == "cuda" else device, "--trainer.devices", "1"]
-        arguments += ["--trainer.max_steps", steps, "--trainer.val_check_interval", steps, "--data.val", "null"]
+        arguments += ["--trainer.max_steps", length, "--trainer.val_check_interval", length, "--data.val", "null"]
         arguments += ["--model.init_from", "null"]  # the speed does not depend on the weights
-        arguments += ["--trainer.log_every_n_steps", str(interval), "--trainer.logger", "false"]
-        arguments += ["--trainer.enable_progress_bar", "false", "--data.train", data, *flags]
-        arguments += ["--trainer.profiler", "benchmarks.speed.Clock", "--trainer.callbacks+", "benchmarks.speed.Speed"]
-        run = train.cli([*arguments, *OPTIONS[option]])
-        with open(Path(folder) / "logs" / "version_0" / "metrics.csv", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("speed/mfu")]
-        # The first row covers only the few steps before the first multiple of the interval.
-        found = {name: median(float(row[f"speed/{name}"]) for row in rows[1:]) for name in FIGURES}
+        arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--data.train", data]
+        arguments += ["--trainer.profiler", "simple", "--trainer.callbacks+", "benchmarks.speed.Pace"]
+        run = train.cli([*arguments, *flags, *OPTIONS[option]])
+        seconds = json.loads((Path(folder) / "pace.json").read_text())["seconds"]
+    waits = run.trainer.profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]
+    data_module = run.datamodule
+    shape = data_module.batch_size, 3, data_module.patch_size, data_module.patch_size
+    dtype = DTYPES.get(run.trainer.precision.partition("-")[0], torch.float32)
+    rate = matmul_rate(dtype, device, SIDES.get(device, 1024))
+    found = {
+        "crops_per_s": data_module.batch_size / seconds,
+        "data_wait": median(waits[WARM:]) / seconds,
+        "mfu": step_flops(run.model, shape) / seconds / rate,
+        "peak_gib": peak_memory(device) / 2**30,
+    }
     return {name: round(value, 4) for name, value in found.items()} | {
         "loader_bound": found["data_wait"] > BOUND,
         "precision": run.trainer.precision,
-        "batch_size": run.datamodule.batch_size,
-        "patch_size": run.datamodule.patch_size,
-        "num_workers": run.datamodule.num_workers,
+        "batch_size": data_module.batch_size,
+        "patch_size": data_module.patch_size,
+        "num_workers": data_module.num_workers,
     }
 
 
@@ -119,7 +128,7 @@ def main(
     pairs: str | None = None,
     device: str = "cpu",
     threads: int | None = None,
-    steps: int = 4,
+    steps: int = 12,
     flags: str = "",
     quick: bool = False,
 ) -> None:
@@ -132,7 +141,7 @@ def main(
         pairs: dataset of pairs for the other configs; none: four of 1280x720 are made.
         device: cpu or cuda.
         threads: of torch; none: torch's default.
-        steps: length of each of three intervals; the median counts.
+        steps: timed steps after the warm-up; their median counts.
         flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
         quick: tiny crops, to try the program.
     """

@@ -76,8 +76,6 @@ def test_from_photographs_to_plot(tmp_path, arms):
     main(*folders, budget=1e-6)  # a step
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert [row["arm"] for row in found["rows"]] == list(plan["arms"])
-    with open(tmp_path / "out" / "ablation.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(plan["arms"])
     assert images.read(tmp_path / "out" / "ablation.png").shape[0] == 3
     before = (tmp_path / "out" / "base" / "0" / "scores.json").stat().st_mtime_ns
     main(*folders, budget=1e-6)
@@ -117,7 +115,7 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
     for run in found["runs"]:
         own = tmp_path / "out" / run["arm"].replace("-", "_") / "0"
         steps = round(1.2 / run["core_seconds_step"])
-        assert json.loads((own / "pace.json").read_text()) == run["core_seconds_step"] > 0
+        assert json.loads((own / "pace.json").read_text())["processor_seconds"] == run["core_seconds_step"] > 0
         assert steps - 12 < run["steps"] <= steps and list(run["scores"])[-1] == "own/prediction/lpips"
         with open(own / "logs" / "version_0" / "metrics.csv", newline="") as file:
             scores = [[int(row["step"]), float(row["val/psnr"])] for row in csv.DictReader(file) if row["val/psnr"]]

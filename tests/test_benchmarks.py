@@ -16,6 +16,7 @@ from benchmarks import curves, deployment
 from benchmarks.record import machine, write_json
 from models.pipeline import DeblurPipeline
 from models.unet import UNetPredictor
+from tests.tiny import tiny_pipeline
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
     """What a benchmark leaves of a file that held other cases already."""
     output.write_text(json.dumps({"cases": before}))
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "true", "--output", output, *flags]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *flags, "--quick", "true", "--output", output]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return json.loads(output.read_text())
 
@@ -31,7 +32,9 @@ def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
 @pytest.mark.slow
 def test_sampling_measures_and_merges(tmp_path):
     before = {"1/fp32-nchw/eager": {"seconds": 100.0}}
-    found = merged("sampling", tmp_path / "sampling.json", before, "--repeats", "1", "--cases", "1/bf16*/eager")
+    found = merged(
+        "sampling", tmp_path / "sampling.json", before, "pretrained/lite", "--repeats", "1", "--cases", "1/bf16*/eager"
+    )
     new = found["cases"]["1/bf16-channels_last/eager"]
     assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager"}
     assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
@@ -42,7 +45,7 @@ def test_sampling_measures_and_merges(tmp_path):
 def test_sampling_measures_a_predictor_alone(tmp_path):
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path / "checkpoint")
-    case, flags = "predictor/fp32-nchw/eager", ("--repeats", "1", "--checkpoint", str(tmp_path / "checkpoint"))
+    case, flags = "predictor/fp32-nchw/eager", (str(tmp_path / "checkpoint"), "--repeats", "1")
     found = merged("sampling", tmp_path / "sampling.json", {}, *flags, "--cases", case)
     assert found["cases"][case]["gflop_predictor"] > 0 and found["cases"][case]["gflop_step"] == 0
 
@@ -58,18 +61,18 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
 
 
-def test_the_deployment_benchmark_measures_an_untrained_predictor(tmp_path, monkeypatch):
+def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "WIDTH", 96)
     monkeypatch.setattr(deployment, "HEIGHT", 64)
     where = {"threads": torch.get_num_threads(), "work": str(tmp_path / "work"), "output": str(tmp_path)}
     engines = "torch fp32,torch bf16"
-    deployment.main("U-Net of NAF blocks", "speed", engines, repeats=1, **where)
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    deployment.main(str(tmp_path / "checkpoint"), "speed", engines, repeats=1, **where)
     [cases] = json.loads((tmp_path / "deployment.json").read_text())["checkpoints"].values()
-    assert cases["speed"].keys() == {"predictor"} and cases["speed"]["predictor"]["torch fp32"]["processor_seconds"] > 0
+    assert cases["speed"].keys() == {"predictor", "restoration"}
+    assert all(engines["torch fp32"]["processor_seconds"] > 0 for engines in cases["speed"].values())
     assert cases["speed"]["predictor"]["torch bf16"]["torch bf16, times as fast"] == 1
     assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text() and cases["runs"]["speed"]["openvino"]
-    with pytest.raises(ValueError, match=r"nothing is neither a checkpoint nor an arm of benchmarks/predictors.yaml"):
-        deployment.main("nothing", "speed", engines, **where)
     with pytest.raises(ValueError, match="engine torch is none of torch fp32, "):
         deployment.main("pretrained/lite", engines="torch", **where)
 
@@ -78,7 +81,7 @@ def test_the_deployment_benchmark_measures_an_untrained_predictor(tmp_path, monk
 def test_training_measures_and_merges(tmp_path):
     before = {"demo/plain": {"crops_per_s": 0.001}}
     cases = ["demo/nchw", "lite/nchw", "base/nchw"]
-    found = merged("training", tmp_path / "training.json", before, "--steps", "1", "--cases", ",".join(cases))
+    found = merged("training", tmp_path / "training.json", before, "--steps", "2", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
     assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
     assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]

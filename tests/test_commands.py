@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
-MEASURE = ("ablation", "batch", "deployment", "reference", "sampling", "training")
+MEASURE = ("ablation", "deployment", "reference", "sampling", "training")
 EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
@@ -91,7 +91,6 @@ MADE = {
     "pretrained_base/refine": "python train.py fit --config configs/pretrained_base/predictor.yaml",
     "pretrained_base/finish": "python train.py fit --config configs/pretrained_base/refine.yaml",
     "scores/synthetic": "python evaluate.py --checkpoint lite --data PAIRS --output before",
-    "outputs baselines/": "python -m benchmarks.baselines camera",
     "outputs runs/text/restored": "python sample.py TEXT_TEST/blur --checkpoint text --preset fidelity",
     "PAGES_TEST --names": "python -m tools.make_pages /usr/share/fonts --output PAGES_TEST",
     "make_pairs PAGES --config": "python -m tools.make_pages /usr/share/fonts --output PAGES --families",

@@ -1,29 +1,21 @@
 """The numbers that a run logs, against the same numbers worked out by hand from files and weights."""
 
-import csv
 import math
-from itertools import accumulate, chain, cycle, repeat
 from pathlib import Path
-from types import SimpleNamespace
 
-import lightning as L
 import lpips
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
-from torch.utils.data import DataLoader
 
 import train
-from benchmarks.speed import Clock, Speed, step_flops
-from benchmarks.timing import matmul_rate
 from data import images
 from evaluation.perceptual import Lpips
 from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings
-from tests.tiny import Pairs, metrics, module, train_run
+from tests.tiny import metrics, train_run
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
@@ -139,22 +131,3 @@ def test_the_loss_by_noise_level_is_a_mean_of_what_is_finite_over_the_steps_sinc
         for k, values in bins.items():
             shown = row.get(f"denoiser_loss/snr_{k}")
             assert float(shown) == pytest.approx(sum(values) / len(values), rel=1e-4) if values else shown is None
-
-
-def test_speeds_are_those_of_the_clock(tmp_path, monkeypatch):
-    """By a clock on which a batch of two crops waits 1 second for the loader and takes 3 more."""
-    # The first batch, which is left out, is only asked for and there; between batches 100 seconds pass.
-    ticks = accumulate(chain([0.0, 1.0], cycle([100.0, 1.0, 3.0])))
-    monkeypatch.setattr("benchmarks.speed.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    model, logger = module(), CSVLogger(tmp_path)
-    options = {"accelerator": "cpu", "max_steps": 5, "log_every_n_steps": 2, "enable_checkpointing": False}
-    options |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
-    trainer = L.Trainer(**options, logger=logger, callbacks=[Speed()], profiler=Clock())
-    trainer.fit(model, DataLoader(Pairs(10), batch_size=2))
-    rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
-    rows = [row for row in rows if row.get("speed/crops_per_s")]
-    assert len(rows) == 2
-    flops, rate = step_flops(model, (2, 3, 16, 16)), matmul_rate(torch.float32, "cpu", 1024)
-    for row, values in zip(rows, repeat({"crops_per_s": 2 / 4, "data_wait": 1 / 4, "mfu": flops / 4 / rate})):
-        for name, value in values.items():
-            assert float(row[f"speed/{name}"]) == pytest.approx(value, rel=1e-5)
