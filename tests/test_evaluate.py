@@ -210,14 +210,6 @@ def test_the_seed_decides_the_samples_and_nothing_else(place, tmp_path):
     assert all(float(line[3]) > 0 for line in first if line[0] != "sharp")
 
 
-def test_limit_and_panel(place, tmp_path):
-    output, panel = tmp_path / "scores", tmp_path / "elsewhere" / "demo.png"
-    score(arguments(place, output, limit=1, panel=panel))
-    assert {line["image"] for line in each(output)} == {"a"}
-    Image.open(panel).load()
-    assert not (output / "panel.png").exists()
-
-
 def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(place / "checkpoint", other)
@@ -263,8 +255,6 @@ def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, t
     """The examples that an evaluation writes, beside what sample.py writes for the same file, settings and seed."""
     (tmp_path / "grid.yaml").write_text("settings: [{sampler: ddpm, steps: 3, blend: 0.7}]")
     score(arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml", seed=5, precision="fp32"))
-    setting = SamplingSettings("ddpm", steps=3, blend=0.7)
-    pipeline = load_pipeline(str(place / "checkpoint"), precision="fp32")
     examples = json.loads((tmp_path / "scores" / "results.json").read_text())["examples"]
     assert {entry["image"] for entry in examples} == {"a", "b"}  # the smallest has no LPIPS
     for entry in examples:
@@ -274,9 +264,3 @@ def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, t
         assert sample.main([str(blurry), *flags]) == 0
         ours = images.read(tmp_path / "scores" / entry["files"]["restored"])
         assert torch.equal(ours, images.read(tmp_path / "restored" / blurry.name))
-        [alone] = pipeline(images.read(blurry), setting, 5, [entry["image"]], output_type="pt").images
-        assert (ours - alone).abs().max() < 0.51 / 255
-        for row in each(tmp_path / "scores"):
-            if (row["setting"], row["image"]) == (entry["setting"], entry["image"]):
-                sharp = images.read(place / "data" / "sharp" / f"{entry['image']}.png")
-                assert row["psnr"] == pytest.approx(psnr(alone[None], sharp[None]).item(), abs=1e-4)

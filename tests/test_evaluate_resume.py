@@ -1,6 +1,7 @@
 """What an evaluation's scores depend on: a change of any of it is noticed when the same command runs again."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_a_change_is_noticed_and_named(begun, tmp_path, what):
     changed = {name: value for name, value in (begun | change).items() if value is not None}
     with pytest.raises(JournalError, match=f"holds scores with another {fact}") as caught:
         evaluate.prepare(evaluate.Evaluation(**changed), Processes())
-    assert "--overwrite true to start anew" in str(caught.value)
+    assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
     evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), Processes())
 
 

@@ -7,36 +7,25 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
-from evaluation.journal import Journal
 from evaluation.results import write_results
 from evaluation.rows import CONTROLS
 from models.settings import SamplingSettings
-from tests.evaluation.toy import METRICS, Processes, Toy, summary
+from tests.evaluation.toy import Toy
 from tests.processes import CONTEXT
 
 SIZES = [(16, 12), (24, 20), (16, 12), (16, 12), (24, 20), (16, 12)]
 SETTINGS = [SamplingSettings(steps=steps, num_samples=samples) for steps in (2, 5, 7) for samples in (1, 2)]
 
 
-def work(folder: Path, pause: float, share=(0, 1), barrier=lambda: None) -> None:
-    """A whole evaluation, which takes 36 pauses: target of the processes below."""
+def work(folder: Path, pause: float) -> None:
+    """A whole evaluation, which takes 36 pauses: target of the process below."""
 
     class Slow(Toy):
         def samples(self, prediction, setting, names):
             time.sleep(pause)
             return super().samples(prediction, setting, names)
 
-    plan = Slow(SIZES).plan(folder / "journal", SETTINGS, processes=Processes(*share, barrier))
-    write_results(folder, summary(plan))
-
-
-def start(*arguments):
-    """A process forked from a server that has imported all this and done nothing yet."""
-    process = CONTEXT.Process(target=work, args=arguments)
-    process.start()
-    return process
+    write_results(folder, Slow(SIZES).summary(folder / "journal", SETTINGS))
 
 
 def without_seconds(folder: Path) -> list[list[str]]:
@@ -51,7 +40,8 @@ def test_killed_at_random_moments_it_goes_on_and_ends_the_same(tmp_path):
     work(tmp_path / "whole", 0)
     moments, kills, lines = random.Random(0), 0, [0]
     while True:
-        process = start(tmp_path / "killed", 0.02)
+        process = CONTEXT.Process(target=work, args=(tmp_path / "killed", 0.02))
+        process.start()
         if kills < 8:
             process.join(moments.uniform(0.1, 0.4))
         else:
@@ -68,21 +58,3 @@ def test_killed_at_random_moments_it_goes_on_and_ends_the_same(tmp_path):
     assert without_seconds(tmp_path / "killed") == without_seconds(tmp_path / "whole")
     scores = (tmp_path / "killed" / "journal" / "scores_0.jsonl").read_bytes().count(b"\n")
     assert scores == 6 * (3 + len(CONTROLS) + len(SETTINGS)), "nothing was done twice"
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_several_processes_at_once_end_the_same(tmp_path, count):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "shared").mkdir()
-    work(tmp_path / "whole", 0)
-    Journal(tmp_path / "shared" / "journal", {"recipe": {name: m.recipe for name, m in METRICS.items()}})
-    barrier = CONTEXT.Barrier(count)
-    processes = [start(tmp_path / "shared", 0.005, (rank, count), barrier.wait) for rank in range(count)]
-    for process in processes:
-        process.join(300)
-        assert process.exitcode == 0
-    assert without_seconds(tmp_path / "shared") == without_seconds(tmp_path / "whole")
-    files = list((tmp_path / "shared" / "journal").glob("scores_*.jsonl"))
-    assert len(files) == count
-    lines = sum(file.read_bytes().count(b"\n") for file in files)
-    assert lines == 6 * (3 + len(CONTROLS) + len(SETTINGS)), "nothing was done twice"

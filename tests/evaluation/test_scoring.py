@@ -8,7 +8,6 @@ import torch
 
 from data import images
 from evaluation.controls import SHARPENED
-from evaluation.journal import Journal, JournalError, Score
 from evaluation.rows import CONTROLS, rows_of
 from evaluation.scoring import batch_size_for, score_images, steps_of
 from models.settings import SamplingSettings
@@ -171,22 +170,3 @@ def test_what_is_done_is_not_done_again(tmp_path):
         file.write('{"row": "blurry", "image": "ima')
     assert toy.rows(tmp_path, settings[:1]) == first
     assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"checkpoint": "b1"}, "another checkpoint: a1 there, b1 now"),
-        ({"image": {"a": "1", "b": "3"}}, "another image of b: 2 there, 3 now"),
-        ({"image": {"a": "1"}}, "another image of b: 2 there, none now"),
-        ({"recipe": {"psnr": "new"}}, "another recipe of psnr: old there, new now"),
-        ({"seed": 1}, "another seed: 0 there, 1 now"),
-    ],
-)
-def test_scores_of_something_else_are_refused(tmp_path, changed, said):
-    facts = {"checkpoint": "a1", "image": {"a": "1", "b": "2"}, "recipe": {"psnr": "old"}, "seed": 0}
-    Journal(tmp_path, facts).add(Score("blurry", "a", 0.0, {"psnr": 1.0}, {}))
-    Journal(tmp_path, facts)
-    with pytest.raises(JournalError, match=said) as caught:
-        Journal(tmp_path, facts | changed)
-    assert "--overwrite true" in str(caught.value)
