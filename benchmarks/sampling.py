@@ -1,12 +1,13 @@
 """Time and memory of a restoration, case by case, each in its own process.
 
 python -m benchmarks.sampling pretrained/lite --cases 'predictor/*,10/*/eager'
+python -m benchmarks.sampling pretrained/lite --cases 10/bf16-channels_last/eager,nafnet
 python -m benchmarks.sampling pretrained/lite --cases agreement --photos REALBLUR
 
 A case is WORK/PRECISION-LAYOUT/MODE, where WORK is the predictor alone or a number of steps (with the predictor), for
-example 10/bf16-channels_last/compiled; or agreement. Results are merged into the JSON file, so the cases can
-be run in parts; every case has its own device, versions, commit and command there. A checkpoint of a predictor alone
-has only the cases 'predictor/*'.
+example 10/bf16-channels_last/compiled; or agreement; or nafnet, a common reference at the same size. Results are merged
+into the JSON file, so the cases can be run in parts; every case has its own device, versions, commit and command there.
+A checkpoint of a predictor alone has only the cases 'predictor/*'.
 """
 
 import json
@@ -22,7 +23,7 @@ from benchmarks.timing import matmul_rate, peak_memory, seconds_of
 WORK = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
 CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
-AGREEMENT = "agreement"
+AGREEMENT, REFERENCE = "agreement", "nafnet"
 
 
 def flops(function) -> float:
@@ -88,6 +89,21 @@ def measure(case: str, checkpoint: str, device: str, width: int, height: int, re
     }
 
 
+def measure_reference(device: str, width: int, height: int, repeats: int) -> dict:
+    """Measure one pass of NAFNet (Chen et al., ECCV 2022) in bf16 and channels_last.
+
+    It is the network of width 32 for GoPro, with random weights, which do not affect its time.
+    """
+    from spandrel.architectures.NAFNet import NAFNet
+
+    nafnet = NAFNet(width=32, enc_blk_nums=[1, 1, 1, 28], middle_blk_num=1, dec_blk_nums=[1, 1, 1, 1]).eval()
+    nafnet.to(device, torch.bfloat16, memory_format=torch.channels_last)
+    image = torch.rand(1, 3, height, width).to(device, torch.bfloat16, memory_format=torch.channels_last)
+    with torch.inference_mode():
+        seconds = [seconds_of(lambda: nafnet(image), device) for _ in range(repeats + 1)]
+    return {"seconds": round(median(seconds[1:]), 4)}
+
+
 def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
     """Mean PSNR between restorations in bf16 and fp32 with the same noise, ten steps."""
     from data import images, search
@@ -138,7 +154,7 @@ def main(
         photos: folder for the case agreement, with blurry images in folders named blur.
         quick: tiny images, to try the program.
     """
-    chosen, found = chosen_cases(cases, [*CASES, AGREEMENT]), stored_cases(output)
+    chosen, found = chosen_cases(cases, [*CASES, AGREEMENT, REFERENCE]), stored_cases(output)
     if AGREEMENT in chosen and photos is None:
         raise ValueError("the case agreement needs --photos")
     width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
@@ -146,6 +162,8 @@ def main(
     for case in tqdm(chosen, "cases"):
         if case == AGREEMENT:
             job = measure_agreement, checkpoint, device, photos, 1 if quick else None
+        elif case == REFERENCE:
+            job = measure_reference, device, width, height, repeats
         else:
             job = measure, case, checkpoint, device, width, height, repeats, side
         facts = machine(device, threads)

@@ -32,11 +32,12 @@ def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
 @pytest.mark.slow
 def test_sampling_measures_and_merges(tmp_path):
     before = {"1/fp32-nchw/eager": {"seconds": 100.0}}
-    found = merged(
-        "sampling", tmp_path / "sampling.json", before, "pretrained/lite", "--repeats", "1", "--cases", "1/bf16*/eager"
-    )
+    pytest.importorskip("spandrel")
+    flags = ["pretrained/lite", "--repeats", "1", "--cases", "1/bf16*/eager,nafnet"]
+    found = merged("sampling", tmp_path / "sampling.json", before, *flags)
     new = found["cases"]["1/bf16-channels_last/eager"]
-    assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager"}
+    assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager", "nafnet"}
+    assert found["cases"]["nafnet"]["seconds"] > 0
     assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
     assert found["times_as_fast_as_plain_fp32"]["1/bf16-channels_last/eager"] > 1
 

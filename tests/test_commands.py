@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
-MEASURE = ("ablation", "deployment", "reference", "sampling", "training")
+MEASURE = ("ablation", "deployment", "sampling", "training")
 EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
