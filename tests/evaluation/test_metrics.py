@@ -6,7 +6,7 @@ import torch
 from evaluate import Evaluation
 from evaluation import metrics as module
 from evaluation.catalogue import METRICS, Column
-from evaluation.metrics import MetricError, make_metrics, psnr
+from evaluation.metrics import make_metrics, psnr
 from tests.evaluation.images import RESTORED, SHARP, tensor
 
 HERE = ("psnr", "ssim", "lpips", "niqe")
@@ -33,13 +33,6 @@ def test_an_unknown_name_is_one_sentence():
         make_metrics(["quality"])
     with pytest.raises(ValueError, match=r"unknown metric ssimm: did you mean ssim\?"):
         make_metrics(["psnr", "ssimm"])
-
-
-def test_a_missing_metric_has_its_reason_and_no_recipe():
-    reason = "Quality is missing: it needs a text."
-    missing = module.Metric(Column("quality", 2, True), torch.ones_like, None, reason)
-    with pytest.raises(MetricError, match=reason):
-        missing(tensor(SHARP), tensor(SHARP))
 
 
 def test_a_large_batch_is_scored_in_parts_with_its_own_inputs(monkeypatch):
