@@ -443,13 +443,6 @@ def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp
     assert "wrote 3 of 3" in capsys.readouterr().out
 
 
-def test_patterns_and_several_inputs_keep_their_trees(checkpoint, photos, tmp_path):
-    images.write(tmp_path / "more" / "d.png", torch.rand(3, 9, 9))
-    inputs = [f"{photos}/**/*.[jw]*", tmp_path / "more", tmp_path / "more" / "d.png"]
-    assert run(*inputs, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
-    assert set(restored(tmp_path / "out")) == {"c.webp", "sub/b.jpg", "d.png"}
-
-
 @pytest.mark.parametrize(("name", "suffix", "depth"), [("jpeg", "jpg", 8), ("tiff", "tif", 16), ("tif", "tif", 16)])
 def test_another_format_and_depth(checkpoint, photos, tmp_path, name, suffix, depth):
     (photos / "d.jpeg").write_bytes((photos / "sub" / "b.jpg").read_bytes())
