@@ -143,8 +143,10 @@ def main(evaluation: Evaluation) -> None:
             found[name] = _evaluate(alone, processes)
         if writes:
             from evaluation.comparison import format_changes, write_comparison
+            from evaluation.report import write_joint_report
 
-            changes = write_comparison(found, output, evaluation.seed)
+            changes = write_comparison(*(summary for summary, _ in found.values()), output, evaluation.seed)
+            write_joint_report(output, found, changes)
             a, b = evaluation.checkpoints
             print(f"A: {a}, B: {b}; means over the images, 95 % intervals")
             print(format_changes(changes, found["A"][0].metrics))

@@ -1,6 +1,6 @@
 """Compare two evaluations of the same images, noise and grid: paired differences with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 
 from base.files import replacing
-from evaluation.examples import Example
 from evaluation.metrics import Metric
-from evaluation.report import write_joint_report
 from evaluation.rows import BLURRY, CONTROLS, SHARP
 from evaluation.statistics import estimates
 from evaluation.summary import Summary
@@ -35,22 +33,18 @@ class Change:
         return f"{self.difference:+.{digits}f}{interval}"
 
 
-def write_comparison(
-    found: Mapping[str, tuple[Summary, Sequence[Example]]], output: Path, seed: int = 0
-) -> dict[str, dict[str, Change]]:
-    """Write comparison.csv and report.html with the means of A and B and B - A for each setting and metric.
+def write_comparison(first: Summary, second: Summary, output: Path, seed: int = 0) -> dict[str, dict[str, Change]]:
+    """Write comparison.csv with the means of A and B and B - A for each setting and metric.
 
     Args:
-        found: the results and the examples of A and of B, whose folders A and B lie in `output`.
+        first, second: the results of A and of B.
         output: an existing folder.
         seed: of the bootstrap.
 
     Returns:
         Setting -> metric -> change, in the order of the rows.
     """
-    first, second = (summary for summary, _ in found.values())
-    tables = first.scores, second.scores
-    joined = tables[0].merge(tables[1], on=["setting", "image"], suffixes=("_a", "_b"))
+    joined = first.scores.merge(second.scores, on=["setting", "image"], suffixes=("_a", "_b"))
     changes: dict[str, dict[str, Change]] = {}
     for setting, of_setting in joined.groupby("setting", sort=False):
         for name in first.metrics:
@@ -63,7 +57,6 @@ def write_comparison(
     with replacing(output / "comparison.csv") as part:
         lines = [asdict(change) for row in changes.values() for change in row.values()]
         pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
-    write_joint_report(output, found, changes)
     return changes
 
 

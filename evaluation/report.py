@@ -5,20 +5,17 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 from PIL import Image
 
 from base.files import replacing
 from evaluation import controls
+from evaluation.comparison import Change
 from evaluation.examples import Example
 from evaluation.journal import Facts
 from evaluation.plots import curve
 from evaluation.summary import NOTHING, Summary
-
-if TYPE_CHECKING:
-    from evaluation.comparison import Change
 
 _QUALITY = 90  # of the page's JPEG images
 
@@ -52,7 +49,7 @@ def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) ->
 def write_joint_report(
     folder: Path,
     found: Mapping[str, tuple[Summary, Sequence[Example]]],
-    changes: "Mapping[str, Mapping[str, Change]]",
+    changes: Mapping[str, Mapping[str, Change]],
 ) -> None:
     """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
@@ -89,7 +86,7 @@ def _write(
     shown: dict,
     title: str,
     facts: Facts,
-    changes: "Mapping[str, Mapping[str, Change]] | None" = None,
+    changes: Mapping[str, Mapping[str, Change]] | None = None,
 ) -> None:
     """Write the page; with `changes` its table has B - A in place of the summary's rows."""
     templates = jinja2.Environment(
