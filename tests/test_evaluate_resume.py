@@ -10,7 +10,7 @@ import pytest
 import evaluate
 from data import images
 from evaluation.journal import JournalError
-from tests.evaluation.toy import Processes
+from tests.evaluation.toy import ALONE
 from tests.test_evaluate import arguments, place  # noqa: F401 (a fixture)
 
 
@@ -46,22 +46,22 @@ def begun(place, tmp_path):  # noqa: F811
     shutil.copytree(tmp_path / "data" / "sharp", tmp_path / "other")
     copies = {"checkpoint": tmp_path / "checkpoint", "data": tmp_path / "data", "outputs": tmp_path / "other"}
     given = arguments(place, tmp_path / "scores", precision="fp32", **copies)
-    evaluate.prepare(evaluate.Evaluation(**given), Processes())
+    evaluate.prepare(evaluate.Evaluation(**given), ALONE)
     return given
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_is_noticed_and_named(begun, tmp_path, what):
     fact, change = CHANGES[what]
-    evaluate.prepare(evaluate.Evaluation(**begun), Processes())
+    evaluate.prepare(evaluate.Evaluation(**begun), ALONE)
     if callable(change):
         change(tmp_path)
         change = {}
     changed = {name: value for name, value in (begun | change).items() if value is not None}
     with pytest.raises(JournalError, match=f"holds scores with another {fact}") as caught:
-        evaluate.prepare(evaluate.Evaluation(**changed), Processes())
+        evaluate.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
-    evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), Processes())
+    evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
 
 
 def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):

@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -17,20 +15,10 @@ from evaluation.summary import RowSummary, Summary, summarise
 METRICS = make_metrics(["psnr", "ssim"])
 
 
-@dataclass(frozen=True)
-class Processes:
-    """What an evaluation asks of its processes: this one of several, or alone."""
-
-    global_rank: int = 0
-    world_size: int = 1
-    barrier: Callable[[], object] = lambda: None
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.global_rank == 0
-
-    def broadcast(self, value):
-        return value
+# What an evaluation asks of its processes, where this one is alone.
+ALONE = SimpleNamespace(
+    global_rank=0, world_size=1, is_global_zero=True, barrier=lambda: None, broadcast=lambda value: value
+)
 
 
 class Toy:
@@ -66,20 +54,19 @@ class Toy:
         offsets = (torch.arange(setting.num_samples) + setting.steps).view(1, -1, 1, 1, 1) / 255
         return ((prediction - 20 / 255)[:, None] + offsets).flatten(0, 1)
 
-    def plan(self, folder, settings, metrics=METRICS, processes=None) -> Plan:
-        processes = processes or Processes()
+    def plan(self, folder, settings, metrics=METRICS) -> Plan:
         facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
         return Plan(
             images=self.images,
             settings=rows_of(settings),
             pipeline=self,
             metrics=metrics,
-            journal=Journal(folder, facts, processes.global_rank),
+            journal=Journal(folder, facts),
             seed=0,
             baselines={},
             batch_size=self.batch_size,
             device=torch.device("cpu"),
-            processes=processes,
+            processes=ALONE,
             facts={},
         )
 
