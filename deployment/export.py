@@ -36,7 +36,6 @@ from models.memory import bytes_per_pixel
 from models.onnx_files import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, read_facts, require_package
 from models.onnx_network import OnnxNetwork
 from models.pipeline import DeblurPipeline
-from models.spandrel_predictor import SpandrelPredictor
 
 TargetDevice = Literal["cpu", "tensorrt"]
 
@@ -179,10 +178,8 @@ def _traced(
     """Export a network to an ONNX model."""
     from onnxscript.optimizer import fold_constants
 
-    core = _SpandrelCore(network) if isinstance(network, SpandrelPredictor) else network
-    nn.Module.to(core, memory_format=torch.contiguous_format)
-    if facts.precision == "fp16":
-        core = _in_half(core)
+    nn.Module.to(network, memory_format=torch.contiguous_format)
+    core = _in_half(network) if facts.precision == "fp16" else network
     shapes = None
     if facts.side is None:
         height, width = torch.export.Dim("height", min=2, max=1 << 12), torch.export.Dim("width", min=2, max=1 << 12)
@@ -235,18 +232,6 @@ def _pixel_unshuffle(image: Any, downscale_factor: int) -> Any:
     return ops.Concat(*(ops.SpaceToDepth(channel, blocksize=downscale_factor) for channel in channels), axis=1)
 
 
-class _SpandrelCore(nn.Module):
-    """SpandrelPredictor's computation without spandrel's padding and inference mode, which do not belong in a graph."""
-
-    def __init__(self, predictor: SpandrelPredictor):
-        super().__init__()
-        self.network = predictor.network
-
-    def forward(self, blurry: Tensor) -> Tensor:
-        dtype = next(self.network.parameters()).dtype
-        return self.network(((blurry + 1) / 2).to(dtype)).clamp(0, 1).float() * 2 - 1
-
-
 def _in_half(core: nn.Module) -> nn.Module:
     """A copy with weights in float16; buffers that are not stored with the weights stay as they are."""
     core = deepcopy(core)
@@ -281,8 +266,7 @@ def examples(
 def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
     """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
-    A graph for any size is compared on images as they are; one for tiles, and spandrel's networks, which pad by
-    reflection, on the padded images.
+    A graph for any size is compared on images as they are, one for tiles on the padded images.
 
     Raises:
         CheckpointError: the difference is too large for its precision.
@@ -291,8 +275,7 @@ def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes
     written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
     sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
     sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
-    pads_alike = facts.side is None and not isinstance(network, SpandrelPredictor)
-    reference = network if pads_alike else functools.partial(written.around, network)
+    reference = network if facts.side is None else functools.partial(written.around, network)
     worst, least = 0.0, math.inf
     for seed, (height, width) in enumerate(sizes):
         inputs = examples(written.inputs, height, width, seed, axes)

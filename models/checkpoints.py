@@ -20,10 +20,9 @@ from models.engines import Precision, Provider
 from models.hub import find_folder
 from models.index import INDEX, CheckpointError, is_deployed, read_json
 from models.onnx_network import OnnxNetwork
-from models.parts import DDPMScheduler
+from models.parts import DDPMScheduler, ModelMixin
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
-from models.spandrel_predictor import SpandrelPredictor
 from models.weights import check_keys, read_folder, read_torch
 
 PARTS = ("predictor", "denoiser")
@@ -73,9 +72,6 @@ def load_pipeline(
     for network in networks(pipeline).values():
         network.requires_grad_(False).eval()
         nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
-        if isinstance(network, SpandrelPredictor):
-            network.compute_in(dtype)
-            continue
         if NETWORKS.get(type(network).__name__) is not type(network):
             continue  # a user's own computes in float32, since it may not convert its input
         for layer in network.modules():
@@ -214,8 +210,6 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
             f" --classes MODULE.{name} (docs/extend.md)"
         )
     try:
-        if name == SpandrelPredictor.__name__:
-            return SpandrelPredictor(architecture=config.get("architecture"), weights=state)
         taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
         network = known[name].from_config({key: value for key, value in config.items() if key in taken})
     except (TypeError, ValueError, LookupError) as error:
@@ -230,6 +224,26 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
     """The pipeline's predictor and, if it has one, its denoiser, by name."""
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
+
+
+def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> None:
+    """Start networks from those of another checkpoint: its predictor and, if both sides have one, its denoiser.
+
+    Args:
+        source: anything that `load_pipeline` accepts.
+
+    Raises:
+        CheckpointError: the checkpoint has another architecture.
+    """
+    classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
+    found = networks(load_pipeline(source, precision="fp32", classes=classes))
+    for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
+        if network is not None and part in found:
+            state = found[part].state_dict()
+            # A size head may be added to a predictor that was trained without one.
+            state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
+            check_keys(network, state, f"the {part} of {source}")
+            network.load_state_dict(state)
 
 
 def _plain(config: Mapping) -> dict:

@@ -13,12 +13,11 @@ from models.heads import Predictor
 from models.index import CheckpointError
 from models.parts import ConfigMixin, ModelMixin
 from models.slim_unet import SlimDenoiser, SlimPredictor
-from models.spandrel_predictor import SpandrelPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 from models.untrained import IdentityPredictor, ZeroPredictor
 
-PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor, SpandrelPredictor)
+PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 SIDE = 64  # of the image that a user's network is tried on, in pixels, before its stride is known to be larger
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from base.seeds import noise_seed
-from models.checkpoints import describe
+from models.checkpoints import copy_weights, describe
 from models.classes import require_network
 from models.devices import require_compiler
 from models.diffusion import add_noise, add_residual, estimate_r_0, residual, residual_size
@@ -24,7 +24,6 @@ from models.pipeline import DeblurOutput, DeblurPipeline
 from models.samples import to_network
 from models.schedules import NoiseSchedule, level_of
 from models.settings import SamplingSettings
-from models.warm_start import copy_weights
 
 # Configs write an argument of a frozen class as a group of keys, such as model.optimizer.lr.
 OPTIMIZER, PREDICTOR_LOSS = Optimizer(), PredictorLoss()

@@ -11,22 +11,6 @@ from torch import Tensor, nn
 from models.index import CheckpointError, read_json
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a .pth, .pt or .ckpt file (from its state dict, if it has one)."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist: give a .safetensors or .pth file")
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    content = read_torch(path)
-    for key in ("state_dict", "params_ema", "params", "model"):  # common names in training code
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-            break
-    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(f"{path} holds no weights: a state dict, names and tensors, is expected")
-    return dict(content)
-
-
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file."""
     try:

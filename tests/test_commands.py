@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import urllib.request
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,6 @@ import train
 from data import images
 from models.checkpoints import load_pipeline
 from tests.conftest import ROOT
-from tests.models.test_warm_start import official_state
 from tests.processes import Command, free_port, until
 from training.command import require_files
 
@@ -82,7 +82,7 @@ MADE = {
     "data.train one_camera": f"python -m tools.make_pairs PHOTOS {ONE_CAMERA}",
     "one_camera:test": f"python -m tools.make_pairs MORE_PHOTOS {ONE_CAMERA}",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
-    " PAIRS --model.predictor",
+    " PAIRS --model.predictor mypred",
     "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro",
     "deployed/lite photo": "python -m deployment.export pretrained/lite --output deployed/lite",
     "checkpoint deployed/lite": "python -m deployment.export pretrained/lite --output deployed/lite",
@@ -109,6 +109,7 @@ COPIED = [
 ]
 CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
 EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "cer,wer": "rapidfuzz"}
+EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
     *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.posterior"),
@@ -179,7 +180,11 @@ class Place:
             r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL
         ):
             (folder / name).write_text(text)
-        torch.save(official_state("lite"), folder / "u2net.pth")
+        if find_spec("spandrel"):
+            from spandrel.architectures.NAFNet import NAFNet
+
+            network = NAFNet(width=4, middle_blk_num=1, enc_blk_nums=[1, 1], dec_blk_nums=[1, 1])
+            torch.save({"params": network.state_dict()}, folder / "NAFNet-GoPro-width64.pth")
 
     def _write_images(self):
         generator = torch.Generator().manual_seed(0)
@@ -330,7 +335,8 @@ def test_a_command_of_the_pages(there, capfd, line):
         roots = [config["trainer"]["default_root_dir"] for config in configs if "default_root_dir" in config["trainer"]]
         root = [*roots, *re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))][-1]
         model = configs[0]["model"]["init_args"]
-        pipeline = load_pipeline(f"{root}/checkpoint", classes=[word for word in words if word.startswith("mypred")])
+        own = [word for word in words if word.startswith(("mypred", "mynaf"))]
+        pipeline = load_pipeline(f"{root}/checkpoint", classes=own)
         assert (pipeline.denoiser is None) == ("denoiser" not in model)
         kind = model.get("residual", {}).get("scale_kind", "global")
         assert pipeline.denoiser is None or pipeline.config.scale_kind == kind

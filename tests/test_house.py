@@ -19,12 +19,12 @@ ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays", "optimizer"}
     | {"heads", "faults", "onnx_files", "engines", "calibration"},
-    {"unet", "untrained", "spandrel_predictor", "tiling", "onnx_network"},
+    {"unet", "untrained", "tiling", "onnx_network"},
     {"blocks", "sampling", "samples", "objective"},
     {"u2net", "slim_unet"},
     {"pipeline", "hub", "classes"},
     {"checkpoints"},
-    {"export", "warm_start"},
+    {"export"},
     {"lightning_module"},
 ]
 
@@ -92,7 +92,7 @@ def test_what_the_program_imports_is_required():
         return distribution.lower().replace("_", "-")
 
     known = required("requirements.txt")
-    optional = known | required("requirements-extra.txt") | {"spandrel-extra-arches"}
+    optional = known | required("requirements-extra.txt")
     distributions = {"cv2": ["opencv-python-headless"]} | packages_distributions()  # what is optional may be missing
     for path in [*ROOT.glob("*.py"), *(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]:
         tree = ast.parse(path.read_text())

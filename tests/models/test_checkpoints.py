@@ -8,11 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import index
-from models.checkpoints import checkpoint_hash, load_pipeline, save_presets
+from models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, save_presets
 from models.settings import SamplingSettings
-from models.u2net import U2NetPredictor
-from models.unet import UNetPredictor
-from models.warm_start import copy_weights
+from models.unet import Denoiser, UNetPredictor
 from models.weights import CheckpointError
 from tests.conftest import Hostile
 from tests.tiny import tiny_pipeline
@@ -135,9 +133,6 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
     for name in ("hostile.ckpt", "plain.ckpt"):
         assert "was not loaded" in sentence(tmp_path / name)
-    shutil.copyfile(tmp_path / "hostile.ckpt", tmp_path / "hostile.pth")
-    with pytest.raises(CheckpointError, match="was not loaded"):
-        copy_weights(str(tmp_path / "hostile.pth"), U2NetPredictor("lite"))
     assert not (tmp_path / "executed").exists()
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
@@ -162,3 +157,12 @@ def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refu
     path.write_text(json.dumps(config | {"modulation": "scale_shift", "stem": 1}))
     with pytest.raises(CheckpointError, match="is of another architecture"):
         load_pipeline(str(folder))
+
+
+def test_weights_are_copied_for_staged_training(folder):
+    predictor, denoiser = UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
+    copy_weights(str(folder), predictor, denoiser)
+    state = load_file(folder / "predictor" / WEIGHTS)
+    assert all(torch.equal(value, state[key]) for key, value in predictor.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"unet\.down\.0\.conv1\.bias has shape \(8,\), expected \(16,\)"):
+        copy_weights(str(folder), UNetPredictor(16, (1, 2), 1))

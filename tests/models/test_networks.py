@@ -27,6 +27,15 @@ def test_the_papers_unets_have_their_exact_size():
         assert parameters(Denoiser()) == 6_764_483
 
 
+@pytest.mark.parametrize(("variant", "count"), [("full", 44_009_869), ("lite", 1_131_181)])
+def test_u2net_has_its_exact_size_but_for_the_heads_of_three_channels(variant, count):
+    with torch.device("meta"):
+        network = U2NetPredictor(variant)
+    sides = [network.get_submodule(f"side{k}") for k in range(1, 7)]
+    official = sum(9 * side.in_channels + 1 for side in sides) + 7  # one channel each, and a 1x1 convolution of the six
+    assert parameters(network) - sum(map(parameters, (*sides, network.outconv))) + official == count
+
+
 PREDICTORS = [
     U2NetPredictor("lite"),
     U2NetPredictor("lite", norm="none"),
