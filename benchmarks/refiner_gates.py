@@ -82,7 +82,7 @@ def refiner_gates(
     overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
     levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in sigmas}
     sampled = {"flat": _Sums(), "edge": _Sums()}
-    settings = settings or pipeline.default_settings
+    settings = settings or pipeline.preset()
     for name, blurry, x_init, s, true, prediction in known:
         local = F.avg_pool2d(true.square().mean(1, keepdim=True), 9, 1, 4, count_include_pad=False).sqrt()
         masks = {"flat": (local < FLAT * overall).float(), "edge": (local > EDGE * overall).float()}

@@ -30,8 +30,7 @@ from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import load_pipeline, networks
 from models.engines import Provider
-from models.hub import find_folder
-from models.index import ONNX, CheckpointError
+from models.index import ONNX, CheckpointError, find_folder
 from models.memory import bytes_per_pixel
 from models.onnx_files import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision, read_facts, require_package
 from models.onnx_network import OnnxNetwork

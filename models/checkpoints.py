@@ -17,8 +17,7 @@ from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.engines import Precision, Provider
-from models.hub import find_folder
-from models.index import INDEX, CheckpointError, is_deployed, read_json
+from models.index import INDEX, CheckpointError, find_folder, is_deployed, read_json
 from models.onnx_network import OnnxNetwork
 from models.parts import DDPMScheduler, ModelMixin
 from models.pipeline import DeblurPipeline

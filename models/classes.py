@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from models.diffusion import PREDICTION_TYPES
-from models.heads import Predictor
+from models.heads import IdentityPredictor, Predictor, ZeroPredictor
 from models.index import CheckpointError
 from models.parts import ConfigMixin, ModelMixin
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
-from models.untrained import IdentityPredictor, ZeroPredictor
 
 PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}

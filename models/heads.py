@@ -1,11 +1,12 @@
-"""What predictors share, and their optional estimate of their own error."""
+"""What predictors share, their optional estimate of their own error, and predictors without weights."""
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.parts import ConfigMixin, ModelMixin
+from models.parts import ConfigMixin, ModelMixin, register_to_config
 
 
 class Predictor(ModelMixin, ConfigMixin):
@@ -39,3 +40,26 @@ class SizeHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return F.pixel_shuffle(self.conv(features.detach()), self.unshuffle).float()
+
+
+class IdentityPredictor(Predictor):
+    """For ablation, x_init = y: the denoiser samples the difference between the sharp and the blurry image."""
+
+    receptive_field, stride = 0, 1
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # lets diffusers find the device
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> the same."""
+        return blurry.float()
+
+
+class ZeroPredictor(IdentityPredictor):
+    """For ablation, x_init = 0 (mid grey): the denoiser samples the whole image, as SR3's conditional DDPM does."""
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""
+        return torch.zeros_like(blurry, dtype=torch.float32)

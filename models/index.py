@@ -1,4 +1,4 @@
-"""Read a checkpoint's model_index.json without the libraries that its networks need."""
+"""Find checkpoints by name, in folders or on the Hugging Face hub, and read their index; this needs no torch."""
 
 import json
 import os
@@ -9,6 +9,7 @@ INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 SHIPPED = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
 PRETRAINED = SHIPPED / "lite"
+FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
 PURPOSES = {"lite": "photographs", "text": "documents, screens, receipts, signs"}  # of the repository's own
 
 
@@ -51,6 +52,39 @@ def require_hub_id(source: str) -> None:
             f"checkpoint {source} is neither a folder, a .ckpt file, a hub id like user/name nor one that comes with"
             f" the repository ({', '.join(shipped()) or 'none is there'})"
         )
+
+
+def find_folder(source: str) -> Path:
+    """The folder of a checkpoint: a local one, the repository's own by its name, or the download of a hub id
+    "user/name" or "user/name@revision".
+
+    If the hub cannot be reached, an earlier download is taken from the cache.
+
+    Raises:
+        CheckpointError: there is no such local folder, and the hub did not provide one.
+    """
+    source = locate(source)
+    if os.path.isdir(source):
+        return Path(source)
+    require_hub_id(source)
+    name, _, revision = source.partition("@")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+    except Exception as error:  # any error of the network or the hub
+        raise CheckpointError(
+            f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error)}"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error of huggingface_hub, without the token, which a server may have sent back."""
+    from huggingface_hub import get_token
+
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    token = get_token()
+    return reason.replace(token, "***") if token else reason
 
 
 def stored_index(source: str) -> dict | None:

@@ -141,14 +141,10 @@ class DeblurPipeline(ConfigMixin):
         for file in Path(folder).rglob("*.safetensors"):
             file.chmod(mode)
 
-    def preset(self, name: str) -> SamplingSettings:
-        """The settings stored with this checkpoint under a name. ValueError if there are none."""
+    def preset(self, name: str | None = None) -> SamplingSettings:
+        """The settings stored with this checkpoint under a name; without one as `preset_settings` says. ValueError if
+        there are none of this name."""
         return preset_settings(self.config.presets, name)
-
-    @property
-    def default_settings(self) -> SamplingSettings:
-        """The preset balanced if this checkpoint has it, otherwise the defaults."""
-        return preset_settings(self.config.presets)
 
     @torch.no_grad()
     def predict(self, blurry: Tensor, tile: int | None = None, memory: int | None = None) -> Prediction:
@@ -265,7 +261,7 @@ class DeblurPipeline(ConfigMixin):
         Args:
             image: as `models.arrays.read_images` takes it; any H and W. Grey images stay grey, and alpha and an array's
                 depth are kept.
-            settings: how to sample; None for `default_settings`.
+            settings: how to sample; None for those of `preset`.
             seed, names, progress: as in `refine_shared`.
             output_type: None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they are in colour or grey
                 with alpha.
@@ -286,9 +282,8 @@ class DeblurPipeline(ConfigMixin):
             raise ValueError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
         if preset is not None and settings is not None:
             raise ValueError(f"give settings or the preset {preset!r}, not both")
-        settings = self.preset(preset) if preset is not None else settings
+        settings = settings or self.preset(preset)
         batch, layouts = read_images(image)
-        settings = settings or self.default_settings
         blurry = batch.to(self.device)
         prediction = self.predict(blurry, predictor_tile, memory)
         [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)

@@ -1,4 +1,4 @@
-"""Restored images from samples of the residual: blended with the prediction and collected per setting."""
+"""Restored images from samples of the residual: blended with the prediction, collected per setting, and checked."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch import Tensor
 from models.diffusion import add_residual
 from models.settings import SamplingSettings
 
+COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RISE = 1.2  # from the largest mean expected error of an image that is left alone to that of one that is fully refined
 
 
@@ -70,6 +71,28 @@ class Samples:
     def std(self) -> Tensor | None:
         """Standard deviation over the samples (N, 3, H, W); None for one sample."""
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
+
+
+def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
+    """Sentences that say if the sample is less sharp than the input, or its colours drifted from the prediction's.
+
+    Args:
+        sample, prediction: (3, H, W) in [0, 1].
+        blurry: (3, H, W), uint8 or uint16.
+    """
+    found = []
+    if _sharpness(sample) < _sharpness(blurry, torch.iinfo(blurry.dtype).max):
+        found.append("the sample is less sharp than the input")
+    drift = (sample.mean(dim=(1, 2)) - prediction.mean(dim=(1, 2))).abs().max().item()
+    if drift > COLOUR_DRIFT:
+        found.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
+    return found
+
+
+def _sharpness(x: Tensor, levels: float = 1.0) -> float:
+    """Mean absolute gradient, computed channel by channel to save memory on large photographs."""
+    sums = [c.diff(dim=0).abs().sum() + c.diff(dim=1).abs().sum() for c in (channel.float() for channel in x)]
+    return sum(sums).item() / levels / x.numel()
 
 
 def to_network(x: Tensor) -> Tensor:

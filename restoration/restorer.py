@@ -15,10 +15,10 @@ from base.progress import counted
 from data import images, metadata
 from data.images import ImageFile
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.faults import faults
 from models.index import name_of, pretrained
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
+from models.samples import faults
 from models.tiling import TooLittleMemory, refusal
 from restoration.maps import write_map
 from restoration.options import Options
@@ -37,7 +37,7 @@ class Restoration:
         failure: why it could not be restored; the fields below are then empty.
         image: the input as it was read.
         out: the pipeline's output for it.
-        faults: what is wrong with the sample; see `models.faults`.
+        faults: what is wrong with the sample; see `models.samples`.
         back: whether the prediction is written in place of the sample.
         seconds: its share of the batch's time.
     """
@@ -181,8 +181,7 @@ class Restorer:
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options
-        settings = pipeline.preset(options.preset) if options.preset else pipeline.default_settings
-        settings = settings.changed(numbers)
+        settings = pipeline.preset(options.preset).changed(numbers)
         self.remarks = settings.without_effect(numbers)
         self.settings = replace(settings, num_samples=1) if settings.blend == 0 else settings
         head = pipeline.predictor.config.get("size_head")

@@ -25,6 +25,7 @@ import sample
 from data import metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
+from restoration.options import Options
 from tests.conftest import ROOT
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
@@ -42,12 +43,11 @@ def page(tmp_path_factory):
     tiny_pipeline().save_pretrained(folder / "checkpoint")
     save_presets(folder / "checkpoint", {"balanced": SETTINGS, "perceptual": replace(SETTINGS, blend=0.8)})
     (folder / "visitors").mkdir()
-    checkpoint = str(folder / "checkpoint")
-    served = app.Served(port=free_port(), checkpoint=checkpoint, device="cpu", precision="fp32", max_steps=1000)
+    options = Options("", checkpoint=str(folder / "checkpoint"), device="cpu", precision="fp32")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
             patch.setenv(name, "")  # put back what was there
-        page = app.start(served, folder / "visitors")
+        page = app.start(app.Served(port=free_port(), max_steps=1000), options, folder / "visitors")
         yield page
         page.close()
 
@@ -69,10 +69,10 @@ def visiting(chromium, page):
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
-    tab.goto(page.url)
+    tab.goto(page.local_url)
     yield tab
     tab.close()
-    assert errors == [] and hosts - {""} == {urlsplit(page.url).netloc}
+    assert errors == [] and hosts - {""} == {urlsplit(page.local_url).netloc}
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(
         file.replace("image.png", "other.png"),
     ):
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(f"{page.url}gradio_api/file={quote(str(path))}")
+            urllib.request.urlopen(f"{page.local_url}gradio_api/file={quote(str(path))}")
 
 
 def paint_the_centre(tab):
@@ -338,7 +338,7 @@ def test_the_api_of_the_docs(page, tmp_path, monkeypatch):
     Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 64, 3), np.uint8)).save("photo.jpg")
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "web.md").read_text(), re.DOTALL)
     names = {}
-    exec(code.replace("http://127.0.0.1:7860", page.url), names)
+    exec(code.replace("http://127.0.0.1:7860", page.local_url), names)
     assert names["command"].startswith("python sample.py photo.jpg --output restored ")
     assert "--preset perceptual --seed 1" in names["command"]
     with Image.open(names["restored"]) as restored:
@@ -351,7 +351,7 @@ def client(page, tmp_path):
     from gradio_client import Client
 
     Image.fromarray(np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / "photo.png")
-    return Client(page.url, verbose=False)
+    return Client(page.local_url, verbose=False)
 
 
 def opened(client, folder):
@@ -408,8 +408,8 @@ def test_a_value_that_is_refused_is_a_sentence_and_no_traceback(client, tmp_path
 
 def test_requests_that_no_page_sends_are_refused_without_a_traceback(page, tmp_path, capfd):
     """Every event, the page's own too, with values of wrong types, files that nobody uploaded, and too few values."""
-    api = f"{page.url}gradio_api/queue/"
-    for event in httpx.get(f"{page.url}config").json()["dependencies"]:
+    api = f"{page.local_url}gradio_api/queue/"
+    for event in httpx.get(f"{page.local_url}config").json()["dependencies"]:
         values = ["x", -1, 99, {"path": "/etc/passwd"}, {"layers": 3}, [[]], None]
         for number, data in enumerate([[], *([value] * len(event["inputs"]) for value in values)]):
             visit = f"{event['id']}_{number}"
@@ -426,7 +426,8 @@ def both(tmp_path, monkeypatch):
     for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
         monkeypatch.setenv(name, "")  # put back what was there
     (tmp_path / "visitors").mkdir()
-    page = app.start(app.Served(port=free_port(), device="cpu", precision="fp32"), tmp_path / "visitors")
+    options = Options("", device="cpu", precision="fp32")
+    page = app.start(app.Served(port=free_port()), options, tmp_path / "visitors")
     yield page
     page.close()
 
@@ -437,7 +438,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chrom
 
     Image.fromarray(np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / "photo.png")
     array = np.asarray(Image.open(tmp_path / "photo.png"))
-    client = Client(both.url, verbose=False)
+    client = Client(both.local_url, verbose=False)
     opened(client, tmp_path)
     for given, name in (({}, "lite"), ({"checkpoint": "text"}, "text"), ({"checkpoint": "lite"}, "lite")):
         *_, command, _ = client.predict(**given, preset="perceptual", api_name="/restore")
@@ -447,7 +448,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chrom
     with pytest.raises(Exception, match="checkpoint is one of lite, text, not best"):
         client.predict(checkpoint="best", api_name="/restore")
     tab, expect = chromium.new_page(), pytest.importorskip("playwright.sync_api").expect
-    tab.goto(both.url)
+    tab.goto(both.local_url)
     strength = tab.locator("#strength input[type=number]")
     tab.locator("#examples button").last.click()
     tab.get_by_text("page_blurry.jpg: ").wait_for()
@@ -479,7 +480,7 @@ def test_a_wrong_flag_is_one_sentence(capsys, flags, words):
 
 
 def test_a_port_that_is_taken_is_one_sentence(page, capsys):
-    taken = urlsplit(page.url).port
+    taken = urlsplit(page.local_url).port
     assert app.main(["--checkpoint", first(page).name, "--port", str(taken)]) == 2
     assert f"port {taken} of 127.0.0.1 cannot be used: give another --port" in capsys.readouterr().err
 
@@ -487,9 +488,8 @@ def test_a_port_that_is_taken_is_one_sentence(page, capsys):
 def test_help_names_every_flag(capsys):
     assert app.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert (
-        all(f"  --{field.name} " in said for field in fields(app.Served)) and "largest photograph in megapixels" in said
-    )
+    assert all(f"  --{name} " in said for name in (*app.SHARED, *(field.name for field in fields(app.Served))))
+    assert "largest photograph in megapixels" in said
 
 
 def test_the_page_is_for_this_machine_unless_told(monkeypatch, capsys):

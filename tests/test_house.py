@@ -18,11 +18,10 @@ ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays", "optimizer"}
-    | {"heads", "faults", "onnx_files", "engines", "calibration"},
-    {"unet", "untrained", "tiling", "onnx_network"},
-    {"blocks", "sampling", "samples", "objective"},
-    {"u2net", "slim_unet"},
-    {"pipeline", "hub", "classes"},
+    | {"heads", "onnx_files", "engines", "calibration"},
+    {"unet", "tiling", "onnx_network"},
+    {"sampling", "samples", "objective", "u2net", "slim_unet"},
+    {"pipeline", "classes"},
     {"checkpoints"},
     {"export"},
     {"lightning_module"},

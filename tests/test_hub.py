@@ -3,7 +3,7 @@
 import huggingface_hub
 import pytest
 
-from models import hub
+from models import index
 from models.checkpoints import load_pipeline
 from models.index import CheckpointError
 from tests.tiny import tiny_pipeline
@@ -20,8 +20,8 @@ def test_a_name_and_its_revision_are_asked_for_and_only_a_checkpoint_s_files(tmp
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_pipeline(source, precision="fp32").config.residual_scale == 0.1
-    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": hub.PATTERNS})]
-    assert hub.PATTERNS == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
+    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": index.FILES})]
+    assert index.FILES == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
 
 
 def test_what_the_hub_refuses_is_one_sentence_without_the_token(monkeypatch):

@@ -23,7 +23,7 @@ def test_it_is_small_and_has_presets():
     assert sum(file.stat().st_size for file in PRETRAINED.rglob("*") if file.is_file()) < 16 * 2**20
     pipeline = load_pipeline(str(PRETRAINED))
     assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"}
-    assert pipeline.default_settings == pipeline.preset("balanced")
+    assert pipeline.preset() == pipeline.preset("balanced")
 
 
 def test_a_really_blurred_photograph_gets_sharper(tmp_path):

@@ -7,9 +7,9 @@ from torch import nn
 
 from benchmarks.refiner_gates import refiner_gates
 from models.diffusion import residual
+from models.heads import IdentityPredictor
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
-from models.untrained import IdentityPredictor
 
 SIDE, SIGMAS = 48, (0.5, 4.0)
 

@@ -18,10 +18,10 @@ from PIL import Image
 import sample
 from data import images
 from models.checkpoints import load_pipeline
+from models.heads import IdentityPredictor
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
 from models.slim_unet import SlimPredictor
-from models.untrained import IdentityPredictor
 from restoration.options import Options
 from tests import processes
 from tests.conftest import ROOT

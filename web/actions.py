@@ -148,7 +148,7 @@ class Actions:
             photo, result, kind = self._chosen(visit, right or NEWEST[1])
             name = photo.path.with_suffix(".png").name if result is None else result.file_name(kind)
             path = visit.serve(None, name)
-            like = metadata.kept(photo.image, self.restorer.flags.get("metadata", "keep"))
+            like = metadata.kept(photo.image, self.restorer.options.metadata)
             images.write(path, self._image(photo, result, kind), like)
             return str(path)
 
@@ -180,8 +180,8 @@ class Actions:
         alike = [result for result in visit.results if result.photo.size == visit.photo.size]
         choices = [BEFORE]
         for result in reversed(alike):
-            name = f"{result.options['checkpoint']} " if len(self.restorers) > 1 else ""
-            how = f", {name}{result.options.get('preset', result.settings.sampler)} {result.settings.blend:.2f}"
+            name = f"{result.options.checkpoint} " if len(self.restorers) > 1 else ""
+            how = f", {name}{result.options.preset or result.settings.sampler} {result.settings.blend:.2f}"
             choices += [
                 (f"{result.number}: {kind}{how * (kind != 'prediction')}", f"{result.number}/{kind}")
                 for kind in reversed(result.kinds)

@@ -39,22 +39,40 @@ TYPED = """(preset, sampler, ...rest) => [preset, sampler, ...["steps", "count",
 }), rest[4]]"""
 
 
-class Page:
+class Page(gr.Blocks):
     """The page with its events, which are also available as named API endpoints.
 
     Args:
         restorers: restore photographs, by the name of their checkpoint; the first is the default.
         visits: each visitor's photographs and results.
-
-    Attributes:
-        url: address of the page.
     """
 
     def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
-        self.restorers, self.visits, self.url = restorers, visits, ""
-        self._blocks = _blocks(Actions(restorers, visits))
+        title = "Predict and refine: image deblurring"
+        super().__init__(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600))
+        self.restorers, self.visits = restorers, visits
+        ui, actions = SimpleNamespace(), Actions(restorers, visits)  # the page's parts by their names
+        with self:
+            gr.HTML(
+                "<h1>Predict and refine</h1><p>A blurry photograph in, a sharper one out. Drop or paste one, or take an"
+                " example, and press Run. Drag the line between the images; the wheel zooms.</p>",
+                elem_id="title",
+            )
+            with gr.Row(elem_id="columns"):
+                _place_inputs(ui, actions)
+                _place_results(ui, actions.restorer)
+            _connect(ui, actions)
+            self.unload(actions.leave)
 
-    def launch(self, host: str, port: int, auth: str | None, most_bytes: int) -> None:
+    async def preprocess_data(self, *given: Any, **named: Any) -> list[Any]:
+        """The values that a request sends, as a handler takes them; gradio would print a traceback for wrong ones."""
+        try:
+            return await super().preprocess_data(*given, **named)
+        except Exception as error:
+            sentence = f"the request cannot be read: {' '.join(str(error).split())}"
+            raise gr.Error(sentence, duration=None, title="Not done", print_exception=False) from None
+
+    def serve(self, host: str, port: int, auth: str | None, most_bytes: int) -> None:
         """Serve the page in a thread.
 
         Args:
@@ -72,7 +90,7 @@ class Page:
             font_mono=["ui-monospace", "monospace"],
         )
         try:
-            _, self.url, _ = self._blocks.queue().launch(
+            self.queue().launch(
                 server_name=host,
                 server_port=port,
                 auth=tuple(auth.split(":", 1)) if auth else None,
@@ -92,48 +110,10 @@ class Page:
         except OSError:
             raise OSError(f"port {port} of {host} cannot be used: give another --port") from None
 
-    def wait(self) -> None:
-        """Block until the process is interrupted."""
-        self._blocks.block_thread()
-
-    def close(self) -> None:
-        """Stop serving the page."""
-        self._blocks.close(verbose=False)
-
-
-class _Blocks(gr.Blocks):
-    """Gradio's page, which would print a traceback for a request that no page sends; this one says a sentence."""
-
-    async def preprocess_data(self, *given: Any, **named: Any) -> list[Any]:
-        """The values that a request sends, as a handler takes them."""
-        try:
-            return await super().preprocess_data(*given, **named)
-        except Exception as error:
-            sentence = f"the request cannot be read: {' '.join(str(error).split())}"
-            raise gr.Error(sentence, duration=None, title="Not done", print_exception=False) from None
-
-
-def _blocks(actions: Actions) -> gr.Blocks:
-    ui = SimpleNamespace()  # the page's parts by their names
-    with _Blocks(
-        title="Predict and refine: image deblurring", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
-    ) as page:
-        gr.HTML(
-            "<h1>Predict and refine</h1><p>A blurry photograph in, a sharper one out. Drop or paste one, or take an"
-            " example, and press Run. Drag the line between the images; the wheel zooms.</p>",
-            elem_id="title",
-        )
-        with gr.Row(elem_id="columns"):
-            _place_inputs(ui, actions)
-            _place_results(ui, actions.restorer)
-        _connect(ui, actions)
-        page.unload(actions.leave)
-    return page
-
 
 def _place_inputs(ui: SimpleNamespace, actions: Actions) -> None:
     """The left column: a photograph and the settings of its restoration."""
-    first = actions.restorer.preset(None)
+    first = actions.restorer.pipeline.preset()
     presets = list(actions.restorer.pipeline.config.presets)
     samplers = list(get_args(Sampler))
     with gr.Column(scale=1, min_width=300):
@@ -189,7 +169,7 @@ def _place_results(ui: SimpleNamespace, restorer: PhotoRestorer) -> None:
         ui.strength = gr.Slider(
             0,
             1,
-            restorer.preset(None).blend,
+            restorer.pipeline.preset().blend,
             step=0.01,
             label="Strength: from the prediction to the full sample",
             elem_id="strength",
@@ -246,7 +226,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         checkpoint: {
             name: [preset.sampler, preset.steps, preset.num_samples, preset.blend]
             for name in restorer.pipeline.config.presets
-            for preset in [restorer.preset(name)]
+            for preset in [restorer.pipeline.preset(name)]
         }
         for checkpoint, restorer in actions.restorers.items()
     }

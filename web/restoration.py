@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 
@@ -12,13 +12,12 @@ from huggingface_hub import metadata_load
 from data.images import ImageError, header_size, read_file
 from models.arrays import read_images
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.faults import faults
-from models.hub import find_folder
-from models.index import name_of, pretrained
+from models.index import find_folder, name_of, pretrained
 from models.memory import allowed_memory, give_back, require_memory
-from models.samples import refined_share
+from models.samples import faults, refined_share
 from models.settings import SamplingSettings
 from models.tiling import refusal
+from restoration.options import Options
 from web.results import Photo, Result, SampleFiles
 from web.visits import Visit
 
@@ -52,30 +51,23 @@ class PhotoRestorer:
     """A pipeline that restores one photograph at a time.
 
     Args:
-        flags: flags that app.py shares with sample.py: checkpoint, device, precision, provider, memory, metadata.
+        options: those that app.py shares with sample.py.
         limits: of a photograph and a run.
 
     Raises:
         ValueError: no such checkpoint or device, or too little memory.
     """
 
-    def __init__(self, flags: dict[str, str | float | None], limits: Limits):
-        self.flags = {name: value for name, value in flags.items() if value is not None}
-        self.limits = limits
-        source = self.flags.get("checkpoint") or pretrained()
-        of_pipeline = ("device", "precision", "provider", "classes")
-        options = {name: self.flags[name] for name in of_pipeline if name in self.flags}
-        self.pipeline = load_pipeline(source, **({"device": "auto"} | options))
-        require_memory(self.flags.get("memory"), self.pipeline.device)
-        self.name = name_of(self.flags.get("checkpoint"))
+    def __init__(self, options: Options, limits: Limits):
+        self.options, self.limits = options, limits
+        source, classes = options.checkpoint or pretrained(), options.classes or ()
+        self.pipeline = load_pipeline(source, options.device, options.precision, options.provider, classes)
+        require_memory(options.memory, self.pipeline.device)
+        self.name = name_of(options.checkpoint)
         self.sha256, self.licence = checkpoint_hash(source), _licence(source)
 
     def __str__(self) -> str:
         return f"{self.name} on {self.pipeline.place}, {self.pipeline.precision}"
-
-    def preset(self, name: str | None) -> SamplingSettings:
-        """The settings of a preset of the checkpoint; without a name the default settings of sample.py."""
-        return self.pipeline.preset(name) if name else self.pipeline.default_settings
 
     def open(self, path: Path, name: str) -> Photo:
         """Read an uploaded photograph.
@@ -119,7 +111,7 @@ class PhotoRestorer:
             ValueError: inconsistent settings, or an image that does not fit into memory.
             Cancelled: the visit's `stop` was set.
         """
-        photo, stop, base = visit.photo, visit.stop, self.preset(preset)
+        photo, stop, base = visit.photo, visit.stop, self.pipeline.preset(preset or None)
         settings = base.changed(numbers)
         self.limits.check(settings)
         draws = self.pipeline.denoiser is not None
@@ -129,7 +121,7 @@ class PhotoRestorer:
             files = visit.new_files()
             try:
                 clock.start()
-                memory = allowed_memory(self.flags.get("memory"), size, self.pipeline.device)
+                memory = allowed_memory(self.options.memory, size, self.pipeline.device)
                 tiles = self._draw(photo, files, settings, seed, clock, memory)
             except BaseException as error:
                 shutil.rmtree(files.folder, ignore_errors=True)
@@ -140,8 +132,8 @@ class PhotoRestorer:
                     raise ValueError(f"{photo.path.name} {sentence}") from None
                 raise
             predicting, refining = clock.seconds()
-        flags = self.flags | ({"preset": preset} if preset else {}) | ({"seed": seed} if seed else {})
-        result = Result(visit.runs, photo, files, settings, base, flags, tiles=tiles)
+        options = replace(self.options, preset=preset, seed=seed)
+        result = Result(visit.runs, photo, files, settings, base, options, tiles=tiles)
         warnings = list(photo.image.remarks)
         if draws and settings.blend > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)

@@ -13,6 +13,7 @@ from torch import Tensor
 from data.images import ImageFile
 from models.samples import Samples, blended, to_world
 from models.settings import SamplingSettings
+from restoration.options import Options
 from restoration.outputs import outputs_of
 
 
@@ -69,7 +70,7 @@ class Result:
         files: prediction and samples.
         settings: the sampling settings; `blend` is the strength.
         preset: the preset's settings without changes.
-        options: flags of sample.py other than sampling settings.
+        options: of sample.py.
         facts: information about the run, by name.
         mask: factor on the strength at each pixel, (h, w) in [0, 1], with the photograph's aspect ratio at any
             resolution; None for 1 everywhere.
@@ -81,7 +82,7 @@ class Result:
     files: SampleFiles
     settings: SamplingSettings
     preset: SamplingSettings
-    options: dict[str, str]
+    options: Options
     facts: dict[str, str] = field(default_factory=dict)
     mask: Tensor | None = None
     tiles: dict[str, int | None] = field(default_factory=dict)
@@ -122,7 +123,9 @@ class Result:
             wanted = replace(self.settings, average=kind.startswith("mean"))
         numbers = {name: value for name, value in asdict(wanted).items() if value != getattr(self.preset, name)}
         sides = {"tile": self.tiles.get("denoiser"), "predictor_tile": self.tiles.get("predictor")}
-        flags = self.options | numbers | {name: side for name, side in sides.items() if side}
+        usual = Options("")
+        options = {name: value for name, value in vars(self.options).items() if value != getattr(usual, name)}
+        flags = options | numbers | {name: side for name, side in sides.items() if side}
         name = self.photo.path.name
         words = ["python", "sample.py", f"./{name}" if name.startswith("-") else name, "--output", "restored"]
         for flag, value in flags.items():

@@ -7,8 +7,7 @@ import torch
 
 from data import images
 from deployment.export import examples, parity, psnr, write_facts
-from deployment.graphs import layers, make_signed, nodes_in_float
-from deployment.quantise import calibrate, quantise
+from deployment.quantise import calibrate, layers, make_signed, nodes_in_float, quantise
 from models.checkpoints import load_pipeline
 from models.index import CheckpointError
 from models.onnx_files import read_facts
@@ -113,7 +112,7 @@ def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     graph = OnnxNetwork(folder / "denoiser", "denoiser", "cpu")
     crops, calls = calibrate(pipeline, "denoiser", graph, pairs)
     betas = torch.tensor(pipeline.scheduler.config.trained_betas, dtype=torch.float64)
-    scheduler = make_scheduler(pipeline.default_settings, betas)
+    scheduler = make_scheduler(pipeline.preset(), betas)
     expected = 3 * scheduler.alphas_cumprod[scheduler.timesteps].tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)

@@ -8,8 +8,8 @@ import torch
 import sample
 from data import images
 from models.arrays import Layout, read_images, write_images
+from models.heads import IdentityPredictor
 from models.settings import SamplingSettings
-from models.untrained import IdentityPredictor
 from tests.tiny import tiny_pipeline
 
 GENERATOR = np.random.default_rng(0)

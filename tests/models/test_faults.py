@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.faults import faults
+from models.samples import faults
 
 
 @pytest.fixture

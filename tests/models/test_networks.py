@@ -4,10 +4,10 @@ from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.heads import IdentityPredictor, ZeroPredictor
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, NoiseLevelEmbedding, PixelNorm, ResidualBlock, UNet, UNetPredictor
-from models.untrained import IdentityPredictor, ZeroPredictor
 from tests.tiny import stir
 
 

@@ -8,10 +8,10 @@ import torch
 from diffusers import DDPMScheduler
 
 from models.checkpoints import from_folder
+from models.heads import ZeroPredictor
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings, sharing_samples
 from models.unet import UNetPredictor
-from models.untrained import ZeroPredictor
 from tests.tiny import tiny_pipeline
 
 ROOT = Path(__file__).parents[2]

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from models.heads import IdentityPredictor
 from models.memory import bytes_per_pixel
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser, SlimPredictor, SlimUNet
 from models.tiling import Tiling, TooLittleMemory, ramps, spans
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNet, UNetPredictor
-from models.untrained import IdentityPredictor
 from tests.tiny import stir, tiny_pipeline
 
 

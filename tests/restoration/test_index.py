@@ -10,8 +10,8 @@ import torch
 
 import sample
 from data import images
+from models.heads import IdentityPredictor
 from models.pipeline import DeblurPipeline
-from models.untrained import IdentityPredictor
 from restoration.index import write_index
 from tests.tiny import tiny_pipeline
 

@@ -12,11 +12,11 @@ import sample
 from data import images
 from models.calibration import ErrorCurve
 from models.checkpoints import checkpoint_hash, load_pipeline
+from models.heads import IdentityPredictor
 from models.index import CheckpointError
 from models.pipeline import DeblurPipeline
 from models.samples import refined_share
 from models.unet import UNetPredictor
-from models.untrained import IdentityPredictor
 from tests.tiny import tiny_pipeline
 from tools import calibrate
 

@@ -14,6 +14,7 @@ from data import images, metadata
 from models.checkpoints import save_presets
 from models.settings import SamplingSettings
 from restoration.maps import reduced
+from restoration.options import Options
 from tests.tiny import tiny_pipeline
 from web.actions import Actions
 from web.restoration import Cancelled, Limits, PhotoRestorer
@@ -28,7 +29,8 @@ def restorer(tmp_path_factory):
     checkpoint = tmp_path_factory.mktemp("web") / "checkpoint"
     tiny_pipeline().save_pretrained(checkpoint)
     save_presets(checkpoint, {"balanced": PRESET})
-    return PhotoRestorer({"checkpoint": str(checkpoint), "device": "cpu", "precision": "fp32"}, Limits(1_000_000))
+    options = Options("", checkpoint=str(checkpoint), device="cpu", precision="fp32")
+    return PhotoRestorer(options, Limits(1_000_000))
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_a_result_says_how_it_was_made(restorer, visit):
     assert facts["preset"] == "balanced" and facts["seed"] == "3" and facts["device"] == "cpu, fp32"
     assert facts["tiles"] == "whole image"
     assert facts["checkpoint"].endswith("licence not stated") and len(facts["sha256"]) == 64
-    assert "cc-by-sa-4.0" in PhotoRestorer({}, Limits(1)).licence
+    assert "cc-by-sa-4.0" in PhotoRestorer(Options(""), Limits(1)).licence
 
 
 def test_a_predictor_alone_has_its_prediction(restorer, visit, monkeypatch):
@@ -137,7 +139,7 @@ def test_cancelling_leaves_nothing_and_no_further_step_begins(restorer, visit):
 
 
 def test_an_image_beyond_memory_is_refused_by_the_sentence_of_sample_py(restorer, visit, monkeypatch):
-    monkeypatch.setitem(restorer.flags, "memory", 0.01)
+    monkeypatch.setattr(restorer.options, "memory", 0.01)
     visit.photo = replace(visit.photo, image=images.ImageFile(torch.zeros(3, 300, 300, dtype=torch.uint8)))
     with pytest.raises(ValueError, match=r"a photo.png does not fit into --memory: give \d"):
         restored(restorer, visit)
