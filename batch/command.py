@@ -2,7 +2,7 @@
 
 python -m batch photos restored
 python -m batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
-python -m batch paths.parquet gs://restored --address ray://HEAD:10001 --concurrency 8
+python -m batch gs://photos gs://restored --address ray://HEAD:10001 --concurrency 8
 """
 
 import logging
@@ -28,7 +28,6 @@ from restoration.outputs import MOST_AT_ONCE, targets
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.data import Dataset
 
     from batch.store import ManifestTable, Place
     from batch.worker import Job
@@ -85,12 +84,11 @@ class Begun:
         return not known
 
 
-def run(source: "str | Dataset", options: Options, numbers: dict[str, Any], flags: Flags) -> int:
+def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
     """Restore the images that are not done.
 
     Args:
-        source: a folder or bucket prefix; a .parquet file with the images' addresses in its column `path`, or a Ray
-            dataset with that column.
+        source: a folder or bucket prefix.
         options: as for sample.py; its output is the target, a folder or bucket prefix.
         numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
         flags: all other flags.
@@ -111,7 +109,8 @@ def run(source: "str | Dataset", options: Options, numbers: dict[str, Any], flag
     from batch.store import PARTS, ManifestTable, Place
 
     target = Place(options.output)
-    place, rows = images_of(source, options)
+    place = Place(source)
+    rows = images_of(place, options)
     if place.contains(target):
         raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
     target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
@@ -133,19 +132,13 @@ def run(source: "str | Dataset", options: Options, numbers: dict[str, Any], flag
     return len(failures)
 
 
-def images_of(source: "str | Dataset", options: Options) -> "tuple[Place, list[dict[str, Any]]]":
-    """The place of the images, and for each its `key`, `bytes`, `modified` and `target`.
+def images_of(place: "Place", options: Options) -> list[dict[str, Any]]:
+    """For each image of a place its `key`, `bytes`, `modified` and `target`.
 
     Raises:
         ValueError: there are no images, or two restorations would have the same name.
     """
-    from batch.store import Place, place_of_paths
-
-    if isinstance(source, str) and not source.endswith(".parquet"):
-        place = Place(source)
-        found = place.inputs()
-    else:
-        place, found = place_of_paths(source)
+    found = place.inputs()
     names = {key: PurePosixPath(key) for key in found if PurePosixPath(key).suffix.lower() in SUFFIXES}
     rows = [
         {"key": key, "bytes": found[key].size, "modified": found[key].mtime_ns, "target": target.as_posix()}
@@ -153,7 +146,7 @@ def images_of(source: "str | Dataset", options: Options) -> "tuple[Place, list[d
     ]
     if not rows:
         raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
-    return place, rows
+    return rows
 
 
 def require_listening(address: str | None) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,9 +18,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from data import search
-
-if TYPE_CHECKING:
-    from ray.data import Dataset
 
 MANIFEST = "manifest.parquet"  # in the target
 ROWS = ".rows"  # in the target: rows that will be merged into the manifest
@@ -84,13 +79,6 @@ class Place:
             raise StoreError(f"{self.url} holds restored images (it has a manifest): give the folder of the originals")
         return {key: info for key, info in found.items() if not key.startswith(tuple(folders))}
 
-    def stat(self, key: str) -> fs.FileInfo:
-        """The entry of a file as in `list`."""
-        with self._in_one_sentence("read", key):
-            if not (file := self.files.get_file_info(f"{self.base}/{key}")).is_file:
-                raise FileNotFoundError(errno.ENOENT, key)
-        return file
-
     def contains(self, other: Place) -> bool:
         """Whether another place is this one, or lies inside it."""
         return f"{other.base}/".startswith(f"{self.base}/") and other.files.type_name == self.files.type_name
@@ -139,31 +127,6 @@ class Place:
                 why = f"{aws[2].rstrip('.')} ({aws[1]})"
             place = f"{self.url}/{key}" if key else self.url
             raise StoreError(f"{place} cannot be {done}: {why}") from None
-
-
-def place_of_paths(source: str | Dataset) -> tuple[Place, dict[str, fs.FileInfo]]:
-    """The common folder of all files listed in the column `path` of a .parquet file or a Ray dataset.
-
-    Returns:
-        The place, and its listed files by key.
-    """
-    if isinstance(source, str):
-        folder, _, name = source.rpartition("/")
-        table = pq.read_table(pa.BufferReader(Place(folder or ".").read(name)))
-        if "path" not in table.column_names:
-            raise ValueError(f"{source} has no column path: it has {', '.join(table.column_names)}")
-        paths = table["path"].to_pylist()
-    else:
-        paths = [row["path"] for row in source.select_columns(["path"]).iter_rows()]
-    if not paths:
-        raise ValueError(f"{source} names no image")
-    scheme, sign, _ = paths[0].rpartition("://")
-    normalised = os.path.normpath if sign else os.path.abspath
-    paths = {normalised(path.removeprefix(scheme + sign)) for path in paths}
-    root = os.path.commonpath([os.path.dirname(path) for path in paths])
-    place, keys = Place(scheme + sign + root), sorted(path[len(root) :].lstrip("/") for path in paths)
-    with ThreadPoolExecutor(THREADS) as threads:
-        return place, dict(zip(keys, threads.map(place.stat, keys), strict=True))
 
 
 class ManifestTable:

@@ -15,7 +15,6 @@ import sample
 from batch import command
 from data import images
 from data.pairs import generator_of
-from restoration.options import Options
 from tests.processes import Command
 from tests.tiny import tiny_pipeline
 
@@ -140,11 +139,3 @@ def test_what_the_manifest_knew_is_not_done_twice(bucket, killed, restored, rows
     }.items()
     now = bucket.keys("out")
     assert all(now[row["image"]] == written[row["image"]] for row in before if not row["error"])
-
-
-def test_paths_come_from_a_dataset_of_ray(place, cluster):
-    import ray
-
-    dataset = ray.data.from_items([{"path": str(place / "photos" / name)} for name in ("b/001.png", "a/deep/000.png")])
-    found, rows = command.images_of(dataset, Options("out"))
-    assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/000.png", "b/001.png"]

@@ -3,7 +3,6 @@
 import sys
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -26,15 +25,6 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
-    monkeypatch.chdir(place)
-    names = ["photos/b/1.png", "photos/a/deep/0.png"]
-    pq.write_table(pa.table({"path": names}), tmp_path / "paths.parquet")
-    found, rows = command.images_of(str(tmp_path / "paths.parquet"), Options("out"))
-    assert found.url == str(place / "photos") and [row["key"] for row in rows] == ["a/deep/0.png", "b/1.png"]
-    assert rows[1]["bytes"] == (place / names[0]).stat().st_size and found.read("b/1.png")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -51,12 +41,10 @@ def test_paths_come_from_a_table(place, tmp_path, monkeypatch):
         (["photos", "out", "--num_gpu", "1"], "--num_gpu is unknown: did you mean --num_gpus?"),
         (["photos", "out", "--checkpoint", "nowhere"], "checkpoint nowhere is neither"),
         (["checkpoint/scheduler", "out"], "checkpoint/scheduler holds no image"),
-        (["wrong.parquet", "out"], "wrong.parquet has no column path: it has name"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(place, bucket, tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(place)
-    pq.write_table(pa.table({"name": ["a"]}), "wrong.parquet")
     assert command.main(arguments) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and said.startswith("batch: error: "), said

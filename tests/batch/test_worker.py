@@ -28,13 +28,13 @@ def job(tmp_path):
 
 def run(job):
     """The rows of a chunk with all images."""
-    rows = images_of(job.source.url, job.options)[1]
+    rows = images_of(job.source, job.options)
     return Worker(job)(pa.Table.from_pylist(rows)).to_pylist()
 
 
 def done(job):
     """The images that the manifest in the target counts as done."""
-    wanted = {row["key"]: (row["bytes"], row["modified"]) for row in images_of(job.source.url, job.options)[1]}
+    wanted = {row["key"]: (row["bytes"], row["modified"]) for row in images_of(job.source, job.options)}
     return ManifestTable(job.target).done(wanted, describe(job)[0])
 
 
