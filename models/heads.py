@@ -1,4 +1,4 @@
-"""What predictors share, their optional estimate of their own error, and predictors without weights."""
+"""What networks share: padding, heads, the embedding of the noise level; and predictors without weights."""
 
 import math
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.diffusion import PREDICTION_TYPES, PredictionType
 from models.parts import ConfigMixin, ModelMixin, register_to_config
 
 
@@ -40,6 +41,90 @@ class SizeHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return F.pixel_shuffle(self.conv(features.detach()), self.unshuffle).float()
+
+
+class PixelBlocks(nn.Module):
+    """A local network: a stem, a trunk, and a head that starts at zero.
+
+    Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
+    is padded to a multiple of `stride` by repeating its border, and the output is cropped. Blocks of k x k pixels are
+    moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads` and has
+    `trunk` and `receptive_field`.
+    """
+
+    def __init__(self, unshuffle: int, stride: int):
+        super().__init__()
+        self.unshuffle, self.stride = unshuffle, stride
+
+    def add_heads(self, width: int, out_channels: int, size_head: bool) -> None:
+        """Add the head, and a `SizeHead` if wanted, for features of `width` channels."""
+        self.head = nn.Conv2d(width, out_channels * self.unshuffle**2, 3, padding=1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.log_size = SizeHead(width, self.unshuffle) if size_head else None
+
+    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
+        """With a size head the output has one channel more, the log of the expected |x - x_init|."""
+        (height, width), dtype = images[0].shape[-2:], self.stem.weight.dtype
+        x = torch.cat(images, dim=1).to(dtype)
+        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
+            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
+        h = self.trunk(h, None if embedding is None else embedding.to(dtype))
+        out = F.pixel_shuffle(self.head(h), self.unshuffle)
+        if self.log_size is not None:
+            out = torch.cat([out.float(), self.log_size(h)], dim=1)
+        return out[..., :height, :width]
+
+
+class LocalPredictor(Predictor):
+    """x_init = y + network(y). Starts as the identity."""
+
+    def __init__(self, unet: PixelBlocks):
+        super().__init__()
+        self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
+
+        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
+        """
+        out = self.unet(blurry).float()
+        x_init = blurry.float() + out[:, :3]
+        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
+
+
+class LocalDenoiser(ModelMixin, ConfigMixin):
+    """A denoiser made of a network that is told the noise level. ValueError for an unknown prediction type."""
+
+    def __init__(self, unet: PixelBlocks, prediction_type: PredictionType, embedding_channels: int):
+        super().__init__()
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
+        self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
+        self.prediction_type, self.embedding = prediction_type, NoiseLevelEmbedding(embedding_channels)
+
+
+class NoiseLevelEmbedding(nn.Module):
+    """Sines and cosines of the log-SNR, then two dense layers. (N,) -> (N, channels).
+
+    WaveGrad and SR3 embed sqrt(alpha_bar). log-SNR resolves the nearly clean end and the nearly pure-noise end equally
+    well, which a v-predicting network needs.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        # Periods from 2 pi / 8 to 2 pi * 8 over a log-SNR range of about [-14, 14].
+        frequencies = torch.logspace(3, -3, channels // 2, base=2)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.dense1 = nn.Linear(2 * len(frequencies), 4 * channels)
+        self.dense2 = nn.Linear(4 * channels, channels)
+
+    def forward(self, alpha_bar: Tensor) -> Tensor:
+        a = alpha_bar.float().clamp(1e-6, 1 - 1e-6)
+        angles = (a / (1 - a)).log()[:, None] * self.frequencies.float()
+        features = torch.cat([angles.sin(), angles.cos()], dim=1).to(self.dense1.weight.dtype)
+        return self.dense2(F.silu(self.dense1(features)))
 
 
 class IdentityPredictor(Predictor):

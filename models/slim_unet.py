@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.diffusion import PREDICTION_TYPES, PredictionType, residual
-from models.heads import Predictor, SizeHead
-from models.parts import ConfigMixin, ModelMixin, register_to_config
-from models.unet import NoiseLevelEmbedding, PixelNorm
+from models.diffusion import PredictionType, residual
+from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks
+from models.parts import register_to_config
+from models.unet import PixelNorm
 
 BlockKind = Literal["plain", "naf"]
 DETAIL = 1.5  # standard deviation, in pixels, of the Gaussian that separates details from coarse structure
@@ -101,12 +101,10 @@ def _gate(x: Tensor, *convolutions: nn.Conv2d) -> Tensor:
     return first * second
 
 
-class SlimUNet(nn.Module):
+class SlimUNet(PixelBlocks):
     """A U-Net: widths[i] channels and blocks[i] blocks at resolution 1 / (unshuffle 2^i), on the way down and up.
 
-    The last entries are the bottom. Input (images, concatenated over channels) and output are (N, channels, H, W), any
-    H and W: the input is padded to a multiple of `stride` by repeating its border, and the output is cropped. The last
-    layer starts at zero.
+    The last entries are the bottom.
     """
 
     def __init__(
@@ -120,15 +118,14 @@ class SlimUNet(nn.Module):
         embedding_channels: int = 0,
         size_head: bool = False,
     ):
-        super().__init__()
         if len(widths) != len(blocks):
             raise ValueError(f"widths and blocks must be of one length, got {list(widths)} and {list(blocks)}")
+        super().__init__(unshuffle, unshuffle * 2 ** (len(widths) - 1))
         kind = {"plain": PlainBlock, "naf": NafBlock}[block]
 
         def level(i: int) -> nn.ModuleList:
             return nn.ModuleList([kind(widths[i], embedding_channels) for _ in range(blocks[i])])
 
-        self.unshuffle, self.stride = unshuffle, unshuffle * 2 ** (len(widths) - 1)
         steps = range(len(widths) - 1)
         self.stem = nn.Conv2d(in_channels * unshuffle**2, widths[0], 3, padding=1)
         self.encoder = nn.ModuleList([level(i) for i in steps])
@@ -136,10 +133,7 @@ class SlimUNet(nn.Module):
         self.bottom = level(len(widths) - 1)
         self.up = nn.ModuleList([nn.Conv2d(widths[i + 1], 4 * widths[i], 1, bias=False) for i in steps])
         self.decoder = nn.ModuleList([level(i) for i in steps])
-        self.head = nn.Conv2d(widths[0], out_channels * unshuffle**2, 3, padding=1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        self.log_size = SizeHead(widths[0], unshuffle) if size_head else None
+        self.add_heads(widths[0], out_channels, size_head)
 
     @property
     def receptive_field(self) -> int:
@@ -152,12 +146,8 @@ class SlimUNet(nn.Module):
             radius = 2 * radius + sum(block.radius for block in blocks)
         return -(-(radius + 1) * self.unshuffle // self.stride) * self.stride
 
-    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
-        height, width = images[0].shape[-2:]
-        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
-        if height % self.stride or width % self.stride:
-            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
-        h, skips = self.stem(F.pixel_unshuffle(x, self.unshuffle)), []  # (N, widths[0], H / k, W / k)
+    def trunk(self, h: Tensor, embedding: Tensor | None) -> Tensor:
+        skips = []  # (N, widths[0], H, W) and below
         for blocks, down in zip(self.encoder, self.down, strict=True):
             for block in blocks:
                 h = block(h, embedding)
@@ -169,13 +159,10 @@ class SlimUNet(nn.Module):
             h = F.pixel_shuffle(up(h), 2) + skips.pop()
             for block in blocks:
                 h = block(h, embedding)
-        out = F.pixel_shuffle(self.head(h), self.unshuffle)
-        if self.log_size is not None:
-            out = torch.cat([out.float(), self.log_size(h)], dim=1)
-        return out[..., :height, :width]
+        return h
 
 
-class SlimPredictor(Predictor):
+class SlimPredictor(LocalPredictor):
     """A SlimUNet as predictor g: x_init = y + network(y). Starts as the identity.
 
     Args:
@@ -193,18 +180,10 @@ class SlimPredictor(Predictor):
         unshuffle: int = 2,
         size_head: bool = False,
     ):
-        super().__init__()
-        self.unet = SlimUNet(3, 3, widths, blocks, block, unshuffle, size_head=size_head)
-        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
-
-    def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1] -> x_init, same shape, float32, not clipped; (N, 4, H, W) with a size head."""
-        out = self.unet(blurry).float()
-        x_init = blurry.float() + out[:, :3]
-        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
+        super().__init__(SlimUNet(3, 3, widths, blocks, block, unshuffle, size_head=size_head))
 
 
-class SlimDenoiser(ModelMixin, ConfigMixin):
+class SlimDenoiser(LocalDenoiser):
     """A SlimUNet as denoiser f(r_t, y, alpha_bar, x_init, s), which also sees the prediction and the scale s.
 
         output = network + (1 - alpha_bar) gain (x_init - G x_init) / s,  G a Gaussian of DETAIL pixels
@@ -230,22 +209,16 @@ class SlimDenoiser(ModelMixin, ConfigMixin):
         prediction_type: PredictionType = "sample",
         embedding_channels: int = 64,
     ):
-        super().__init__()
-        if prediction_type not in PREDICTION_TYPES:
-            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
-        self.prediction_type = prediction_type
-        self.unet = SlimUNet(9, 4, widths, blocks, block, unshuffle, embedding_channels)
-        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
-        self.embedding = NoiseLevelEmbedding(embedding_channels)
+        unet = SlimUNet(9, 4, widths, blocks, block, unshuffle, embedding_channels)
+        super().__init__(unet, prediction_type, embedding_channels)
 
     def forward(self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
         """As `models.unet.Denoiser.forward`: noisy residual, blurry image and prediction (N, 3, H, W), alpha_bar (N,).
 
         Also takes the residual's scale s (N, 1, H, W), or (N, 3, H, W) as in `models.diffusion.residual`.
         """
-        embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
-        out = self.unet(linear_estimate, blurry, x_init, embedding=embedding).float()
+        out = self.unet(linear_estimate, blurry, x_init, embedding=self.embedding(alpha_bar)).float()
         return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * residual(details(x_init), 0.0, s)
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.diffusion import PREDICTION_TYPES, PredictionType
-from models.heads import Predictor, SizeHead
-from models.parts import ConfigMixin, ModelMixin, register_to_config
+from models.diffusion import PredictionType
+from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks
+from models.parts import register_to_config
 
 UNetNorm = Literal["none", "pixel"]
 
@@ -81,13 +81,10 @@ class ResidualBlock(nn.Module):
         return self.skip(self.resample(x)) + h
 
 
-class UNet(nn.Module):
+class UNet(PixelBlocks):
     """Channels c * multipliers[i] at resolution 1 / 2^i; `blocks` residual blocks per level down and one more going up.
 
-    Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
-    is padded to a multiple of `stride` by repeating its border, and the output is cropped. The last layer starts at
-    zero. With unshuffle k, blocks of k x k pixels are moved to channels first (Shi et al., CVPR 2016): k^2 times fewer
-    positions for the same width.
+    Unshuffled pixels make k^2 times fewer positions for the same width.
     """
 
     def __init__(
@@ -103,15 +100,12 @@ class UNet(nn.Module):
         norm: UNetNorm = "none",
         size_head: bool = False,
     ):
-        super().__init__()
+        super().__init__(unshuffle, unshuffle * 2 ** (len(multipliers) - 1))
 
         def block(i: int, o: int, resample: Literal["down", "up"] | None = None) -> ResidualBlock:
             return ResidualBlock(i, o, resample, embedding_channels, dropout, norm)
 
-        self.unshuffle = unshuffle
-        self.stride = unshuffle * 2 ** (len(multipliers) - 1)
-        in_channels, out_channels = in_channels * unshuffle**2, out_channels * unshuffle**2
-        self.stem = nn.Conv2d(in_channels, channels, 1)
+        self.stem = nn.Conv2d(in_channels * unshuffle**2, channels, 1)
         ch, skips = channels, [channels]
         self.down = nn.ModuleList()
         for level, multiplier in enumerate(multipliers):
@@ -131,11 +125,8 @@ class UNet(nn.Module):
             if level > 0:
                 self.up.append(block(ch, ch, "up"))
         # No swish before the head, unlike in SR3: if it became zero everywhere, no gradient could revive the network.
-        self.head = nn.Conv2d(ch, out_channels, 3, padding=1)
-        nn.init.normal_(self.stem.weight, std=in_channels**-0.5)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        self.log_size = SizeHead(ch, unshuffle) if size_head else None
+        self.add_heads(ch, out_channels, size_head)
+        nn.init.normal_(self.stem.weight, std=self.stem.in_channels**-0.5)
 
     @property
     def receptive_field(self) -> int:
@@ -150,13 +141,8 @@ class UNet(nn.Module):
         radius = (radius + 1) * self.unshuffle  # the head is a 3x3 convolution too
         return -(-radius // self.stride) * self.stride
 
-    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
-        height, width = images[0].shape[-2:]
-        x = torch.cat(images, dim=1).to(self.stem.weight.dtype)
-        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
-            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
-        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H, W)
-        skips = [h]
+    def trunk(self, h: Tensor, embedding: Tensor | None) -> Tensor:
+        skips = [h]  # (N, c, H, W)
         for block in self.down:
             h = block(h, embedding)
             skips.append(h)
@@ -166,13 +152,10 @@ class UNet(nn.Module):
             if not isinstance(block.resample, nn.Upsample):
                 h = torch.cat([h, skips.pop()], dim=1)
             h = block(h, embedding)
-        out = F.pixel_shuffle(self.head(h), self.unshuffle)
-        if self.log_size is not None:
-            out = torch.cat([out.float(), self.log_size(h)], dim=1)
-        return out[..., :height, :width]
+        return h
 
 
-class UNetPredictor(Predictor):
+class UNetPredictor(LocalPredictor):
     """The paper's predictor g: x_init = y + U-Net(y). Starts as the identity.
 
     Args:
@@ -199,21 +182,10 @@ class UNetPredictor(Predictor):
         norm: UNetNorm = "none",
         size_head: bool = False,
     ):
-        super().__init__()
-        self.unet = UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head)
-        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
-
-    def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
-
-        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
-        """
-        out = self.unet(blurry).float()
-        x_init = blurry.float() + out[:, :3]
-        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
+        super().__init__(UNet(3, 3, channels, multipliers, blocks, dropout, 0, unshuffle, norm, size_head=size_head))
 
 
-class Denoiser(ModelMixin, ConfigMixin):
+class Denoiser(LocalDenoiser):
     """The paper's denoiser f(r_t, y, alpha_bar). It is given the noise level itself, never a step number.
 
     Args:
@@ -237,14 +209,10 @@ class Denoiser(ModelMixin, ConfigMixin):
         unshuffle: int = 1,
         norm: UNetNorm = "none",
     ):
-        super().__init__()
-        if prediction_type not in PREDICTION_TYPES:
-            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
-        self.condition, self.prediction_type = condition, prediction_type
         in_channels = {"blurry": 6, "blurry+x_init": 9}[condition]
-        self.unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels, unshuffle, norm)
-        self.receptive_field, self.stride = self.unet.receptive_field, self.unet.stride
-        self.embedding = NoiseLevelEmbedding(embedding_channels)
+        unet = UNet(in_channels, 3, channels, multipliers, blocks, dropout, embedding_channels, unshuffle, norm)
+        super().__init__(unet, prediction_type, embedding_channels)
+        self.condition = condition
 
     def forward(
         self, r_t: Tensor, blurry: Tensor, alpha_bar: Tensor, x_init: Tensor, s: Tensor | None = None
@@ -261,27 +229,4 @@ class Denoiser(ModelMixin, ConfigMixin):
             The quantity named by `prediction_type`, (N, 3, H, W), float32.
         """
         images = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
-        embedding = self.embedding(alpha_bar).to(self.unet.stem.weight.dtype)
-        return self.unet(*images, embedding=embedding).float()
-
-
-class NoiseLevelEmbedding(nn.Module):
-    """Sines and cosines of the log-SNR, then two dense layers. (N,) -> (N, channels).
-
-    WaveGrad and SR3 embed sqrt(alpha_bar). log-SNR resolves the nearly clean end and the nearly pure-noise end equally
-    well, which a v-predicting network needs.
-    """
-
-    def __init__(self, channels: int):
-        super().__init__()
-        # Periods from 2 pi / 8 to 2 pi * 8 over a log-SNR range of about [-14, 14].
-        frequencies = torch.logspace(3, -3, channels // 2, base=2)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.dense1 = nn.Linear(2 * len(frequencies), 4 * channels)
-        self.dense2 = nn.Linear(4 * channels, channels)
-
-    def forward(self, alpha_bar: Tensor) -> Tensor:
-        a = alpha_bar.float().clamp(1e-6, 1 - 1e-6)
-        angles = (a / (1 - a)).log()[:, None] * self.frequencies.float()
-        features = torch.cat([angles.sin(), angles.cos()], dim=1).to(self.dense1.weight.dtype)
-        return self.dense2(F.silu(self.dense1(features)))
+        return self.unet(*images, embedding=self.embedding(alpha_bar)).float()

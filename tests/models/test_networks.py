@@ -4,10 +4,10 @@ from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.heads import IdentityPredictor, ZeroPredictor
+from models.heads import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor
 from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import U2NetPredictor
-from models.unet import Denoiser, NoiseLevelEmbedding, PixelNorm, ResidualBlock, UNet, UNetPredictor
+from models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from tests.tiny import stir
 
 
@@ -107,17 +107,26 @@ def test_small_networks_keep_to_the_efficiency_challenges_limits():
     assert sum(p.numel() for n in (small, SlimDenoiser()) for p in n.parameters()) * 2 < 16 * 2**20
 
 
-def test_the_slim_denoiser_depends_on_what_it_is_told():
-    denoiser = stir(SlimDenoiser((8, 12), (1, 1), embedding_channels=8))
-    r_t, y, x_init = torch.randn(3, 2, 3, 16, 16)
-    low, high, s = torch.tensor([0.1, 0.1]), torch.tensor([0.1, 0.9]), torch.rand(2, 1, 16, 16) + 0.1
+DENOISERS = [
+    (Denoiser(8, (1, 2), 1), "r_t blurry"),
+    (Denoiser(8, (1, 2), 1, condition="blurry+x_init"), "r_t blurry x_init"),
+    (SlimDenoiser((8, 12), (1, 1), embedding_channels=8), "r_t blurry x_init s"),
+]
+
+
+@pytest.mark.parametrize(("denoiser", "sees"), DENOISERS, ids=[sees for _, sees in DENOISERS])
+def test_a_denoiser_depends_on_what_it_is_told(denoiser, sees):
+    denoiser = stir(denoiser)
+    r_t, blurry, x_init = torch.randn(3, 2, 3, 16, 16)
+    told = {"r_t": r_t, "blurry": blurry, "alpha_bar": torch.tensor([0.1, 0.1]), "x_init": x_init}
+    told["s"] = torch.rand(2, 1, 16, 16) + 0.1
     with torch.no_grad():
-        base, other = denoiser(r_t, y, low, x_init, s), denoiser(r_t, y, high, x_init, s)
+        base = denoiser(**told)
+        other = denoiser(**told | {"alpha_bar": torch.tensor([0.1, 0.9])})  # each image has its own noise level
         assert torch.allclose(base[0], other[0], atol=1e-6) and not torch.allclose(base[1], other[1], atol=1e-3)
-        told = (r_t, y, low, x_init, s)
-        for k in (0, 1, 3, 4):
-            changed = [value + 1 if i == k else value for i, value in enumerate(told)]
-            assert not torch.allclose(base, denoiser(*changed), atol=1e-3)
+        for name in ("r_t", "blurry", "x_init", "s"):
+            changed = denoiser(**told | {name: told[name] + 1})
+            assert torch.allclose(base, changed, atol=1e-3) != (name in sees.split()), name
 
 
 def test_the_slim_denoiser_sees_little_of_much_noise():
@@ -163,29 +172,6 @@ def test_normalised_by_pixel_the_unet_still_sees_only_its_neighbourhood():
     layer = next(module for module in network.modules() if isinstance(module, PixelNorm))
     x = torch.randn(1, layer.normalized_shape[0], 5, 4) * 9 + 3
     assert layer(x).mean(1).abs().max() < 1e-5 and (layer(x).var(1, correction=0) - 1).abs().max() < 1e-3
-
-
-def test_the_denoiser_depends_on_what_it_is_told():
-    blurry, r_t, x_init = torch.rand(3, 1, 3, 16, 16)
-    level = torch.tensor([0.5])
-    for condition, sees_x_init in (("blurry", False), ("blurry+x_init", True)):
-        f = stir(Denoiser(8, (1, 2), 1, condition=condition))
-        with torch.no_grad():
-            base = f(r_t, blurry, level, x_init)
-            assert not torch.equal(base, f(r_t + 0.1, blurry, level, x_init))
-            assert not torch.equal(base, f(r_t, blurry + 0.1, level, x_init))
-            assert not torch.equal(base, f(r_t, blurry, level / 2, x_init))
-            assert torch.equal(base, f(r_t, blurry, level, x_init + 0.1)) != sees_x_init
-
-
-def test_each_image_of_a_batch_has_its_own_noise_level():
-    f = stir(Denoiser(8, (1, 2), 1))
-    blurry, r_t = torch.rand(2, 1, 3, 16, 16)
-    levels = torch.tensor([0.9, 1e-5])
-    with torch.no_grad():
-        both = f(r_t.expand(2, -1, -1, -1), blurry.expand(2, -1, -1, -1), levels, blurry)
-        for k in range(2):
-            assert torch.allclose(both[k : k + 1], f(r_t, blurry, levels[k : k + 1], blurry), atol=1e-5)
 
 
 def test_the_untrained_denoiser_keeps_activations_finite_and_of_order_one():
