@@ -5,19 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.index import CheckpointError, read_json
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+from models.index import CheckpointError
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
@@ -41,22 +33,15 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the single .safetensors file in a folder, or of the shards listed in its .index.json."""
-    indices = sorted(folder.glob("*.safetensors.index.json"))
+    """The tensors of the .safetensors file in a folder; none if there is no such file."""
     files = sorted(folder.glob("*.safetensors"))
-    if indices:
-        shards = set(read_json(indices[0], "").get("weight_map", {}).values())
-        missing = sorted(shards - {file.name for file in files})
-        if missing:
-            raise CheckpointError(f"{folder} lacks {missing[0]}: the checkpoint is incomplete, copy it again")
-        files = [folder / name for name in sorted(shards)]
-    elif len(files) > 1:
+    if len(files) > 1:
         names = " and ".join(file.name for file in files[:2])
-        raise CheckpointError(f"{folder} has several weight files, {names}, and no index: remove all but one")
-    state: dict[str, Tensor] = {}
-    for file in files:
-        state |= read_safetensors(file)
-    return state
+        raise CheckpointError(f"{folder} has several weight files, {names}: remove all but one")
+    try:
+        return load_file(files[0]) if files else {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{files[0]} is damaged: {error}") from error
 
 
 def check_keys(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
