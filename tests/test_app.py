@@ -442,7 +442,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chrom
     opened(client, tmp_path)
     for given, name in (({}, "lite"), ({"checkpoint": "text"}, "text"), ({"checkpoint": "lite"}, "lite")):
         *_, command, _ = client.predict(**given, preset="perceptual", api_name="/restore")
-        assert f"--checkpoint {name} --device cpu --precision fp32 --preset perceptual" in command
+        assert f"--checkpoint {name} --preset perceptual --device cpu --precision fp32" in command
         [expected] = both.restorers[name].pipeline(array, preset="perceptual", names=["photo"]).images
         assert np.array_equal(np.asarray(Image.open(client.predict(api_name="/save"))), expected), name
     with pytest.raises(Exception, match="checkpoint is one of lite, text, not best"):

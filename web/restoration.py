@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 
+import numpy as np
 from huggingface_hub import metadata_load
+from torch import Tensor
 
 from data.images import ImageError, header_size, read_file
 from models.arrays import read_images
@@ -18,7 +20,7 @@ from models.samples import faults, refined_share
 from models.settings import SamplingSettings
 from models.tiling import refusal
 from restoration.options import Options
-from web.results import Photo, Result, SampleFiles
+from web.results import Photo, Result
 from web.visits import Visit
 
 DEVICE = Lock()  # one run at a time, whichever the checkpoint
@@ -111,20 +113,21 @@ class PhotoRestorer:
             ValueError: inconsistent settings, or an image that does not fit into memory.
             Cancelled: the visit's `stop` was set.
         """
-        photo, stop, base = visit.photo, visit.stop, self.pipeline.preset(preset or None)
+        photo, stop, preset = visit.photo, visit.stop, preset or None
+        base = self.pipeline.preset(preset)
         settings = base.changed(numbers)
         self.limits.check(settings)
         draws = self.pipeline.denoiser is not None
         size = photo.size[0] * photo.size[1]
         clock = _Clock(settings.num_samples * settings.steps * draws, stop, tell, self.limits.seconds)
         with DEVICE:
-            files = visit.new_files()
+            folder = visit.new_folder()
             try:
                 clock.start()
                 memory = allowed_memory(self.options.memory, size, self.pipeline.device)
-                tiles = self._draw(photo, files, settings, seed, clock, memory)
+                tiles = self._draw(photo, folder, settings, seed, clock, memory)
             except BaseException as error:
-                shutil.rmtree(files.folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 if stop.is_set():  # closing the visit removed its folder
                     raise Cancelled(clock.words()) from None
                 sentence = refusal(error, *photo.size)
@@ -133,7 +136,7 @@ class PhotoRestorer:
                 raise
             predicting, refining = clock.seconds()
         options = replace(self.options, preset=preset, seed=seed)
-        result = Result(visit.runs, photo, files, settings, base, options, tiles=tiles)
+        result = Result(visit.runs, photo, folder, settings, base, options, tiles=tiles)
         warnings = list(photo.image.remarks)
         if draws and settings.blend > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
@@ -154,7 +157,7 @@ class PhotoRestorer:
     def _draw(
         self,
         photo: Photo,
-        files: SampleFiles,
+        folder: Path,
         settings: SamplingSettings,
         seed: int,
         clock: "_Clock",
@@ -164,13 +167,17 @@ class PhotoRestorer:
         pipeline = self.pipeline
         blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
         prediction = pipeline.predict(blurry, memory=memory)
-        files.store("x_init", prediction.x_init)
+
+        def store(name: str, values: Tensor) -> None:
+            np.save(folder / f"{name}.npy", values.cpu().numpy())
+
+        store("x_init", prediction.x_init)
         if pipeline.denoiser is not None:
             share = refined_share(prediction.expected_error, settings.keep_sharp)
-            files.store("s", pipeline.scale(prediction, blurry) * share)
+            store("s", pipeline.scale(prediction, blurry) * share)
             drawn = pipeline.sample(blurry, prediction, settings, seed, [photo.path.stem], clock.watch, memory=memory)
             for k, r_0 in enumerate(drawn):
-                files.store(f"r_{k}", r_0)
+                store(f"r_{k}", r_0)
         return pipeline.tiles(blurry)
 
 

@@ -30,36 +30,6 @@ class Photo:
         return tuple(self.image.pixels.shape[-2:])
 
 
-class SampleFiles:
-    """The inputs of `models.samples.blended`, as files of float32 (1, C, H, W): 672 MB for 24 megapixels.
-
-    Args:
-        folder: for the files; it is created.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        folder.mkdir()
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(list(self.folder.glob("r_*.npy")))
-
-    def store(self, name: str, values: Tensor) -> None:
-        """Store a tensor under a name, those of the samples being r_0, r_1, and so on."""
-        np.save(self.folder / f"{name}.npy", values.cpu().numpy())
-
-    def read(self, name: str) -> Tensor:
-        """Read a tensor by name, memory-mapped; the first sample is r_0, the second r_1."""
-        return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the files."""
-        return sum(file.stat().st_size for file in self.folder.iterdir())
-
-
 @dataclass(eq=False)
 class Result:
     """The result of a run; its strength and its mask can be changed.
@@ -67,7 +37,8 @@ class Result:
     Args:
         number: of the run in this visit.
         photo: the input photograph.
-        files: prediction and samples.
+        folder: of the inputs of `models.samples.blended`, as files of float32 (1, C, H, W), 672 MB for 24 megapixels:
+            x_init, s, and the samples r_0, r_1 and so on.
         settings: the sampling settings; `blend` is the strength.
         preset: the preset's settings without changes.
         options: of sample.py.
@@ -79,7 +50,7 @@ class Result:
 
     number: int
     photo: Photo
-    files: SampleFiles
+    folder: Path
     settings: SamplingSettings
     preset: SamplingSettings
     options: Options
@@ -88,9 +59,19 @@ class Result:
     tiles: dict[str, int | None] = field(default_factory=dict)
 
     @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(list(self.folder.glob("r_*.npy")))
+
+    @property
     def kinds(self) -> list[str]:
         """The kinds of images it has; the last one is the requested result."""
-        count = self.files.samples
+        count = self.samples
         if count < 2:
             return ["prediction", *["restored"] * count]
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
@@ -98,19 +79,19 @@ class Result:
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1], blended with the mask, if any."""
         if kind == "prediction":
-            return to_world(self.files.read("x_init"))[0]
+            return to_world(self._read("x_init"))[0]
         if kind.startswith("mean"):
-            return self._samples().images()[0]
+            return self._collected().images()[0]
         return self._sample(self._number(kind))[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
-        return self._samples().std()[0] if self.files.samples > 1 else None
+        return self._collected().std()[0] if self.samples > 1 else None
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
-        [(_, target)] = outputs_of([str(self.photo.path)], str(self.files.folder)).work
-        one_of_several = self.files.samples > 1 and kind.startswith("sample")
+        [(_, target)] = outputs_of([str(self.photo.path)], str(self.folder)).work
+        one_of_several = self.samples > 1 and kind.startswith("sample")
         return f"{target.stem}_{self._number(kind)}{target.suffix}" if one_of_several else target.name
 
     def command(self, kind: str) -> str | None:
@@ -139,13 +120,16 @@ class Result:
         blend = self.settings.blend
         if self.mask is not None:
             blend = blend * F.interpolate(self.mask[None, None], self.photo.size, mode="bilinear")[0, 0]
-        return blended(self.files.read("x_init"), self.files.read(f"r_{k}"), self.files.read("s"), blend)
+        return blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), blend)
 
-    def _samples(self) -> Samples:
-        samples = Samples(replace(self.settings, num_samples=self.files.samples, average=True))
-        for k in range(self.files.samples):
+    def _collected(self) -> Samples:
+        samples = Samples(replace(self.settings, num_samples=self.samples, average=True))
+        for k in range(self.samples):
             samples.add(self._sample(k))
         return samples
+
+    def _read(self, name: str) -> Tensor:
+        return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))
 
 
 def mask_of(layers: Sequence[np.ndarray], outside: bool) -> Tensor | None:

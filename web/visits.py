@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 from threading import Event, RLock
 from uuid import uuid4
 
-from web.results import Photo, Result, SampleFiles
+from web.results import Photo, Result
 
 MOST_BYTES = 2_000_000_000  # of a visit's results; the newest is always kept
 MOST_FILES = 8  # that a visit serves at a time
@@ -31,16 +31,18 @@ class Visit:
         self.stop, self.lock, self.used, self.runs = Event(), RLock(), 0.0, 0
         self._files: OrderedDict[object, Path] = OrderedDict()
 
-    def new_files(self) -> SampleFiles:
-        """A new, empty place for a run's result."""
+    def new_folder(self) -> Path:
+        """A new, empty folder for a run's result."""
         self.runs += 1
-        return SampleFiles(self.folder / str(self.runs))
+        folder = self.folder / str(self.runs)
+        folder.mkdir()
+        return folder
 
     def add(self, result: Result) -> None:
         """Keep a result, and drop the oldest ones beyond MOST_BYTES."""
         self.results.append(result)
-        while len(self.results) > 1 and sum(result.files.bytes for result in self.results) > MOST_BYTES:
-            shutil.rmtree(self.results.pop(0).files.folder)
+        while len(self.results) > 1 and sum(result.bytes for result in self.results) > MOST_BYTES:
+            shutil.rmtree(self.results.pop(0).folder)
 
     def newest(self) -> Result | None:
         """The newest result of the open photograph."""
