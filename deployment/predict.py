@@ -27,7 +27,7 @@ def predict(folder: str, photo: str, restored: str, provider: Provider | None = 
     """Write the prediction for an image file.
 
     Args:
-        folder: of deployment.export.
+        folder: of deployment.export, for images of any size, or for tiles that hold the whole image.
         photo: the image file.
         restored: the file to write; its suffix is the format.
         provider: openvino, the default if it is installed; or cpu, cuda or tensorrt of ONNX Runtime.
@@ -48,7 +48,7 @@ def predict(folder: str, photo: str, restored: str, provider: Provider | None = 
         colours = np.repeat(np.float32(image)[..., None] / 65535, 3, axis=2)
     else:
         colours = np.float32(image.convert("RGB")) / 255
-    values = in_tiles(engine, facts, colours)
+    values = estimate(engine, facts, colours)
     if deep:
         result = Image.fromarray(np.uint16(np.rint(65535 * values.mean(2))))
     else:
@@ -73,33 +73,14 @@ def upright(photo: str) -> Image.Image:
         raise ImageError(f"{photo} cannot be decoded, it may be damaged: {error}") from None
 
 
-def in_tiles(engine: Engine, facts: GraphFacts, image: np.ndarray) -> np.ndarray:
-    """The prediction for an image (H, W, 3), input and result in [0, 1].
-
-    Graphs without a fixed size take the whole image. Others take overlapping tiles, whose weights fall off towards
-    their edges.
-    """
-    blurry = np.float32(image).transpose(2, 0, 1)[None] * 2 - 1
-    height, width = blurry.shape[2:]
-    sides = [facts.side or facts.padded(length) for length in (height, width)]
-    more = [max(0, side - length) for side, length in zip(sides, (height, width), strict=True)]
-    blurry = np.pad(blurry, ((0, 0), (0, 0), (0, more[0]), (0, more[1])), "edge")
-    total, weights = np.zeros_like(blurry), np.zeros_like(blurry)
-    ramps = [1 - np.abs(np.linspace(-1, 1, side + 2)[1:-1]) for side in sides]
-    weight = np.float32(ramps[0][:, None] * ramps[1])
-    for top in starts(blurry.shape[2], sides[0]):
-        for left in starts(blurry.shape[3], sides[1]):
-            place = ..., slice(top, top + sides[0]), slice(left, left + sides[1])
-            output = engine.run({"blurry": np.ascontiguousarray(blurry[place])})
-            total[place] += weight * output[:, :3]  # a fourth channel would be the expected error
-            weights[place] += weight
-    x_init = (total / weights)[0, :, :height, :width].transpose(1, 2, 0)
+def estimate(engine: Engine, facts: GraphFacts, image: np.ndarray) -> np.ndarray:
+    """The prediction for an image (H, W, 3), input and result in [0, 1]. ValueError if a graph's tiles are smaller."""
+    height, width = image.shape[:2]
+    more = [(0, facts.padded(length) - length) for length in (height, width)]
+    blurry = np.pad(np.float32(image) * 2 - 1, [*more, (0, 0)], "edge").transpose(2, 0, 1)[None]
+    output = engine.run({"blurry": np.ascontiguousarray(blurry)})
+    x_init = output[0, :3, :height, :width].transpose(1, 2, 0)  # a fourth channel would be the expected error
     return np.clip((x_init + 1) / 2, 0, 1)
-
-
-def starts(length: int, side: int) -> list[int]:
-    """Start positions of tiles that overlap by at least a quarter; the last one ends with the image."""
-    return [*range(0, length - side, side * 3 // 4), length - side]
 
 
 def main() -> int:
