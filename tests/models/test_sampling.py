@@ -55,20 +55,19 @@ def run(denoiser, settings, blurry=None, seed=0, dtype=torch.float64):
     return sample_residual(denoise, scheduler, settings.eta, iter, blurry, generators(len(blurry), seed))
 
 
-@pytest.mark.parametrize("schedule", ["training", "linear", "cosine", "sigmoid", "log_snr"])
-@pytest.mark.parametrize(("sampler", "eta"), [("ddpm", 0.0), ("ddim", 1.0)])
-def test_stochastic_samplers_reproduce_the_posterior(sampler, eta, schedule):
-    settings = SamplingSettings(sampler, schedule, steps=500, beta_start=1e-4, beta_end=0.05, eta=eta)
+SCHEDULES = ["training", "linear", "cosine", "sigmoid", "log_snr"]
+STOCHASTIC = [
+    (sampler, eta, schedule, 500) for sampler, eta in (("ddpm", 0.0), ("ddim", 1.0)) for schedule in SCHEDULES
+]
+DETERMINISTIC = [(sampler, 0.0, "log_snr", 400) for sampler in ("ddim", "dpmsolver++", "unipc")]
+
+
+@pytest.mark.parametrize(("sampler", "eta", "schedule", "steps"), [*STOCHASTIC, *DETERMINISTIC])
+def test_samplers_reproduce_the_posterior(sampler, eta, schedule, steps):
+    settings = SamplingSettings(sampler, schedule, steps, beta_start=1e-4, beta_end=0.05, eta=eta)
     r_0 = run(GaussianPosterior("v_prediction"), settings)
     # 15,552 pixels: standard errors are 0.8 % of a standard deviation for the mean, 1.1 % for the variance; the rest of
     # the 5 % is left to discretisation.
-    assert r_0.mean().item() == pytest.approx(GaussianPosterior.mean, abs=0.03 * GaussianPosterior.variance**0.5)
-    assert r_0.var().item() == pytest.approx(GaussianPosterior.variance, rel=0.05)
-
-
-@pytest.mark.parametrize("sampler", ["ddim", "dpmsolver++", "unipc"])
-def test_deterministic_samplers_reproduce_the_posterior(sampler):
-    r_0 = run(GaussianPosterior("v_prediction"), SamplingSettings(sampler, "log_snr", steps=400))
     assert r_0.mean().item() == pytest.approx(GaussianPosterior.mean, abs=0.03 * GaussianPosterior.variance**0.5)
     assert r_0.var().item() == pytest.approx(GaussianPosterior.variance, rel=0.05)
 
@@ -110,7 +109,7 @@ def test_an_oracle_returns_the_true_residual(sampler, schedule, prediction_type,
     assert (r_0 - ground_truth).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("schedule", ["training", "linear", "cosine", "sigmoid", "log_snr"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [1, 3, 20])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_denoiser_is_told_the_level_the_scheduler_is_at(sampler, schedule, steps):
