@@ -60,7 +60,6 @@ SMALLER = {
     "python train.py fit --config configs/demo.yaml --data.train PHOTOS": "--trainer.default_root_dir=runs/photos",
     "python train.py fit --config configs/gopro": "--model.validation.steps=1 --trainer.logger=false",
     "python train.py fit --config configs/gopro.yaml": PAPER,
-    "python train.py fit --config configs/gopro_u2net": "--model.predictor.variant=lite --model.denoiser.channels=8",
     "python train.py fit --config configs/text/refine": "--model.validation.steps=1",
     "python train.py fit --config configs/pretrained_base": BASE,
     "python train.py fit --config configs/pretrained_base/refine": REFINER,
