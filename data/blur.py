@@ -6,7 +6,6 @@ saturation, noise, JPEG).
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from typing import Literal
 
 import imagecodecs
@@ -193,36 +192,10 @@ class SyntheticBlur:
         blurry, ground_truth = zip(*pairs, strict=True)
         return torch.stack(blurry), torch.stack(ground_truth)
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether every image is blurred by a single kernel, which excludes SixDegrees and moving objects."""
-        return self.moving is None and all(hasattr(part, "kernel") for part in self.camera)
-
-    def kernel(self, generator: Generator) -> Tensor:
-        """The (K, K) kernel of sum 1, the point spread function of a blur that `has_kernels`."""
-        kind, _, seed = self._draw(generator)
-        if not self.camera:
-            return torch.ones(1, 1)
-        return self.camera[kind].kernel(Generator().manual_seed(seed)).flip(0, 1)
-
-    def uniform(self) -> "SyntheticBlur":
-        """The same blur without the parts that have no single kernel; ValueError if none is left."""
-        kept = [at for at, part in enumerate(self.camera) if hasattr(part, "kernel")]
-        if not kept:
-            raise ValueError("data.blur has no camera part with one kernel for the whole image: omit --uniform.")
-        blur = copy(self)
-        blur.camera, blur.weights = [self.camera[at] for at in kept], self.weights[kept]
-        blur.moving, blur.moves, blur.softens = None, [0.0] * len(kept), [self.softens[at] for at in kept]
-        return blur
-
-    def _draw(self, generator: Generator) -> tuple[int, list[float], int]:
-        """The index of the camera part, uniform random numbers for all other choices, and a seed for the parts."""
-        kind = int(torch.multinomial(self.weights, 1, generator=generator)) if self.camera else 0
-        numbers = torch.rand(8, generator=generator).tolist()
-        return kind, numbers, int(torch.randint(2**62, (), generator=generator))
-
     def _pair(self, sharp: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        kind, (*shares, gain, shot, read, quality), seed = self._draw(generator)
+        kind = int(torch.multinomial(self.weights, 1, generator=generator)) if self.camera else 0
+        *shares, gain, shot, read, quality = torch.rand(8, generator=generator).tolist()
+        seed = int(torch.randint(2**62, (), generator=generator))
         limits = self.moves[kind], self.softens[kind], self.file_values, self.clean
         moves, soft, as_light, clean = (number < limit for number, limit in zip(shares, limits, strict=True))
         gain, shot, read = (

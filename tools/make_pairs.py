@@ -3,8 +3,7 @@
 ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred according to `data.blur` of a training config. It
 has whole photographs to test on (and the texts of pages, where there are some), or with --crops that many random
 regions of each, to train on without blurring again.
-ROOT/pairs.json says how the pairs were made. If every image is blurred by one kernel, kernels.npz has it under the
-pair's name, for methods that need it. Repeating a stopped command resumes it.
+ROOT/pairs.json says how the pairs were made. Repeating a stopped command resumes it.
 """
 
 import shutil
@@ -14,7 +13,6 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -133,7 +131,6 @@ def make(
     crops: int | None = None,
     size: int | None = None,
     candidates: int = 1,
-    uniform: bool = False,
     seed: int = 0,
     workers: int | None = None,
 ) -> None:
@@ -149,7 +146,6 @@ def make(
         size: side in pixels of the regions; for whole photographs the largest side of a centre crop.
         candidates: positions drawn for each region; the one with the most detail is used. A blurred clear sky is the
             same sky and teaches little.
-        uniform: leave out blur without a single kernel for the whole image: a rotating camera and moving objects.
         seed: of the regions and the blur. A pair depends on the seed and its name. Whole photographs of one folder are
             blurred as in train.py test.
         workers: processes; none: one per core, but at most one for every four photographs.
@@ -161,23 +157,17 @@ def make(
     if crops is not None and (crops < 1 or size is None):
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
     blur, section = read_blur(config)
-    blur = blur.uniform() if uniform else blur
     found, folder = find_photos(photos, names), Path(output)
     require_free(folder)
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
-    facts |= {"candidates": candidates, "uniform": uniform, "seed": seed, "blur": section}
+    facts |= {"candidates": candidates, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
         list(on_all_cores(work, list(found), list(found.values()), workers=workers, unit="photo"))
         if crops is None:
             copy_texts(found, part / "text")
-        pairs = [name for photo in found for name in names_of(photo, crops)]
-        kernels = {}
-        if blur.has_kernels:
-            kernels = {name: blur.kernel(generator_of(seed, name)).numpy() for name in pairs}
-            np.savez(part / "kernels.npz", **kernels)
-    known = f", and {len(kernels)} kernels" if kernels else ""
-    print(f"{folder}: {len(pairs)} pairs of {len(found)} photographs, blurred as in {config} with seed {seed}{known}")
+    pairs = len(found) * (crops or 1)
+    print(f"{folder}: {pairs} pairs of {len(found)} photographs, blurred as in {config} with seed {seed}")
 
 
 def main(args: list[str] | None = None) -> None:

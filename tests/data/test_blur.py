@@ -277,24 +277,6 @@ def test_jpeg_qualities_cover_their_range():
     assert all(found) and min(found)[0] < 40 and max(found)[0] > 70
 
 
-def test_the_kernel_is_how_a_point_of_light_spreads():
-    blur = SyntheticBlur([CameraShake((5, 12)), Defocus((1, 4))], response="linear")
-    assert blur.has_kernels
-    side = 4 * blur.margin + 1
-    point = torch.zeros(1, 3, side, side)
-    point[..., 2 * blur.margin, 2 * blur.margin] = 1
-    for seed in range(5):
-        kernel, (blurry, _) = blur.kernel(generator_of(seed)), blur(point, [generator_of(seed)])
-        assert abs(kernel.sum() - 1) < 1e-5
-        found = cut(blurry[0, 0], blur.margin - len(kernel) // 2)
-        torch.testing.assert_close(found, kernel, rtol=0, atol=1e-6)
-    turning = everything()
-    assert not turning.has_kernels and turning.uniform().has_kernels and len(turning.uniform().camera) == 2
-    assert turning.uniform().softens == [0.5, 0.5] and turning.uniform().moves == [0, 0]
-    with pytest.raises(ValueError, match="no camera part with one kernel"):
-        SyntheticBlur([SixDegrees()]).uniform()
-
-
 def test_each_part_s_defaults_are_possible(images):
     blurry, truth = SyntheticBlur([CameraShake()], moving=ObjectMotion(), soften=Softening())(
         F.pad(images, [48] * 4, mode="reflect"), generators(4)

@@ -1,10 +1,7 @@
 import json
 
-import numpy as np
 import pytest
 import torch
-from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
-from scipy.ndimage import convolve
 
 from data import images
 from data.datamodule import DeblurDataModule
@@ -68,28 +65,6 @@ def test_a_seed_makes_the_same_files(photos):
     facts = json.loads((photos.parent / "set2" / "pairs.json").read_text())
     assert (facts["seed"], facts["photos"], facts["size"]) == (1, 2, 20)
     assert facts["blur"]["class_path"] == "data.blur.SyntheticBlur"
-
-
-def test_the_kernels_are_those_of_the_blur(photos):
-    (photos.parent / "config.yaml").write_text(BLUR)
-    folder = make(photos, "set", "--uniform", "true")
-    kernels = np.load(folder / "kernels.npz")
-    assert sorted(kernels) == ["a", "b"] and not np.array_equal(kernels["a"], kernels["b"])
-    for pair in find_pairs(folder):
-        kernel, (blurry, sharp) = kernels[pair.name], read_pair(pair)
-        assert kernel.sum() == pytest.approx(1, abs=1e-5)
-        light = rgb_to_linear_rgb(sharp).numpy()
-        ours = linear_rgb_to_rgb(torch.from_numpy(convolve(light, kernel[None])))
-        mirrored = linear_rgb_to_rgb(torch.from_numpy(convolve(light, kernel[None, ::-1, ::-1])))
-        inside = (slice(None), slice(len(kernel), -len(kernel)), slice(len(kernel), -len(kernel)))
-        error, wrong = ((one - blurry)[inside].abs().mean() for one in (ours, mirrored))
-        assert error < 1 / 255 and error <= wrong
-        asymmetric = np.abs(kernel - kernel[::-1, ::-1]).max() > 0.02
-        assert not asymmetric or error < 0.9 * wrong
-
-
-def test_without_one_kernel_there_are_none(photos):
-    assert not (make(photos, "set") / "kernels.npz").exists()
 
 
 def test_regions_to_train_on(photos):
