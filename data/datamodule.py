@@ -135,12 +135,6 @@ class DeblurDataModule(pl.LightningDataModule):
         if stage == "test":
             self.test_set = self._frames(_source(self._required("test")), "test", None)
 
-    @property
-    def makes_blur(self) -> bool:
-        """Whether the training crops are blurred here, and not taken from pairs."""
-        dataset = self.train_set.parts[0] if isinstance(self.train_set, Mix) else self.train_set
-        return isinstance(dataset, TrainSharp)
-
     def _warn_of_shared_images(self) -> None:
         """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
         val = _sharp_files(self.val_set)

@@ -1,7 +1,6 @@
 """The command line of train.py: build a run from a config and flags."""
 
 import signal
-import sys
 from argparse import SUPPRESS, ArgumentError
 from contextlib import ExitStack
 from itertools import pairwise
@@ -32,8 +31,7 @@ from training.guards import Guard
 from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
 from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scores import Scores
-from training.screen import Bar, Lines, quiet
-from training.step_size import StepSize
+from training.screen import Bar, quiet
 from training.tracking import Track
 
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
@@ -175,12 +173,11 @@ class Command(LightningCLI):
         return [
             Export(),
             Steps(),
-            StepSize(),
             TakeOver(),
             Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
             Track(scores.panels, scores.samples),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
-            *([] if has_bar or settings.enable_progress_bar is False else [Bar() if sys.stdout.isatty() else Lines()]),
+            *([] if has_bar or settings.enable_progress_bar is False else [Bar()]),
             self.last,
         ]
 

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from base.files import replacing
 from base.revision import commit
 from models.pipeline import DeblurPipeline
-from training.tracking import log_pipeline, log_values
+from training.tracking import log_values
 
 
 class RecordConfig(SaveConfigCallback):
@@ -71,16 +71,12 @@ class Steps(Callback):
 
 
 class Export(Callback):
-    """After fit, write the averaged weights as a pipeline folder; in Weights & Biases it becomes an artifact."""
+    """After fit, write the averaged weights as a pipeline folder."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The averaging callback has already copied its averages into the module.
         if trainer.is_global_zero and not trainer.fast_dev_run:
             export(pl_module.pipeline(), Path(trainer.default_root_dir))
-            scores = {name: value.item() for name, value in trainer.callback_metrics.items() if name[:4] == "val/"}
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    log_pipeline(logger, Path(trainer.default_root_dir) / "checkpoint", scores)
 
 
 def export(pipeline: DeblurPipeline, root: Path) -> None:

@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 
 from base import progress
 
@@ -38,23 +38,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # true when resuming
 
 
-class Bar(RichProgressBar):
-    """A progress bar over the batches of the whole run. Lightning's own bar counts only the remaining steps of a
-    resumed run, and shows the log's version and epochs, of which a run has one."""
-
-    @property
-    def total_train_batches(self) -> int:
-        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        return "training"
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict:
-        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
-
-
-class Lines(ProgressBar):
-    """The progress of training without a terminal, where `RichProgressBar` prints nothing: a line every 10 seconds."""
+class Bar(ProgressBar):
+    """The project's bar over the steps of the whole run; Lightning's own count the remaining steps of a resumed run."""
 
     hidden = False
 

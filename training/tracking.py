@@ -17,7 +17,7 @@ EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 
 
 class Track(Callback):
-    """Log gradient norms, the loss by noise level, panels and the recipe.
+    """Log gradient norms, the loss by noise level and panels, and print a summary of the run.
 
     Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
     denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the previous log, by log-SNR of the crop: below -8,
@@ -40,13 +40,7 @@ class Track(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums = self.sums.to(pl_module.device)
-        text = recipe(trainer, pl_module)
-        rank_zero_info(text.partition("\n")[2])  # the data module has named the data
-        for logger in _image_loggers(trainer):
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("recipe", text.replace("\n", "  \n"))
-            elif not logger.experiment.notes:  # keep notes that a user has set
-                logger.experiment.notes = text
+        rank_zero_info(summary(trainer, pl_module))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
         if (trainer.global_step + 1) % trainer.log_every_n_steps:
@@ -89,40 +83,19 @@ class Track(Callback):
         _show(trainer, f"val/panel_{batch_idx}", path, name)
 
 
-def recipe(trainer: Trainer, pl_module: LightningModule) -> str:
-    """A run in four lines: data, networks, objective (only what has an effect), steps."""
-    data = trainer.datamodule
-    made = f"synthetic blur, {type(data.blur).__name__}" if data.makes_blur else "blur as in the data"
+def summary(trainer: Trainer, pl_module: LightningModule) -> str:
+    """A run's networks and steps in two lines."""
+    batch_size = trainer.datamodule.batch_size
     networks = [
         f"{name}: {type(network).__name__}, {sum(parameter.numel() for parameter in network.parameters()):,} parameters"
         for name, network in pl_module.named_children()
     ]
-    values = {}
-    for group, own in pl_module.objective_values().items():
-        values |= {f"{group}.{name}": value for name, value in own.items()} if isinstance(own, dict) else {group: own}
-    if values.get("objective.levels") != "log_normal":
-        values |= {"objective.log_normal": None, "objective.sigma_range": None}
-    used = [f"{name} {value}" for name, value in values.items() if value not in (None, False, 0)]
-    return "\n".join(
-        [
-            f"train: {data.roots['train']}, val: {data.roots['val']}; {made}; crops of {data.patch_size} pixels,"
-            f" seed {data.seed}",
-            "; ".join(networks),
-            f"objective: {', '.join(used)}",
-            f"{trainer.max_steps} steps of {trainer.world_size} x {data.batch_size} x {trainer.accumulate_grad_batches}"
-            f" crops (processes, batch, accumulated), learning rate {pl_module.optimizer.lr:.3g} at its peak,"
-            f" {trainer.precision}, seed {torch.initial_seed()}",
-        ]
+    return (
+        f"{'; '.join(networks)}\n"
+        f"{trainer.max_steps} steps of {trainer.world_size} x {batch_size} x {trainer.accumulate_grad_batches}"
+        f" crops (processes, batch, accumulated), learning rate {pl_module.optimizer.lr:.3g} at its peak,"
+        f" {trainer.precision}, seed {torch.initial_seed()}"
     )
-
-
-def log_pipeline(logger: WandbLogger, folder: Path, scores: dict[str, float]) -> None:
-    """Log an exported pipeline as an artifact that carries its scores."""
-    import wandb
-
-    artifact = wandb.Artifact(f"pipeline-{logger.version}", "model", metadata=scores)
-    artifact.add_dir(str(folder))
-    logger.experiment.log_artifact(artifact)
 
 
 def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:
