@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import lightning.pytorch as pl
 import torch
@@ -82,7 +81,6 @@ class DeblurDataModule(pl.LightningDataModule):
         val_crop: largest height and width of the centre crop used in validation, which limits memory and time; null
             uses whole frames. The test always uses whole frames.
         num_workers: processes that read files; 0 reads in the main process.
-        on_error: what a damaged file does to training: stop ends it; skip reports and counts the file and uses another.
         seed: of the order, the crops and the blur.
     """
 
@@ -99,7 +97,6 @@ class DeblurDataModule(pl.LightningDataModule):
         mix_batches: int = 1,
         val_crop: int | None = 512,
         num_workers: int = 0,
-        on_error: Literal["stop", "skip"] = "stop",
         seed: int = 0,
     ):
         super().__init__()
@@ -107,8 +104,7 @@ class DeblurDataModule(pl.LightningDataModule):
         self.variant, self.blur = variant, blur
         self.patch_size, self.val_crop = patch_size, val_crop
         self.batch_size, self.crops_per_image, self.mix_batches = batch_size, crops_per_image, mix_batches
-        self.num_workers, self.on_error, self.seed = num_workers, on_error, seed
-        self.skipped: dict[str, int] = {}
+        self.num_workers, self.seed = num_workers, seed
         for name in ("patch_size", "batch_size", "crops_per_image", "mix_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -152,13 +148,12 @@ class DeblurDataModule(pl.LightningDataModule):
         return self.roots[split]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
-        options = {"seed": seed, "skip": self.on_error == "skip", "crops_per_image": self.crops_per_image}
+        options = {"seed": seed, "crops_per_image": self.crops_per_image}
         if self._pairs(source, "train"):
             return TrainPairs(self._list(source, "train"), self.patch_size, **options)
         files = find_sharp(source.root, source.split or "train")
         rank_zero_info(f"train: {len(files)} photographs of {source.root}, blurred by {type(self.blur).__name__}")
-        if self.on_error == "stop":
-            check_files(files)
+        check_files(files)
         return TrainSharp(files, self.patch_size, self.blur.margin, **options)
 
     def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
@@ -179,8 +174,7 @@ class DeblurDataModule(pl.LightningDataModule):
         as_they_are = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
         kind = f"layout {listing.layout}, variant {listing.variant}"
         rank_zero_info(f"{split}: {len(pairs)} pairs of {where} ({kind}){as_they_are}")
-        if self.on_error == "stop":  # otherwise damaged pairs are skipped when they are read
-            check_files(pairs)
+        check_files(pairs)
         return pairs
 
     def _pairs(self, source: Source, split: str) -> bool:
@@ -223,13 +217,6 @@ class DeblurDataModule(pl.LightningDataModule):
 
         Both tensors are returned as channels_last, the layout of the networks' weights.
         """
-        for sentence in batch.pop("errors", []):
-            self.skipped[sentence] = self.skipped.get(sentence, 0) + 1
-            total = sum(self.skipped.values())
-            rank_zero_info(f"skipped, {total} so far, {len(self.skipped)} different: {sentence}")
-            if self.trainer is not None:
-                for logger in self.trainer.loggers:
-                    logger.log_metrics({"data/skipped": total}, step=self.trainer.global_step)
         if "seed" in batch:
             generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
             blurry, sharp = self.blur(batch["sharp"], generators)

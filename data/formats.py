@@ -26,8 +26,8 @@ if WRITABLE & HEIF:
 
 MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # Pillow's limit too: 179 million
 MOST_METADATA = 1 << 25  # bytes, of all that a file holds besides its pixels
-# Bytes read before the size is known: Pillow reads some formats wholly, and joins a GIF's comments byte by byte.
-MOST_HEADER = {"GIF": 1 << 20, "PPM": 1 << 20} | dict.fromkeys(("WEBP", "AVIF", "HEIF"), 1 << 29)
+# Bytes read before the size is known: Pillow reads some formats wholly.
+MOST_HEADER = {"PPM": 1 << 20} | dict.fromkeys(("WEBP", "AVIF", "HEIF"), 1 << 29)
 CALL = 64  # bytes that a call of read counts in addition, so that many empty chunks are bounded, too
 VALUE_SIZES = dict(zip(range(1, 19), (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8), strict=True))  # of TIFF
 SUB_DIRECTORIES = (0x8769, 0x8825, 0xA005)  # of EXIF: camera settings, GPS, interoperability
@@ -154,14 +154,6 @@ def check_tags(file: BinaryIO) -> bool:
     return following > 0
 
 
-def several(image: Image.Image, path: Path) -> bool:
-    """Whether an opened file has more than one frame. No more frames than two are looked for."""
-    if image.format in ("TIFF", "GIF"):
-        with open(path, "rb") as file:
-            return check_tags(file) if image.format == "TIFF" else _frames_of_gif(file) > 1
-    return getattr(image, "n_frames", 1) > 1
-
-
 def refuse_others() -> None:
     """Let every Image.open of this process refuse the formats that are not read, those of other libraries too."""
     for name in _openers().keys() - READ.keys():
@@ -221,25 +213,3 @@ def _check_chunks(file: BinaryIO) -> None:
         if total > MOST_METADATA:
             raise TooMuchError
         file.seek(size + size % 2, io.SEEK_CUR)
-
-
-def _frames_of_gif(file: BinaryIO) -> int:
-    """The number of a GIF's frames, at most 2 (GIF89a specification, section 15 onwards)."""
-
-    def skip_blocks() -> None:
-        while size := file.read(1):
-            if size == b"\0":
-                return
-            file.seek(size[0], io.SEEK_CUR)
-
-    flags, frames = file.read(13)[10:11], 0
-    file.seek(3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0, io.SEEK_CUR)
-    while frames < 2 and (kind := file.read(1)) in (b"!", b","):
-        if kind == b"!":
-            file.seek(1, io.SEEK_CUR)
-        else:
-            frames += 1
-            flags = file.read(9)[8:9] or b"\0"
-            file.seek((3 << (flags[0] & 7) + 1 if flags[0] & 0x80 else 0) + 1, io.SEEK_CUR)
-        skip_blocks()
-    return frames

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from base.files import replacing
 from data import metadata
-from data.formats import check_size, check_tags, exif_of, format_of, opened, several
+from data.formats import check_size, check_tags, exif_of, format_of, opened
 from data.search import DEEP, HEIF, READ, SUFFIXES, WRITABLE, ImageError
 
 FORMATS = {
@@ -145,7 +145,7 @@ def _sixteen_bits(path: Path, floats: np.ndarray) -> np.ndarray:
 
 def _read_pillow(path: Path) -> ImageFile:
     with opened(path) as image:
-        exif, more, ink = exif_of(image), several(image, path), image.mode == "CMYK"
+        exif, ink, more = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
         if image.format == "PNG" and _png_depth(path) == 16:

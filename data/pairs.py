@@ -40,55 +40,30 @@ class TrainPairs(Dataset):
         patch_size: side of the crops.
         seed: of the order and the crops.
         crops_per_image: crops per decoded pair.
-        skip: replace pairs that cannot be read by others. The first crop of the replacement has the error message under
-            the key "error".
     """
 
     items: Sequence[Pair]
     patch_size: int
     seed: int = 0
     crops_per_image: int = 1
-    skip: bool = False
 
     def __len__(self) -> int:
         return len(self.items)  # length of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
-        name, frames, errors = self._load(number)
+        name, frames = self.read(self.items[shuffled(number, len(self.items), self.seed)])
         generator = generator_of(self.seed, number)
         windows = draw_windows(frames["sharp"], self.patch_size, self.crops_per_image, generator)
         crops = [
             {side: images.to_float(cut(frame, self.patch_size, window)) for side, frame in frames.items()}
             for window in windows
         ]
-        items = [crop | {"name": name} for crop in crops]
-        if errors:
-            items[0]["error"] = "\n".join(errors)
-        return items
+        return [crop | {"name": name} for crop in crops]
 
     def read(self, item: Pair) -> tuple[str, dict[str, Tensor]]:
         """The name and raw frames of an item."""
         blurry, sharp = item.read()
         return item.name, {"blurry": blurry, "sharp": sharp}
-
-    def _load(self, number: int) -> tuple[str, dict[str, Tensor], list[str]]:
-        """Load the file of item `number`; with `skip`, replace damaged files by others drawn from (seed, number).
-
-        Returns its name, its frames, and the error messages of the files it replaces.
-        """
-        errors: list[str] = []
-        count = len(self.items)
-        index = shuffled(number, count, self.seed)
-        while True:
-            try:
-                name, frames = self.read(self.items[index])
-                return name, frames, errors
-            except (images.ImageError, DatasetError) as error:
-                if not self.skip or len(errors) == 9:  # ten in a row: the whole dataset is damaged
-                    raise
-                errors.append(str(error))
-                instead = generator_of(self.seed, "instead", number, len(errors))
-                index = int(torch.randint(count, (), generator=instead))
 
 
 class TrainSharp(TrainPairs):
@@ -229,13 +204,8 @@ def centre_crop(frame: Tensor, size: int | None) -> Tensor:
 
 
 def flatten(items: list[list[dict]]) -> dict:
-    """Collate the crops of several decoded files into one batch: tensors stacked, names in a list.
-
-    Messages about skipped files are collected in a list under "errors", if there are any.
-    """
-    crops = [crop for item in items for crop in item]
-    errors = [line for crop in crops for line in crop.pop("error", "").splitlines()]
-    return default_collate(crops) | ({"errors": errors} if errors else {})
+    """Collate the crops of several decoded files into one batch: tensors stacked, names in a list."""
+    return default_collate([crop for item in items for crop in item])
 
 
 @dataclass(eq=False)
@@ -259,7 +229,6 @@ class Window:
             read = list(itertools.islice(stream, self.batches))
             if not read:
                 return
-            errors = [line for batch in read for line in batch.pop("errors", [])]
             per_batch = len(read[0]["name"])
             names = [name for batch in read for name in batch.pop("name")]
             together = {key: torch.cat([batch[key] for batch in read]) for key in read[0]}
@@ -270,6 +239,5 @@ class Window:
                 batch = {key: value[chosen] for key, value in together.items()}
                 if torch.cuda.is_available():
                     batch = {key: value.pin_memory() for key, value in batch.items()}
-                batch["name"] = [names[at] for at in chosen.tolist()]
-                yield batch | ({"errors": errors} if errors and place == used else {})
+                yield batch | {"name": [names[at] for at in chosen.tolist()]}
             window, used = window + 1, 0

@@ -15,17 +15,17 @@ READ = {  # the formats that are read, by Pillow's names, with their suffixes
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
     "BMP": (".bmp",),
-    "GIF": (".gif",),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "AVIF": (".avif",),
     "HEIF": (".heic", ".heif"),  # if pillow_heif is installed
 }
 HEIF = set(READ["HEIF"])
 SUFFIXES = {suffix for suffixes in READ.values() for suffix in suffixes}  # files treated as images
-WRITABLE = SUFFIXES - {".gif", *READ["PPM"]} - (set() if importlib.util.find_spec("pillow_heif") else HEIF)
+WRITABLE = SUFFIXES - set(READ["PPM"]) - (set() if importlib.util.find_spec("pillow_heif") else HEIF)
 DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
-PASSED_OVER = RAW | {".eps", ".exr", ".hdr", ".ico", ".jp2", ".jxl", ".pcx", ".psd", ".svg", ".tga"}  # not supported
+# Not supported, and named as such.
+PASSED_OVER = RAW | {".eps", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".pcx", ".psd", ".svg", ".tga"}
 MANIFEST = "manifest.json"  # names the restored images of its folder
 
 

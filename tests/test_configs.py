@@ -127,7 +127,7 @@ def test_the_data_page_s_examples_build(tmp_path):
         built = build(CONFIGS[0].with_name("gopro_lite.yaml"), tmp_path, "--config", str(tmp_path / f"{number}.yaml"))
         data = built.datamodule
         if number == 0:
-            assert [source.weight for source in data.roots["train"]] == [3, 1, 1] and data.on_error == "skip"
+            assert [source.weight for source in data.roots["train"]] == [3, 1, 1]
         else:
             assert len(data.blur.camera) == 6 and isinstance(data.blur.camera[3], SixDegrees)
             assert data.blur.jpeg == (88, 100) and data.blur.file_values == 0.5

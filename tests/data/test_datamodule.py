@@ -5,7 +5,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 
 from data import images
 from data.blur import SyntheticBlur
@@ -277,24 +276,6 @@ def test_a_mix_of_datasets_by_weight(tmp_path, root):
     trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)
     for batch in recorder.seen["train"]:
         assert sum(name.startswith("other") for name in batch["name"]) == 6
-
-
-@pytest.mark.parametrize("workers", [0, 1, 8])
-def test_damaged_files_are_passed_over_counted_and_logged(tmp_path, root, workers, caplog):
-    (root / "train" / "blur" / "5.png").write_text("no image")
-    data = module(root, False, workers, on_error="skip")
-    recorder = Recorder()
-    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
-        logs = CSVLogger(tmp_path)
-        trainer(tmp_path, max_steps=6, limit_val_batches=0, logger=logs, log_every_n_steps=1).fit(recorder, data)
-    assert len(recorder.seen["train"]) == 6 and all(len(batch["name"]) == 4 for batch in recorder.seen["train"])
-    assert "5" not in {name for batch in recorder.seen["train"] for name in batch["name"]}
-    ((sentence, count),) = data.skipped.items()
-    assert "5.png is not an image" in sentence and count >= 1
-    lines = [message for message in caplog.messages if message.startswith("skipped")]
-    assert lines == [f"skipped, {i + 1} so far, 1 different: {sentence}" for i in range(count)]
-    rows = (Path(logs.log_dir) / "metrics.csv").read_text().split()
-    assert rows[0].split(",")[0] == "data/skipped" and [float(row.split(",")[0]) for row in rows[1:]][-1] == count
 
 
 def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, caplog):

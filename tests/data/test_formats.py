@@ -95,6 +95,7 @@ def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
         ("a.jpg", b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
         ("a.tif", b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0", "Windows Icon"),
         ("a.bmp", b"SIMPLE  =", "FITS"),
+        ("a.png", b"GIF89a" + bytes(20), "Compuserve GIF"),
     ],
 )
 def test_other_formats_are_refused_by_their_name(tmp_path, name, content, title):
@@ -146,7 +147,6 @@ def hostile(folder):
     files["profiles.jpg"] = jpeg(folder, *[segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(60_000))] * 1000)
     files["tags.png"] = png(chunk(b"eXIf", overlapping(60_000, 20_000_000)))
     files["late_tags.png"] = png(after=chunk(b"eXIf", overlapping(60_000, 20_000_000)))
-    files["comments.gif"] = b"GIF89a\3\0\2\0\0\0\0!\xfe" + (b"\xff" + b"a" * 255) * 100_000 + b"\0;"
     files["comment.ppm"] = b"P6\n#" + b"a" * 100_000_000
     files["strip.tif"] = inflated(folder)
     for name, content in files.items():

@@ -157,23 +157,6 @@ def test_a_mix_gives_every_dataset_its_share(pairs):
     same(mix[7], parts[mix.place(7)[0]][mix.place(7)[1]])
 
 
-def test_skipping_takes_another_file_and_says_so(pairs):
-    for pair in pairs[:2]:
-        pair.sharp.write_text("no image")
-    dataset = TrainPairs(pairs, 16, skip=True)
-    seen, errors = set(), []
-    for number in range(20):
-        batch = flatten([dataset[number]])
-        seen |= set(batch["name"])
-        errors += batch.get("errors", [])
-    assert seen == {"2", "3", "4"} and {line.split()[0] for line in errors} == {str(p.sharp) for p in pairs[:2]}
-    assert len(errors) >= 8  # four passes over two damaged files
-    for pair in pairs:
-        pair.sharp.write_text("no image")
-    with pytest.raises(images.ImageError, match="is not an image"):
-        dataset[0]
-
-
 def test_a_window_mixes_crops_over_batches(pairs):
     dataset = TrainPairs(pairs, 16, crops_per_image=4)
     batches = [flatten([dataset[number]]) for number in range(12)]

@@ -39,11 +39,11 @@ def test_an_image_that_is_named_twice_is_restored_once():
 
 @pytest.mark.parametrize("suffix", [None, ".png", ".jpg", ".tif"])
 def test_names_that_differ_in_their_suffix_alone_keep_it(suffix):
-    files = ["a.png", "a.jpg", "a.tif", "a.gif", "b.gif"]
-    expected = {file: file for file in files} | {"a.gif": "a_gif.png", "b.gif": "b.png"}
+    files = ["a.png", "a.jpg", "a.tif", "a.ppm", "b.ppm"]
+    expected = {file: file for file in files} | {"a.ppm": "a_ppm.png", "b.ppm": "b.png"}
     if suffix is not None:
         expected = {file: f"a_{file[2:]}{suffix}" if not file.endswith(suffix) else file for file in files}
-        expected["b.gif"] = f"b{suffix}"
+        expected["b.ppm"] = f"b{suffix}"
     assert outputs(*files, suffix=suffix) == {file: f"out/{name}" for file, name in expected.items()}
 
 

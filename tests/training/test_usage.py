@@ -22,7 +22,6 @@ def said(capsys, *args):
         (["--trainer.max_step", "3"], "--trainer.max_step is unknown: did you mean --trainer.max_steps?"),
         (["--model.init_args.compile=1"], "model.compile is unknown: did you mean compiled?"),
         (["--dat.train", "a"], "--dat.train is unknown: did you mean --data.train?"),
-        (["--data.on_error", "stopp"], "data.on_error is one of stop, skip, not stopp: did you mean stop?"),
         (["--trainer.max_steps"], "argument --trainer.max_steps: expected one argument"),
         (["photos"], "photos belongs to no flag: a config follows --config"),
         (["other.yaml"], "other.yaml belongs to no flag: a config follows --config"),
@@ -92,7 +91,7 @@ def test_help_describes_all_flags(capsys):
         "model.predictor_training": "frozen",
         "model.optimizer.lr": "learning rate",
         "guard.patience": "default: 10)",
-        "data.on_error": "type: Literal['stop', 'skip']",
+        "data.mix_batches": "type: int, default: 1)",
         "auto_resume": "fit resumes from the newest checkpoint",
     }.items():
         assert about in text.partition(f" --{flag} ")[2].partition(" --")[0]
