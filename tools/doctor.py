@@ -1,4 +1,4 @@
-"""Find faults of a dataset before training: python -m tools.doctor ROOT [--report FILE.json]
+"""Find faults of a dataset before training: python -m tools.doctor ROOT
 
 Checks every pair of every split for: images without a partner, files that cannot be decoded, different sizes, swapped
 sides, shifts, identical sides, blurry images of different brightness (a gamma mistaken for light), 8 bits against 16,
@@ -7,18 +7,16 @@ Warns if there are no splits, since the run would then validate on its training 
 """
 
 import hashlib
-import json
+import math
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from base.command_line import call
-from base.files import replacing
 from base.stop import run_command
 from data import images
 from data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
@@ -38,23 +36,25 @@ DETAIL = 0.9  # ratio of the sharp side's detail to the blurry side's; below it 
 GAMMA = 0.25  # change of log mean brightness; a gamma of 2.2 changes mid-grey by more
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault of a dataset: its kind, the split and pair, the files, and a sentence."""
+class Fault(NamedTuple):
+    """A fault of a dataset: its kind, and a sentence that names the files."""
 
     kind: str
-    split: str
-    name: str
-    files: tuple[str, ...]
     sentence: str
 
 
-def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -> dict:
+class Diagnosis(NamedTuple):
+    """The splits of a dataset and its faults; `undivided` if there are no splits and all pairs count as one."""
+
+    splits: dict[str, Listing]
+    undivided: bool
+    faults: list[Fault]
+
+
+def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -> Diagnosis:
     """Check a dataset on all cores (or with `num_workers` processes; 0: in this one).
 
-    Returns {"root", "variant", "layout", "splits": {split: number of pairs}, "undivided": whether there are no splits
-    and all pairs count as one, "faults": [Fault as dict]}. Raises DatasetError if no split can be listed or a process
-    is killed.
+    Raises DatasetError if no split can be listed or a process is killed.
     """
     listings, refused = {}, {}
     for split in SPLITS:
@@ -68,73 +68,54 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
     undivided = len(paths) == 1 and len(listings) > 1  # no split folders: every split has the same pairs
     if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
-    prints: dict[bytes, list[tuple[str, Pair]]] = {}
-    faults = [
-        Fault("split", split, "", (), str(error)) for split, error in refused.items() if type(error) is not NoSplitError
-    ]
+    faults = [Fault("split", str(error)) for error in refused.values() if type(error) is not NoSplitError]
     for split, listing in listings.items():
-        for file in listing.alone:
-            faults.append(Fault("unpaired", split, file.stem, (str(file),), f"{file} has no partner."))
-        published = COUNTS.get(listing.layout, {}).get(split)
-        if published and len(listing.pairs) != published:
-            sentence = f"{split} has {len(listing.pairs)} pairs, the published {listing.layout} has {published}."
-            faults.append(Fault("count", split, "", (), sentence))
+        faults += [Fault("unpaired", f"{file} has no partner.") for file in listing.alone]
+        count, published = len(listing.pairs), COUNTS.get(listing.layout, {}).get(split)
+        if published not in (None, count):
+            faults.append(Fault("count", f"{split} has {count} pairs, the published {listing.layout} has {published}."))
     work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
-    sides = zip(*work, strict=True) if work else ((), ())
-    examined = on_all_cores(examine, *map(list, sides), workers=num_workers, unit="pair", desc="examining")
+    examined = on_all_cores(examine, [pair for _, pair in work], workers=num_workers, unit="pair", desc="examining")
+    places: dict[bytes, list[tuple[str, Pair]]] = {}
     for (split, pair), (found, mark) in zip(work, examined, strict=True):
         faults += found
         if mark is not None:
-            prints.setdefault(mark, []).append((split, pair))
-    faults += _leaks(prints) + _shared_scenes(listings)
-    first = next(iter(listings.values()))
-    return {
-        "root": str(root),
-        "layout": first.layout,
-        "variant": first.variant,
-        "splits": {split: len(listing.pairs) for split, listing in listings.items()},
-        "undivided": undivided,
-        "faults": [asdict(fault) for fault in faults],
-    }
+            places.setdefault(mark, []).append((split, pair))
+    return Diagnosis(listings, undivided, faults + _leaks(places) + _shared_scenes(listings))
 
 
-def examine(split: str, pair: Pair) -> tuple[list[Fault], bytes | None]:
+def examine(pair: Pair) -> tuple[list[Fault], bytes | None]:
     """The faults of one pair, and a mark of the sharp image that equal images share; None if unreadable."""
-    faults = []
-
-    def fault(kind: str, sentence: str) -> None:
-        faults.append(Fault(kind, split, pair.name, (str(pair.blurry), str(pair.sharp)), sentence))
-
-    sides = []
+    sides, faults = [], []
     for file in (pair.blurry, pair.sharp):
         try:
             sides.append(images.read_raw(file))
         except images.ImageError as error:
-            faults.append(Fault("unreadable", split, pair.name, (str(file),), str(error)))
-    if len(sides) < 2:
+            faults.append(Fault("unreadable", str(error)))
+    if faults:
         return faults, None
     blurry, sharp = sides
     mark = hashlib.sha256(sharp.movedim(0, -1).contiguous().numpy().tobytes()).digest()
     if blurry.dtype != sharp.dtype:
         bits = ["8" if side.dtype == torch.uint8 else "16" for side in sides]
-        fault("depth", f"{pair.blurry} has {bits[0]} bits and {pair.sharp} has {bits[1]}: save both alike.")
+        sentence = f"{pair.blurry} has {bits[0]} bits and {pair.sharp} has {bits[1]}: save both alike."
+        faults.append(Fault("depth", sentence))
     if blurry.shape != sharp.shape:
-        blurry_size, sharp_size = (f"{side.shape[2]}x{side.shape[1]}" for side in sides)
-        fault("size", f"{pair.blurry} has {blurry_size} pixels and {pair.sharp} has {sharp_size}.")
-        return faults, mark
+        sizes = [f"{side.shape[2]}x{side.shape[1]}" for side in sides]
+        return [*faults, Fault("size", f"{pair.blurry} has {sizes[0]} pixels and {pair.sharp} has {sizes[1]}.")], mark
     if blurry.dtype == sharp.dtype and torch.equal(blurry, sharp):
-        fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")
-        return faults, mark
+        return [Fault("identical", f"{pair.blurry} and {pair.sharp} have the same pixels: nothing is blurred.")], mark
     blurry, sharp = (images.to_float(side).mean(0) for side in sides)
     right, down, share = find_shift(blurry, sharp)
     change = (blurry.mean().clamp_min(1e-4) / sharp.mean().clamp_min(1e-4)).log().abs().item()
     if change > GAMMA:
-        fault("gamma", f"{pair.blurry} is {100 * (torch.tensor(change).exp() - 1):.0f} % brighter or darker than "
-              f"{pair.sharp}: one may be in linear light, the other in the file's values.")  # fmt: skip
+        sentence = f"{pair.blurry} is {100 * math.expm1(change):.0f} % brighter or darker than {pair.sharp}: one may be"
+        faults.append(Fault("gamma", f"{sentence} in linear light, the other in the file's values."))
     if share < SHIFT:
-        fault("shift", f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down.")
+        sentence = f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down."
+        faults.append(Fault("shift", sentence))
     elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # a darker image has less detail
-        fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped.")
+        faults.append(Fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped."))
     return faults, mark
 
 
@@ -164,15 +145,14 @@ def detail(image: Tensor) -> float:
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
 
 
-def _leaks(prints: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
+def _leaks(places: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
     """Images that occur in two splits."""
     faults = []
-    for places in prints.values():
-        splits = {split for split, _ in places}
+    for found in places.values():
+        splits = sorted({split for split, _ in found})
         if len(splits) > 1:
-            files = tuple(str(pair.sharp) for _, pair in places)
-            sentence = f"The same image is in {' and '.join(sorted(splits))}: {', '.join(files)}."
-            faults.append(Fault("leak", places[0][0], places[0][1].name, files, sentence))
+            files = ", ".join(str(pair.sharp) for _, pair in found)
+            faults.append(Fault("leak", f"The same image is in {' and '.join(splits)}: {files}."))
     return faults
 
 
@@ -184,39 +164,34 @@ def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
             for scene in {pair.name.split("/")[0] for pair in listing.pairs}:
                 splits.setdefault(scene, []).append(split)
     return [
-        Fault("leak", places[0], scene, (), f"The scene {scene} is in {' and '.join(sorted(places))}.")
-        for scene, places in sorted(splits.items())
-        if len(places) > 1
+        Fault("leak", f"The scene {scene} is in {' and '.join(sorted(found))}.")
+        for scene, found in sorted(splits.items())
+        if len(found) > 1
     ]
 
 
-def main(root: str, report: str | None = None, variant: str = "blur", num_workers: int | None = None) -> int:
-    """Examine a dataset, print a table and return the exit code.
+def main(root: str, variant: str = "blur", num_workers: int | None = None) -> int:
+    """Examine a dataset, print its faults and return the exit code.
 
     Args:
         root: root folder of the dataset, in any layout, or a CSV manifest.
-        report: JSON file to write all faults to.
         variant: kind of blurry images.
         num_workers: processes; none: one per core.
     """
     found = diagnose(root, variant, num_workers)
-    counts = Counter(fault["kind"] for fault in found["faults"])
-    where = "" if found["undivided"] else " in {}"
-    splits = ", ".join(f"{count} pairs{where.format(split)}" for split, count in found["splits"].items())
-    print(f"{root}: layout {found['layout']}, variant {found['variant']}: {splits}")
-    if found["undivided"]:
+    where = "" if found.undivided else " in {}"
+    splits = ", ".join(f"{len(listing.pairs)} pairs{where.format(split)}" for split, listing in found.splits.items())
+    first = next(iter(found.splits.values()))
+    print(f"{root}: layout {first.layout}, variant {first.variant}: {splits}")
+    if found.undivided:
         print(
             "  warning: no folders train/ and val/ (or test/): given as both data.train and data.val, the images that"
             " are trained on would validate; divide them, or give two folders"
         )
-    for fault in found["faults"][:50]:
-        print(f"  {fault['kind']:<10} {fault['sentence']}")
-    if len(found["faults"]) > 50:
-        print(f"  and {len(found['faults']) - 50} more; --report writes all of them")
+    for fault in found.faults:
+        print(f"  {fault.kind:<10} {fault.sentence}")
+    counts = Counter(fault.kind for fault in found.faults)
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no faults")
-    if report is not None:
-        with replacing(Path(report)) as part:
-            part.write_text(json.dumps(found, indent=1))
     return 1 if counts else 0
 
 

@@ -45,7 +45,7 @@ def test_postscript_is_refused_by_name_everywhere(tmp_path, ghostscript):
         images.read_file(photo)
     with pytest.raises(images.ImageError, match="Encapsulated Postscript"):
         checks.check_files([photo])
-    faults, _ = doctor.examine("train", Pair("photo", photo, photo))
+    faults, _ = doctor.examine(Pair("photo", photo, photo))
     assert images.header_size(photo) is None and "Encapsulated Postscript" in faults[0].sentence
     assert not ghostscript.exists()
 
