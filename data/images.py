@@ -31,7 +31,6 @@ FORMATS = {
     ".heif": {"format": "HEIF", "quality": 95, "chroma": "444"},
 }
 TRANSPARENT = WRITABLE - {".jpg", ".jpeg", ".bmp"}
-FLOAT_SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def to_float(raw: Tensor) -> Tensor:
 def read_file(path: str | Path) -> ImageFile:
     """Read an image in one of the formats of `data.search.READ`, by its content; its suffix need not match.
 
-    8 and 16 bits keep their depth, floats in [0, 1] become 16 bits. The EXIF orientation is applied. Grey becomes three
+    8 and 16 bits keep their depth; floats are refused. The EXIF orientation is applied. Grey becomes three
     equal channels; palette, CMYK and 1-bit images become RGB. If there are several frames, the first is read.
 
     Raises ImageError, naming the file, if it cannot be read, is truncated or has more than MOST_PIXELS.
@@ -105,9 +104,9 @@ def read_file(path: str | Path) -> ImageFile:
 
 
 def _read_tiff(path: Path) -> ImageFile | None:
-    """Read a grey or RGB TIFF of 8 or 16 bits or floats; None for others.
+    """Read a grey or RGB TIFF of 8 or 16 bits; None for others.
 
-    Pillow reads 16-bit colour with 8 bits, no colour of floats, and rotates a TIFF of orientation 5 to 8 twice (13.0).
+    Pillow reads 16-bit colour with 8 bits, and rotates a TIFF of orientation 5 to 8 twice (13.0).
     """
     with open(path, "rb") as content:
         remarks = _remarks(check_tags(content))
@@ -116,8 +115,10 @@ def _read_tiff(path: Path) -> ImageFile | None:
             page = file.pages.first
             check_size(path, (page.imagewidth, page.imagelength))
             plain = page.photometric in (tifffile.PHOTOMETRIC.MINISBLACK, tifffile.PHOTOMETRIC.RGB)
-            floats, bits = page.dtype is not None and page.dtype.kind == "f", page.bitspersample
-            if not floats and (bits not in (8, 16) or page.dtype.kind != "u" or (bits == 8 and not plain)):
+            kind, bits = None if page.dtype is None else page.dtype.kind, page.bitspersample
+            if kind == "f":
+                raise ImageError(f"{path} has floats, whose range is unknown: save it with 8 or 16 bits.")
+            if bits not in (8, 16) or kind != "u" or (bits == 8 and not plain):
                 return None
             if not plain:
                 raise ImageError(f"{path} has {bits} bits of {page.photometric.name}: save it as grey or RGB.")
@@ -127,20 +128,10 @@ def _read_tiff(path: Path) -> ImageFile | None:
             xmp = page.tags[metadata.XMP].value if metadata.XMP in page.tags else None
             if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
                 array = np.moveaxis(array, 0, -1)
-            if floats:
-                array, remarks = _sixteen_bits(path, array), (*remarks, "has floats, which are restored with 16 bits")
             exif = Image.Exif()
             exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
             exif.load_from_fp(content, page.offset)
             return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, remarks, tiff=True)
-
-
-def _sixteen_bits(path: Path, floats: np.ndarray) -> np.ndarray:
-    """Floats in [0, 1] as uint16."""
-    low, high = floats.min(), floats.max()
-    if not (low >= -FLOAT_SLACK and high <= 1 + FLOAT_SLACK):
-        raise ImageError(f"{path} has floats from {low:g} to {high:g}: only those from 0 to 1 are read, scale it.")
-    return np.round(floats.clip(0, 1).astype(np.float64) * 65535).astype(np.uint16)
 
 
 def _read_pillow(path: Path) -> ImageFile:

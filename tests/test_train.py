@@ -58,6 +58,7 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
     assert [row["step"] for row in rows] == list("123456")
     for name, steps in {"val/psnr": "36", "val/psnr_prediction": "36", "train/loss": "123456", "lr": "123456"}.items():
         assert "".join(row["step"] for row in rows if name in row) == steps
+    assert float(rows[3]["train/device/samples_per_sec"]) > 0 and rows[3]["train/samples"] == "8"
     logged = yaml.safe_load(Path("run/logs/version_0/hparams.yaml").read_text())
     assert logged["config"] == yaml.safe_load(Path("run/config.yaml").read_text())
     assert logged["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.01 and "commit" in logged

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from fontTools.ttLib import TTCollection, TTFont
+from kornia.geometry.transform import get_perspective_transform
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from data.formats import opened
@@ -202,14 +204,13 @@ def photograph(page: Page, screen_like: bool) -> Image.Image:
         sheet = Image.blend(sheet, back, r.uniform(0.04, 0.14))
     if r.random() < 0.6:
         width, height = sheet.size
-        corners = [
-            (x + r.gauss(0, 0.008) * width, y + r.gauss(0, 0.008) * height)
-            for x, y in ((0, 0), (0, height), (width, height), (width, 0))
-        ]
+        corners = [(0, 0), (0, height), (width, height), (width, 0)]
+        seen = [(x + r.gauss(0, 0.008) * width, y + r.gauss(0, 0.008) * height) for x, y in corners]
+        plane = get_perspective_transform(*torch.tensor([[corners], [seen]], dtype=torch.float64))
         sheet = sheet.transform(
             sheet.size,
             Image.Transform.PERSPECTIVE,
-            perspective(corners, *sheet.size),
+            plane.flatten()[:8].tolist(),
             Image.Resampling.BICUBIC,
             fillcolor=tuple(page.paper),
         )
@@ -233,12 +234,3 @@ def photograph(page: Page, screen_like: bool) -> Image.Image:
     tint = np.array([r.uniform(0.93, 1), r.uniform(0.95, 1), r.uniform(0.88, 1)], dtype=np.float32)
     values = np.clip(values * light[..., None] * tint, 0, 1)
     return Image.fromarray((values * 255 + 0.5).astype(np.uint8))
-
-
-def perspective(corners: list[tuple[float, float]], width: int, height: int) -> list[float]:
-    """Pillow's eight coefficients that map an image's corners (from the top left, counter-clockwise) to `corners`."""
-    rows, right = [], []
-    for (u, v), (x, y) in zip(corners, ((0, 0), (0, height), (width, height), (width, 0)), strict=True):
-        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
-        right += [u, v]
-    return np.linalg.solve(np.array(rows, float), np.array(right, float)).tolist()

@@ -20,8 +20,7 @@ class Guard(Callback):
 
     A skipped step changes no weights, averages, buffers or optimizer state; with several processes, all skip it. The
     number of skipped steps is logged as guard/skipped. Every step checks the gradients' norm, which makes the host
-    wait for the device. Validation logs val/drift_red, _green and _blue: how far the prediction's mean colour is from
-    that of the blurry image, which blur does not change.
+    wait for the device.
 
     Args:
         patience: stop after this many skipped steps in a row; 0: no step is checked or skipped.
@@ -71,8 +70,3 @@ class Guard(Callback):
                 f"{self.in_a_row} steps in a row had a loss or gradient that is not finite, the last with {names}: look"
                 " at these images, or lower model.optimizer.lr"
             )
-
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        drift = outputs.predictions.float().mean((0, 2, 3)) - batch["blurry"].float().mean((0, 2, 3))
-        for name, value in zip(("red", "green", "blue"), drift, strict=True):
-            pl_module.log(f"val/drift_{name}", value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)

@@ -1,10 +1,11 @@
+import itertools
 import shutil
-from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from data import images
 from data.blur import SyntheticBlur
@@ -12,7 +13,6 @@ from data.camera import CameraShake
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Source
 from data.pairs import generator_of
-from tests import processes
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
 
@@ -22,15 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 class Recorder(pl.LightningModule):
     """Learns one number and keeps every batch it sees."""
 
-    def __init__(self, die_at=None):
+    def __init__(self):
         super().__init__()
         self.number = torch.nn.Parameter(torch.zeros(()))
-        self.die_at = die_at
         self.seen = {"train": [], "val": [], "test": []}
 
     def training_step(self, batch):
-        if self.global_step == self.die_at:
-            raise RuntimeError("power cut")
         self.seen["train"].append(batch)
         return (self.number - batch["sharp"].mean()) ** 2
 
@@ -101,39 +98,20 @@ def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthe
     assert len(sums) == 6
 
 
-def test_a_run_that_died_goes_on_with_the_batch_it_died_in(tmp_path, root):
-    whole, died, rest = Recorder(), Recorder(die_at=3), Recorder()
-    trainer(tmp_path).fit(whole, module(root, True))
-    with pytest.raises(RuntimeError, match="power cut"):
-        trainer(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(died, module(root, True, workers=2))
-    trainer(tmp_path).fit(rest, module(root, True), ckpt_path=tmp_path / "on_exception.ckpt")
-    assert_same(died.seen["train"] + rest.seen["train"], whole.seen["train"])
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_ranks_share_the_batches_of_one_device(root, synthetic):
+    def batches(world, rank):
+        """The names and sums of what one of several processes trains and validates on."""
+        data = module(root, synthetic, batch_size=4 // world)
+        fresh = pl.Trainer(accelerator="cpu", logger=False).fit_loop
+        data.trainer = SimpleNamespace(world_size=world, global_rank=rank, fit_loop=fresh)
+        data.setup("fit")
+        parts = itertools.islice(data.train_dataloader(), 3), data.val_dataloader()
+        return [[[*zip(batch["name"], batch["sharp"].sum((1, 2, 3)), strict=True)] for batch in part] for part in parts]
 
-
-def train_on_one_of_two_ranks(folder, root):
-    class Share(Recorder):
-        def on_train_end(self):
-            torch.save(self.seen, f"{folder}/rank{self.global_rank}.pt")
-
-    options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-    two = trainer(folder, max_steps=2, **options)
-    two.fit(Share(), module(Path(root), True, batch_size=2))
-
-
-def test_ranks_share_the_batches_of_one_device(tmp_path, root):
-    one = Recorder()
-    trainer(tmp_path, max_steps=2, num_sanity_val_steps=0).fit(one, module(root, True))
-
-    call = f"from {__name__} import *; train_on_one_of_two_ranks({str(tmp_path)!r}, {str(root)!r})"
-    done = processes.torchrun("-c", [call])
-    assert [rank.returncode for rank in done] == [0, 0], done
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
-    seen = [[batch["name"] for batch in rank["val"]] for rank in ranks]
-    every = [batch["name"] for batch in one.seen["val"]]
-    assert all(shares and len(shares) < len(every) for shares in seen) and sorted(seen[0] + seen[1]) == sorted(every)
-    for batch, first, second in zip(one.seen["train"], *(rank["train"] for rank in ranks), strict=True):
-        torch.testing.assert_close(torch.cat([first["sharp"], second["sharp"]]), batch["sharp"])
-        torch.testing.assert_close(torch.cat([first["blurry"], second["blurry"]]), batch["blurry"])
+    (whole, every), *ranks = batches(1, 0), batches(2, 0), batches(2, 1)
+    assert [first + second for first, second in zip(*(train for train, _ in ranks), strict=True)] == whole
+    assert all(len(val) == 1 for _, val in ranks) and sorted(ranks[0][1] + ranks[1][1]) == sorted(every)
 
 
 def test_batches_are_what_the_models_expect(tmp_path, root):

@@ -13,7 +13,7 @@ from tests import processes
 from tools.make_pages import find_faces, main, read_words
 from tools.make_pairs import main as make_pairs
 from tools.page_kinds import KINDS
-from tools.typesetting import DIGITS, Page, perspective, photograph, read_face
+from tools.typesetting import DIGITS, Page, photograph, read_face
 
 FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
 ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge"]
@@ -118,14 +118,6 @@ def test_a_font_s_family_and_letters():
     mono = next(face for face in find_faces([FONTS], None) if face.family == "DejaVu Sans Mono")
     assert mono.monospaced and not face.monospaced
     assert read_face(mono.file, {"DejaVu Sans"}) is None
-
-
-def test_perspective_maps_corners_to_corners():
-    corners = [(3, 5), (-2, 98), (201, 103), (196, -4)]
-    a, b, c, d, e, f, g, h = perspective(corners, 200, 100)
-    for (u, v), (x, y) in zip(corners, ((0, 0), (0, 100), (200, 100), (200, 0)), strict=True):
-        depth = g * x + h * y + 1
-        assert ((a * x + b * y + c) / depth, (d * x + e * y + f) / depth) == pytest.approx((u, v))
 
 
 @pytest.mark.skipif(shutil.which("tesseract") is None, reason="no Tesseract")

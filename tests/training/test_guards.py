@@ -56,9 +56,6 @@ def test_a_batch_that_is_not_finite_changes_nothing(caplog, accumulated):
     assert "step 5 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
     rows = metrics("run")
     assert [(row["step"], row["guard/skipped"]) for row in rows if "guard/skipped" in row] == [("2", "1"), ("5", "2")]
-    assert all(
-        -1 < float(row[f"val/drift_{c}"]) < 1 for row in rows if "val/psnr" in row for c in ("red", "green", "blue")
-    )
 
 
 def test_the_guard_changes_no_finite_run():
