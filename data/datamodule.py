@@ -148,39 +148,33 @@ class DeblurDataModule(pl.LightningDataModule):
         return self.roots[split]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
-        options = {"seed": seed, "crops_per_image": self.crops_per_image}
-        if self._pairs(source, "train"):
-            return TrainPairs(self._list(source, "train"), self.patch_size, **options)
-        files = find_sharp(source.root, source.split or "train")
-        rank_zero_info(f"train: {len(files)} photographs of {source.root}, blurred by {type(self.blur).__name__}")
-        check_files(files)
-        return TrainSharp(files, self.patch_size, self.blur.margin, **options)
+        options, items = {"seed": seed, "crops_per_image": self.crops_per_image}, self._items(source, "train")
+        if isinstance(items[0], Pair):
+            return TrainPairs(items, self.patch_size, **options)
+        return TrainSharp(items, self.patch_size, self.blur.margin, **options)
 
     def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
-        if self._pairs(source, split):
-            return FramePairs(self._list(source, split), crop)
-        split = source.split or split
-        files = find_sharp(source.root, split)
-        rank_zero_info(f"{split}: {len(files)} photographs of {source.root}, blurred by {type(self.blur).__name__}")
+        items, split = self._items(source, split), source.split or split
+        if isinstance(items[0], Pair):
+            return FramePairs(items, crop)
         listed = (Path(source.root) / f"{split}.txt").is_file()
         base = Path(source.root) if listed else split_folder(source.root, split)
-        return FrameSharp(files, base, self.blur.margin, self.seed, crop)
+        return FrameSharp(items, base, self.blur.margin, self.seed, crop)
 
-    def _list(self, source: Source, split: str) -> list[Pair]:
-        """The pairs of a split, after the fast checks of data/checks.py."""
-        listing = source.list_pairs(split, self.variant)
-        where = source.root or f"{source.blurry} and {source.sharp}"
-        pairs = paired(listing, where)
-        as_they_are = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
-        kind = f"layout {listing.layout}, variant {listing.variant}"
-        rank_zero_info(f"{split}: {len(pairs)} pairs of {where} ({kind}){as_they_are}")
-        check_files(pairs)
-        return pairs
-
-    def _pairs(self, source: Source, split: str) -> bool:
-        if self.blur is None or source.root is None:
-            return True
-        return holds_pairs(source.root, source.split or split, source.variant or self.variant)
+    def _items(self, source: Source, split: str) -> list[Pair] | list[Path]:
+        """The pairs or the sharp photographs of a split, after the fast checks of data/checks.py."""
+        where, name = source.root or f"{source.blurry} and {source.sharp}", source.split or split
+        if self.blur and source.root and not holds_pairs(source.root, name, source.variant or self.variant):
+            items = find_sharp(source.root, name)
+            rank_zero_info(f"{split}: {len(items)} photographs of {where}, blurred by {type(self.blur).__name__}")
+        else:
+            listing = source.list_pairs(split, self.variant)
+            items = paired(listing, where)
+            unused = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
+            kind = f"layout {listing.layout}, variant {listing.variant}"
+            rank_zero_info(f"{split}: {len(items)} pairs of {where} ({kind}){unused}")
+        check_files(items)
+        return items
 
     def train_dataloader(self) -> DataLoader | Window:
         per_batch = self.batch_size // self.crops_per_image

@@ -84,6 +84,8 @@ def same(one, other):
     a, b = (read_checkpoint(Path(root) / "checkpoints" / "last.ckpt") for root in (one, other))
     for key in ("state_dict", "current_model_state"):
         assert all(torch.equal(a[key][name], b[key][name]) for name in a[key])
+    a, b = (checkpoint["optimizer_states"][0]["state"] for checkpoint in (a, b))
+    assert a.keys() == b.keys() and all(torch.equal(a[k][name], b[k][name]) for k in a for name in a[k])
     index = [(Path(root) / "checkpoint" / "model_index.json").read_text() for root in (one, other)]
     assert index[0] == index[1]
     assert logged(one) == logged(other)

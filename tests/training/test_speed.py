@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -91,15 +92,24 @@ def test_averages_are_lightning_s(tmp_path):
     assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one)
 
 
+class StopAfterThree(Callback):
+    """Ends a run after the third step and its checkpoint."""
+
+    def on_validation_end(self, trainer, pl_module):
+        if trainer.global_step == 3:
+            trainer.should_stop = True
+
+
 def test_a_compiled_run_leaves_the_same_names_and_goes_on():
     """Without the compiler even. It stands aside here, which leaves its wrappers, and they must not show."""
+    last = "run/checkpoints/last.ckpt"
     with torch.compiler.set_stance("force_eager"):
-        train_run("run", "--model.compiled", "true", "--trainer.callbacks+", "tests.test_train.StopAfterThree")
-        compiled = read_checkpoint(Path("run/checkpoints/last.ckpt"))
-        train_run("run")
-    last = read_checkpoint(Path("run/checkpoints/last.ckpt"))
-    assert (compiled["global_step"], last["global_step"]) == (3, 6)
-    assert all(compiled[key].keys() == last[key].keys() for key in ("state_dict", "current_model_state"))
+        train_run("run", "--model.compiled", "true", "--trainer.callbacks+", "tests.training.test_speed.StopAfterThree")
+        compiled = read_checkpoint(Path(last))
+        train_run("run", "--ckpt_path", last)
+    resumed = read_checkpoint(Path(last))
+    assert (compiled["global_step"], resumed["global_step"]) == (3, 6)
+    assert all(compiled[key].keys() == resumed[key].keys() for key in ("state_dict", "current_model_state"))
 
 
 @pytest.mark.slow
