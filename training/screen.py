@@ -36,6 +36,8 @@ def quiet() -> None:
         logging.getLogger(name).addFilter(_is_news)  # a filter is added only once
     warnings.filterwarnings("ignore", message=r"(?s).*deprecated")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # true when resuming
+    # A callback that older checkpoints remember, and that no longer exists.
+    warnings.filterwarnings("ignore", message=r"Be aware that when using `ckpt_path`.*\['StepSize'\]")
 
 
 class Bar(ProgressBar):
