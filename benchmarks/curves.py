@@ -51,7 +51,8 @@ def main(evaluations: list[str], output: str, by: Literal["scores", "steps"] = "
         column[0].set_title(f"{Path(folder).name}: {images} images", fontsize=10)
     if by == "scores":
         panels[0][0].set_ylabel("LPIPS (AlexNet): lower is better ↑")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=5)
+    names = panels[0][0].get_legend_handles_labels()
+    figure.legend(*names, fontsize=8, loc="outside lower center", ncols=min(5, 3 * len(evaluations)))
     with replacing(Path(output)) as part:
         figure.savefig(part, format="png")
 
@@ -78,7 +79,11 @@ def draw(axes: Axes, document: Mapping[str, Any]) -> None:
         named.append(fields)
     for name, marker in (("blurry", "X"), ("predictor", "*")):
         axes.plot(*place[name], marker, color="black", markersize=9, linestyle="", label=name)
-    shown = [place[name] for name in ("blurry", "predictor", *(row["setting"] for row in settings))]
+    shown = [place[name] for name in ("predictor", *(row["setting"] for row in settings))]
+    # A blurry image far from all settings would press them into a corner, so it lies outside then.
+    span = max(psnr for psnr, _ in shown) - min(psnr for psnr, _ in shown)
+    if place["predictor"][0] - place["blurry"][0] <= 2 * span:
+        shown.append(place["blurry"])
     for limits, values in zip((axes.set_xlim, axes.set_ylim), zip(*shown, strict=True), strict=True):
         margin = max(values) - min(values)
         limits(min(values) - LOWER * margin, max(values) + UPPER * margin)

@@ -110,6 +110,10 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
         "0.5, sharp kept",
         "0.5, 2 steps",
     ] and axes.yaxis_inverted()
+    assert axes.get_xlim()[0] < 24
+    far = Figure().subplots()
+    curves.draw(far, {"rows": [row("blurry", 20, 0.4), *rows[1:]], "controls": controls})
+    assert 20 < far.get_xlim()[0] < 25  # the settings fill the axes
 
 
 def test_a_metric_is_drawn_by_steps_for_each_sampler():
