@@ -32,7 +32,8 @@ NO_PRODUCT = ("tests/", "benchmarks/")
 LIBRARIES = ["torch", "torchvision", "lightning", "diffusers", "jsonargparse", "kornia", "pandas", "scipy.stats"]
 FEW = 50  # tests that take less time than starting processes for them
 LIMIT = 3600  # seconds for the tests of one mutant; only one that hangs takes so long
-PASSED, MISSING = pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR
+PASSED = pytest.ExitCode.OK
+MISSING = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 RECORDING = ["--cov=.", "--cov-context=test", "--cov-report="]  # which test ran a line
 # Most | join types or dicts: with another operator the file cannot be imported, which proves nothing about tests.
 LEFT_OUT = re.compile("NoOp|BinaryOperator_BitOr_")
@@ -120,7 +121,8 @@ def running(mutant: Mutant, root: Path = ROOT) -> list[str]:
     contexts = {context for line in statement(mutant, root) for context in by_line.get(line, ())} - {""}
     contexts = contexts or {context for contexts in by_line.values() for context in contexts} - {""}
     tests = (context.rpartition("|") for context in contexts)
-    return sorted({test if phase == "run" else test.partition("::")[0] for test, _, phase in tests})
+    found = {test if phase == "run" else test.partition("::")[0] for test, _, phase in tests}
+    return sorted({re.sub(r"@[\w-]+$", "", test) for test in found})  # without the name of xdist's group
 
 
 def statement(mutant: Mutant, root: Path = ROOT) -> range:
@@ -140,7 +142,7 @@ def tried(copy: Path, mutant: Mutant) -> bool:
     first = running(mutant, copy)
     file.write_text(mutant.text, encoding="utf-8")
     try:  # a changed table may have changed the names of tests, which are then missing
-        noticed = bool(first) and run(copy, first) not in (PASSED, MISSING)
+        noticed = bool(first) and run(copy, first) not in (PASSED, *MISSING)
         return noticed or run(copy, ["tests"]) != PASSED
     finally:
         file.write_text(right, encoding="utf-8")

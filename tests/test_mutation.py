@@ -25,8 +25,9 @@ def number():
     return code.made()
 
 
+@pytest.mark.xdist_group("made")
 def test_made(number):
-    assert number
+    assert code.made() == number
 
 
 def test_number(number):
@@ -42,6 +43,7 @@ def program(folder):
         "tests/__init__.py": "",
         "tests/test_code.py": TEST,
         "tests/test_made.py": MADE,
+        "pytest.ini": "[pytest]\naddopts = --dist loadgroup\n",
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -72,8 +74,8 @@ def test_a_mutant_is_tried_against_the_tests_that_ran_its_lines(tmp_path):
     for line, tests in {
         8: ["tests/test_code.py::test_larger"],
         9: ["tests/test_code.py::test_larger"],  # a statement's second line
-        12: ["tests/test_made.py"],  # run by a fixture
-        1: ["tests/test_code.py::test_larger", "tests/test_made.py"],  # run on import
+        12: ["tests/test_made.py", "tests/test_made.py::test_made"],  # run by a fixture, and in a group
+        1: ["tests/test_code.py::test_larger", "tests/test_made.py", "tests/test_made.py::test_made"],  # run on import
     }.items():
         assert mutation.running(mutation.Mutant("pkg/code.py", line, ""), root) == tests, line
     assert mutation.running(mutation.Mutant("start.py", 1, ""), root) == []
