@@ -114,9 +114,9 @@ def test_crops_are_where_the_detail_is_and_depend_on_the_seed(tmp_path):
 
 
 def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
-    values = torch.zeros(1, 100, 100)
-    values[0, 0, :60] = 0.5
-    values[0, 0, 0] = 4.0  # one pixel far above all others
+    values = torch.zeros(3, 100, 100)
+    values[2, 0, :60] = 1.5  # of the channels the mean is drawn
+    values[2, 0, 0] = 12.0  # one pixel far above all others
     colours, white = heat_map(values)
     assert white == 0.5
     assert torch.equal(colours[:, 0, 1], colours[:, 0, 0]) and not torch.equal(colours[:, 0, 1], colours[:, 50, 50])

@@ -11,7 +11,7 @@ from models.index import PURPOSES
 from models.settings import Sampler
 from web.actions import BEFORE, NEWEST, Actions
 from web.restoration import PhotoRestorer
-from web.visits import Visits
+from web.visits import IDLE, Visits
 
 LOOK = [Path(__file__).parents[1] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
 FAST = {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # events that run no network
@@ -49,7 +49,7 @@ class Page(gr.Blocks):
 
     def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
         title = "Predict and refine: image deblurring"
-        super().__init__(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600))
+        super().__init__(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, IDLE))
         self.restorers, self.visits = restorers, visits
         ui, actions = SimpleNamespace(), Actions(restorers, visits)  # the page's parts by their names
         with self:

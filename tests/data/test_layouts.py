@@ -181,7 +181,7 @@ def test_images_alone_in_published_datasets(tmp_path):
 def test_csv_manifest(tmp_path):
     make(tmp_path, "a/1.png", "b/1.png", "a/2.png", "b/other.png")
     manifest = tmp_path / "pairs.csv"
-    manifest.write_text("sharp,blurry,split\nb/1.png,a/1.png,train\nb/other.png,a/2.png,test\n")
+    manifest.write_text("sharp,blurry,split\nb/1.png,a/1.png,train\nb/other.png,a/2.png,test\nb/1.png,a/3.png,\n")
     assert find_pairs(manifest, "train") == [Pair("a/1", tmp_path / "a/1.png", tmp_path / "b/1.png")]
     assert names(find_pairs(manifest, "test")) == ["a/2"]
     for lines, words in {
