@@ -33,13 +33,14 @@ from web.visits import IDLE, MOST_BYTES
 
 RESULTS = ROOT / "benchmarks" / "results"
 # Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
-# parentheses. The numbers of pretrained/text and of sharp photographs have no such file.
+# parentheses. The numbers of sharp photographs have no such file.
 SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+( *\/ [\d.]+)? *$"
 MEASURED = {
     "README.md": (["lite.md"], SCORES),
     "docs/results.md": (["lite.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "docs/few_steps.md": (["few_steps_start.json"], PLAIN),
+    "docs/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
