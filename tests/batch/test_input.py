@@ -90,3 +90,27 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     listed = {row["image"] for row in rows if not row.get("stop")}
     assert (len(rows) > len(listed)) == (k <= 3) and all((tmp_path / "out" / key).is_file() for key in listed)
     assert len(listed) == (k - 1 if k <= 3 else 3) and ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
+
+
+@pytest.mark.parametrize(
+    ("total", "options", "flags", "workers", "cpus", "gpus"),
+    [
+        ({"CPU": 8.0, "GPU": 2.0}, {}, {}, 2, 4, 1),
+        ({"CPU": 8.0, "GPU": 2.0}, {"device": "cuda"}, {}, 2, 4, 1),
+        ({"CPU": 8.0, "GPU": 2.0, "memory": 64e9}, {"device": "cpu"}, {}, 8, 1, 0),
+        ({"CPU": 8.0, "GPU": 1.0}, {}, {"num_gpus": 0.25}, 4, 2, 0.25),
+        ({"CPU": 8.0, "memory": 8e9}, {}, {}, 2, 4, 0),  # two workers of 3.5 GB
+        ({"CPU": 8.0, "memory": 8e9}, {"memory": 2.0}, {}, 4, 2, 0),
+        ({"CPU": 1.0}, {}, {"concurrency": 2}, 2, 0.5, 0),
+        ({"CPU": 4.0, "memory": 1e9}, {}, {}, 1, 4, 0),  # one at least
+    ],
+)
+def test_workers_share_the_gpus_or_the_cores_and_the_memory(total, options, flags, workers, cpus, gpus):
+    found = command.share(total, Options("out", **options), command.Flags(**flags))
+    assert found == (workers, {"num_cpus": cpus, "num_gpus": gpus})
+
+
+def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
+    with pytest.raises(ValueError, match="--num_gpus 2, but this machine has 1"):
+        command.share({"CPU": 4.0, "GPU": 1.0}, Options("out"), command.Flags(num_gpus=2))
+    assert command.share({"CPU": 4.0}, Options("out"), command.Flags(num_gpus=1, address="HEAD:1"))[0] == 1
