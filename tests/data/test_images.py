@@ -194,6 +194,14 @@ def test_jpeg_keeps_exif_profile_and_grey(tmp_path, image):
         assert ExifTags.Base.Orientation not in written.getexif()
 
 
+@pytest.mark.parametrize("depth", [8, 16])
+def test_a_tiff_says_that_its_colours_are_not_multiplied_with_alpha(tmp_path, depth):
+    like = images.ImageFile(torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8))
+    images.write(tmp_path / "a.tif", torch.zeros(3, 4, 4), like, depth)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        assert file.pages[0].extrasamples == (tifffile.EXTRASAMPLE.UNASSALPHA,)
+
+
 def test_transparent_palettes_keep_their_alpha(tmp_path):
     palette = Image.new("P", (4, 3), 1)
     palette.putpalette([0, 0, 0, 200, 100, 50])
