@@ -1,6 +1,6 @@
 """Crops per second and MFU of training, by config and option, each case in its own process.
 
-python -m benchmarks.training --cases 'demo/*,lite/*'
+python -m benchmarks.training --cases 'demo/*,small/*'
 python -m benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
 
 A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
@@ -30,7 +30,7 @@ from data.camera import CameraShake
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
-    "lite": "configs/pretrained_lite/predictor_finish.yaml",
+    "small": "configs/pretrained_u2net/predictor_finish.yaml",
     "base": "configs/pretrained_base/predictor.yaml",
     "gopro_lite": "configs/gopro_lite.yaml",
     "u2net": "configs/gopro_u2net.yaml",

@@ -10,7 +10,11 @@ ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise woul
 SHIPPED = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
 PRETRAINED = SHIPPED / "lite"
 FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
-PURPOSES = {"lite": "photographs", "text": "documents, screens, receipts, signs"}  # of the repository's own
+PURPOSES = {  # of the repository's own
+    "lite": "photographs",
+    "text": "documents, screens, receipts, signs",
+    "u2net": "photographs, faster",
+}
 
 
 class CheckpointError(ValueError):

@@ -13,45 +13,49 @@ from torch import Tensor
 from data import images
 from evaluation.metrics import Lpips, psnr
 from models.checkpoints import load_pipeline
-from models.index import PRETRAINED
+from models.index import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
 GOLDEN = ASSETS / "golden"
-SCORES = ("image", "of", "psnr", "lpips")
+SCORES = ("checkpoint", "image", "of", "psnr", "lpips")
 STORED = ("gopro_test_01.png", "page.png")  # those whose crops are
 CROP = slice(90, 186)
 
 
-def restored() -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """(file, "prediction" or "balanced", image, ground truth) of each pair, in float32; images (3, H, W) in [0, 1]."""
-    for checkpoint, folder in (("lite", "pairs"), ("text", "page")):
-        pipeline = load_pipeline(str(PRETRAINED.with_name(checkpoint)))
+def restored() -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
+    """(checkpoint, file, "prediction" or "balanced", image, ground truth) of each pair, in float32; images (3, H, W) in
+    [0, 1]."""
+    for checkpoint, folder in (("lite", "pairs"), ("text", "page"), ("u2net", "pairs")):
+        pipeline = load_pipeline(str(SHIPPED / checkpoint))
         for file in sorted((ASSETS / folder / "blur").iterdir()):
             sharp = images.read(ASSETS / folder / "sharp" / file.name)
             done = pipeline(images.read(file), pipeline.preset("balanced"), names=[file.name], output_type="pt")
-            yield file.name, "prediction", done.predictions[0], sharp
-            yield file.name, "balanced", done.images[0], sharp
+            yield checkpoint, file.name, "prediction", done.predictions[0], sharp
+            yield checkpoint, file.name, "balanced", done.images[0], sharp
 
 
-def scores(results) -> list[tuple[str, str, float, float]]:
-    """(file, of, PSNR in dB, LPIPS through AlexNet) of what `restored` yields."""
+def scores(results) -> list[tuple[str, str, str, float, float]]:
+    """(checkpoint, file, of, PSNR in dB, LPIPS through AlexNet) of what `restored` yields."""
     lpips = Lpips()
-    return [(name, of, psnr(x[None], y[None]).item(), lpips(x[None], y[None]).item()) for name, of, x, y in results]
+    return [(*names, psnr(x[None], y[None]).item(), lpips(x[None], y[None]).item()) for *names, x, y in results]
 
 
-def crop(image: Tensor) -> Tensor:
-    """The 96 x 96 pixels of an image that are stored."""
-    return image[:, CROP, CROP]
+def crops(results) -> dict[str, Tensor]:
+    """The 96 x 96 pixels of the images that are stored, by their files' stems."""
+    found = {}
+    for checkpoint, name, of, image, _ in results:
+        if name in STORED:
+            found[f"{checkpoint}_{Path(name).stem}_{of}"] = image[:, CROP, CROP]
+    return found
 
 
 def main() -> None:
     results = list(restored())
     with (GOLDEN / "scores.csv").open("w", newline="") as file:
-        rows = [(name, of, f"{p:.4f}", f"{d:.5f}") for name, of, p, d in scores(results)]
+        rows = [(*names, f"{p:.4f}", f"{d:.5f}") for *names, p, d in scores(results)]
         csv.writer(file, lineterminator="\n").writerows([SCORES, *rows])
-    for name, of, image, _ in results:
-        if name in STORED:
-            images.write(GOLDEN / f"{Path(name).stem}_{of}.png", crop(image))
+    for stem, image in crops(results).items():
+        images.write(GOLDEN / f"{stem}.png", image)
 
 
 if __name__ == "__main__":

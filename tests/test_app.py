@@ -445,7 +445,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chrom
         assert f"--checkpoint {name} --preset perceptual --device cpu --precision fp32" in command
         [expected] = both.restorers[name].pipeline(array, preset="perceptual", names=["photo"]).images
         assert np.array_equal(np.asarray(Image.open(client.predict(api_name="/save"))), expected), name
-    with pytest.raises(Exception, match="checkpoint is one of lite, text, not best"):
+    with pytest.raises(Exception, match="checkpoint is one of lite, text, u2net, not best"):
         client.predict(checkpoint="best", api_name="/restore")
     tab, expect = chromium.new_page(), pytest.importorskip("playwright.sync_api").expect
     tab.goto(both.local_url)

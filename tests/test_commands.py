@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 from tests.processes import Command, free_port, until
 from training.command import require_files
 
-CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text")]
+CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text", "u2net")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 # What is not done here, by how a command begins, and why.
 EXCEPTIONS = {
@@ -70,14 +70,15 @@ SMALLER = {
     "python -m benchmarks.refiner_gates": "--images=1 --crop=32",
     "python -m benchmarks.posterior": "--samples=2 --size=32",
 }
-ONE_CAMERA = "--config configs/pretrained_lite/pairs_one_camera.yaml"
+U2NET = "--config configs/finetune.yaml --config configs/pretrained_u2net/finetune.yaml"
+ONE_CAMERA = "--config configs/pretrained_u2net/pairs_one_camera.yaml"
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
     "runs/demo/checkpoint": "python evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos",
     "runs/demo ": "python train.py fit --config configs/demo.yaml",
     "best-psnr.ckpt": "python train.py fit --config configs/demo.yaml",
     "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train PAIRS",
-    "runs/one_camera/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train one_camera",
+    "runs/one_camera/checkpoint": f"python train.py fit {U2NET} --data.train one_camera",
     "data.train one_camera": f"python -m tools.make_pairs PHOTOS {ONE_CAMERA}",
     "one_camera:test": f"python -m tools.make_pairs MORE_PHOTOS {ONE_CAMERA}",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"

@@ -16,7 +16,7 @@ from models.checkpoints import load_pipeline
 from models.lightning_module import PredictAndRefine
 
 CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
-STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_lite/*.yaml"))
+STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_u2net/*.yaml"))
 GRIDS = sorted(Path(__file__).parents[1].glob("configs/grid/*.yaml"))
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -38,8 +38,13 @@ def test_every_config_builds(config, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("configs", "name"),
-    [(["demo"], "lite"), (["finetune"], "lite"), (["finetune", "text/finetune"], "text")],
-    ids=["demo", "finetune", "text"],
+    [
+        (["demo"], "u2net"),
+        (["finetune"], "lite"),
+        (["finetune", "text/finetune"], "text"),
+        (["finetune", "pretrained_u2net/finetune"], "u2net"),
+    ],
+    ids=["demo", "finetune", "text", "u2net"],
 )
 def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, name, tmp_path):
     """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights; were they
@@ -72,8 +77,9 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
-    runs = {s.stem: build(s, tmp_path, "--model.init_from", "null") for s in STAGES if not s.stem.startswith("pairs")}
+def test_the_stages_of_u2net_go_together(tmp_path):
+    stages = [stage for stage in STAGES if not stage.stem.startswith(("pairs", "finetune"))]
+    runs = {stage.stem: build(stage, tmp_path, "--model.init_from", "null") for stage in stages}
     models = {stage: built.model for stage, built in runs.items()}
     refiners = {"refine", "refine_finish"}
     assert set(models) == {"distil", "predictor", "predictor_longer", "predictor_finish"} | refiners
@@ -87,6 +93,17 @@ def test_the_stages_of_the_pretrained_model_go_together(tmp_path):
     for stage in refiners:
         assert models[stage].predictor_training == "frozen"
         models[stage].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_stages_of_lite_train_its_networks(tmp_path):
+    shipped = load_pipeline("lite", precision="fp32")
+    for stage in ("predictor", "refine"):
+        config = CONFIGS[0].with_name("pretrained_lite") / f"{stage}.yaml"
+        model = build(config, tmp_path, "--model.init_from", "null").model
+        model.predictor.load_state_dict(shipped.predictor.state_dict())
+    assert model.predictor_training == "frozen"
+    model.denoiser.load_state_dict(shipped.denoiser.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore")

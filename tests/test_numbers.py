@@ -36,9 +36,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 # parentheses. The numbers of sharp photographs have no such file.
 SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+( *\/ [\d.]+)? *$"
 MEASURED = {
-    "README.md": (["lite.md"], SCORES),
-    "docs/results.md": (["lite.md"], SCORES),
+    "README.md": (["lite.md", "u2net.md"], SCORES),
+    "docs/results.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
+    "pretrained/u2net/README.md": (["u2net.md"], SCORES),
     "docs/few_steps.md": (["few_steps_start.json"], PLAIN),
     "docs/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }

@@ -9,7 +9,7 @@ import torch
 import sample
 from data import images
 from models.checkpoints import load_pipeline
-from models.index import PRETRAINED
+from models.index import SHIPPED, shipped
 from tests import golden
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -19,9 +19,10 @@ def gradient_energy(image: torch.Tensor) -> float:
     return (image.diff(dim=-1).square().mean() + image.diff(dim=-2).square().mean()).item()
 
 
-def test_it_is_small_and_has_presets():
-    assert sum(file.stat().st_size for file in PRETRAINED.rglob("*") if file.is_file()) < 16 * 2**20
-    pipeline = load_pipeline(str(PRETRAINED))
+@pytest.mark.parametrize("name", shipped())
+def test_it_is_small_and_has_presets(name):
+    assert sum(file.stat().st_size for file in (SHIPPED / name).rglob("*") if file.is_file()) < 16 * 2**20
+    pipeline = load_pipeline(name)
     assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"}
     assert pipeline.preset() == pipeline.preset("balanced")
 
@@ -41,8 +42,8 @@ def results():
 
 def test_they_make_of_a_frame_and_a_page_what_they_made(results):
     stored = {file.stem: images.read(file) for file in golden.GOLDEN.glob("*.png")}
-    made = {f"{Path(name).stem}_{of}": golden.crop(image) for name, of, image, _ in results}
-    assert len(stored) == 4
+    made = golden.crops(results)
+    assert len(stored) == 6
     for name, image in stored.items():
         assert (made[name].clamp(0, 1) - image).abs().max() <= 1.5 / 255, name  # a level, and the file's rounding
 
@@ -51,6 +52,6 @@ def test_their_scores_of_each_image_are_those_that_are_stored(results):
     with (golden.GOLDEN / "scores.csv").open(newline="") as file:
         stored = [tuple(row.values()) for row in csv.DictReader(file)]
     found = golden.scores(results)
-    assert [row[:2] for row in stored] == [row[:2] for row in found] and len(found) == 10
+    assert [row[:3] for row in stored] == [row[:3] for row in found] and len(found) == 18
     for row, (*_, psnr, lpips) in zip(stored, found, strict=True):
-        assert (float(row[2]), float(row[3])) == (pytest.approx(psnr, abs=0.005), pytest.approx(lpips, abs=5e-4)), row
+        assert (float(row[3]), float(row[4])) == (pytest.approx(psnr, abs=0.005), pytest.approx(lpips, abs=5e-4)), row
