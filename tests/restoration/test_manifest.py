@@ -26,6 +26,10 @@ def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
     written(out, "mine.png")
     again = Manifest(out, {"seed": 1})
     assert not again.has(image) and Manifest(out, {"seed": 0}).has(image)
+    for name in ("a.png", "a_std.png"):
+        (out / name).unlink()
+        assert not Manifest(out, {"seed": 0}).has(image), name
+        written(out, name)
     again.add(image, written(out, "a.png"), {})
     assert {file.name for file in out.glob("*.png")} == {"a.png", "mine.png"}
 
