@@ -202,6 +202,15 @@ def test_a_tiff_says_that_its_colours_are_not_multiplied_with_alpha(tmp_path, de
         assert file.pages[0].extrasamples == (tifffile.EXTRASAMPLE.UNASSALPHA,)
 
 
+@pytest.mark.parametrize(
+    ("mode", "grey"),
+    [("1", True), ("L", True), ("LA", True), ("I;16", True), ("P", False), ("RGB", False), ("RGBA", False)],
+)
+def test_an_image_of_one_colour_channel_is_grey(tmp_path, mode, grey):
+    Image.new(mode, (4, 4)).save(tmp_path / "a.png")
+    assert images.read_file(tmp_path / "a.png").grey is grey
+
+
 def test_transparent_palettes_keep_their_alpha(tmp_path):
     palette = Image.new("P", (4, 3), 1)
     palette.putpalette([0, 0, 0, 200, 100, 50])
