@@ -453,9 +453,12 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(both, chrom
     tab.locator("#examples button").last.click()
     tab.get_by_text("page_blurry.jpg: ").wait_for()
     expect(tab.get_by_role("radio", name="text: documents, screens, receipts, signs")).to_be_checked()
-    expect(strength).to_have_value("0.25")
-    tab.get_by_role("radio", name="lite: photographs").check()
-    expect(strength).to_have_value("0.5")
+    tab.locator("#preset input").click()
+    tab.get_by_role("option", name="perceptual").click()
+    for purpose in ("text: documents, screens, receipts, signs", "lite: photographs"):
+        tab.get_by_role("radio", name=purpose).check()
+        blend = both.restorers[purpose.partition(":")[0]].pipeline.preset("perceptual").blend
+        expect(strength).to_have_value(f"{blend:g}")
     tab.screenshot(path=tmp_path / "page.png")
     tab.close()
 
