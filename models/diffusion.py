@@ -13,6 +13,7 @@ from torch import Tensor
 
 ScaleKind = Literal["global", "local", "learned"]
 FLOOR = 0.005  # least value of the maps below, in [-1, 1]: two thirds of an 8-bit level, so that r_0 stays finite
+MOST = 2.0  # the range: no error is larger
 
 # Orthonormal: luma, and two of chroma. What is missing is nearly grey, and in RGB a sampler does not know it: it draws
 # three channels as if they were independent, which looks like coloured grain. So chroma can stay the prediction's.
@@ -67,7 +68,8 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
     - global: 1, so s is a number (the paper's s is 1).
     - local: the mean of |x_init - y| over 9 x 9 pixels and the channels. The predictor misses most where it changes
       most.
-    - learned: the predictor's own estimate of |x - x_init| (see `laplace_loss`), averaged over 5 x 5 pixels.
+    - learned: the predictor's own estimate of |x - x_init| (see `laplace_loss`), at most MOST, averaged over 5 x 5
+      pixels.
 
     Args:
         prediction: x_init (N, 3, H, W) in [-1, 1]; learned needs a fourth channel, the log of that estimate.
@@ -79,7 +81,7 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
     if kind == "local":
         return _box_mean((prediction[:, :3] - blurry).abs().mean(1, keepdim=True), 9) + FLOOR
     if kind == "learned":
-        return _box_mean(prediction[:, 3:].exp(), 5).clamp_min(FLOOR)
+        return _box_mean(prediction[:, 3:].exp().clamp_max(MOST), 5).clamp_min(FLOOR)
     return prediction.new_ones(1, 1, 1, 1).expand(len(prediction), 1, *prediction.shape[-2:])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.checkpoints import load_pipeline
-from models.diffusion import FLOOR, add_residual, clip_residual, laplace_loss, residual, residual_size
+from models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
 from models.heads import IdentityPredictor
 from models.lightning_module import PredictAndRefine
 from models.objective import Residual
@@ -48,12 +48,14 @@ def test_at_the_border_the_mean_is_over_the_pixels_there_are():
     assert torch.allclose(residual_size("local", blurry + 0.1, blurry), torch.tensor(0.1 + FLOOR))
 
 
-def test_learned_is_the_predictor_s_estimate_floored():
-    prediction = torch.zeros(1, 4, 20, 20)
+def test_learned_is_the_predictor_s_estimate_within_its_bounds():
+    prediction = torch.zeros(1, 4, 20, 30)
     prediction[:, 3] = math.log(0.03)
     prediction[:, 3, :, :8] = -20.0
-    size = residual_size("learned", prediction, torch.zeros(1, 3, 20, 20))
-    assert torch.allclose(size[..., 10:], torch.tensor(0.03)) and torch.allclose(size[..., :6], torch.tensor(FLOOR))
+    prediction[:, 3, :, 22:] = 4.0  # such an estimate drew bright speckles
+    size = residual_size("learned", prediction, torch.zeros(1, 3, 20, 30))
+    for columns, expected in ((slice(10, 20), 0.03), (slice(6), FLOOR), (slice(24, None), MOST)):
+        assert torch.allclose(size[..., columns], torch.tensor(expected))
 
 
 def test_a_map_is_divided_by_and_multiplied_with():
