@@ -5,7 +5,7 @@ values for a core as in the whole image under three conditions: the halo covers 
 multiples of the network's stride, and no tile extends beyond the image (whose border the network pads as usual).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,6 +29,11 @@ class TooLittleMemory(ValueError):
     def __init__(self, needed: int):
         super().__init__(f"the smallest tiles need {needed / 1e9:.2f} GB: allow that much memory")
         self.needed = needed
+
+
+def sides_in_words(tiles: Mapping[str, int | None]) -> str:
+    """The sides of the networks' tiles, by the networks' names; None stands for the whole image."""
+    return ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
 
 
 def refusal(error: BaseException, height: int, width: int) -> str | None:

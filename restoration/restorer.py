@@ -19,7 +19,7 @@ from models.index import name_of, pretrained
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
 from models.samples import faults
-from models.tiling import TooLittleMemory, refusal
+from models.tiling import TooLittleMemory, refusal, sides_in_words
 from restoration.maps import write_map
 from restoration.options import Options
 from restoration.outputs import batches, usual
@@ -62,8 +62,7 @@ class Restoration:
     @property
     def tiles_in_words(self) -> str:
         """The sides of the networks' tiles."""
-        sides = self.out.tiles.items()
-        return ", ".join(f"{name} in tiles of {side}" for name, side in sides if side) or "whole image"
+        return sides_in_words(self.out.tiles)
 
     def remarks(self, tiles: str, named: bool) -> Iterator[str]:
         """Yield what is notable, in words.

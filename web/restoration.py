@@ -18,7 +18,7 @@ from models.index import find_folder, name_of, pretrained
 from models.memory import allowed_memory, give_back, require_memory
 from models.samples import faults, refined_share
 from models.settings import SamplingSettings
-from models.tiling import refusal
+from models.tiling import refusal, sides_in_words
 from restoration.options import Options
 from web.results import Photo, Result
 from web.visits import Visit
@@ -140,13 +140,12 @@ class PhotoRestorer:
         warnings = list(photo.image.remarks)
         if draws and settings.blend > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
-        sides = ", ".join(f"{name} in tiles of {side}" for name, side in result.tiles.items() if side) or "whole image"
         result.facts = {"warning": "; ".join(warnings)} if warnings else {}
         result.facts |= {
             "preset": preset or "of the checkpoint",
             "seed": str(seed),
             "seconds": f"{predicting:.2f} predictor, {refining:.2f} steps",
-            "tiles": sides,
+            "tiles": sides_in_words(tiles),
             "device": f"{self.pipeline.place}, {self.pipeline.precision}",
             "checkpoint": f"{self.name}, licence {self.licence}",
             "sha256": self.sha256,
