@@ -68,8 +68,7 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
     - global: 1, so s is a number (the paper's s is 1).
     - local: the mean of |x_init - y| over 9 x 9 pixels and the channels. The predictor misses most where it changes
       most.
-    - learned: the predictor's own estimate of |x - x_init| (see `laplace_loss`), at most MOST, averaged over 5 x 5
-      pixels.
+    - learned: the predictor's own estimate of |x - x_init| (see `expected_size`), averaged over 5 x 5 pixels.
 
     Args:
         prediction: x_init (N, 3, H, W) in [-1, 1]; learned needs a fourth channel, the log of that estimate.
@@ -81,8 +80,16 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
     if kind == "local":
         return _box_mean((prediction[:, :3] - blurry).abs().mean(1, keepdim=True), 9) + FLOOR
     if kind == "learned":
-        return _box_mean(prediction[:, 3:].exp().clamp_max(MOST), 5).clamp_min(FLOOR)
+        return _box_mean(expected_size(prediction[:, 3:]), 5).clamp_min(FLOOR)
     return prediction.new_ones(1, 1, 1, 1).expand(len(prediction), 1, *prediction.shape[-2:])
+
+
+def expected_size(log_size: Tensor) -> Tensor:
+    """The expected |x - x_init| (N, 1, H, W), of images in [-1, 1], from its log; at most MOST.
+
+    A size head says more where an image has brighter edges than any of training.
+    """
+    return log_size.exp().clamp_(max=MOST)
 
 
 def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.arrays import OUTPUT_TYPES, read_images, write_images
 from models.calibration import ErrorCurve
 from models.devices import require_compiler
-from models.diffusion import ScaleKind, residual_size
+from models.diffusion import ScaleKind, expected_size, residual_size
 from models.memory import bytes_per_pixel
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
@@ -51,7 +51,7 @@ class Prediction:
         """The expected |x - x_init| (N, 1, H, W) in units of the [0, 1] range, if the predictor has a size head."""
         if self.log_size is None:
             return None
-        estimate = self.log_size.exp().div_(2)
+        estimate = expected_size(self.log_size).div_(2)
         return estimate if self.error_curve is None else self.error_curve.expected(estimate)
 
 

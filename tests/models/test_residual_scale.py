@@ -12,7 +12,7 @@ from models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_l
 from models.heads import IdentityPredictor
 from models.lightning_module import PredictAndRefine
 from models.objective import Residual
-from models.pipeline import DeblurPipeline
+from models.pipeline import DeblurPipeline, Prediction
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser
 from models.unet import Denoiser, UNetPredictor
@@ -56,6 +56,7 @@ def test_learned_is_the_predictor_s_estimate_within_its_bounds():
     size = residual_size("learned", prediction, torch.zeros(1, 3, 20, 30))
     for columns, expected in ((slice(10, 20), 0.03), (slice(6), FLOOR), (slice(24, None), MOST)):
         assert torch.allclose(size[..., columns], torch.tensor(expected))
+    assert Prediction(prediction[:, :3], prediction[:, 3:]).expected_error.max() == MOST / 2  # of the range [0, 1]
 
 
 def test_a_map_is_divided_by_and_multiplied_with():
