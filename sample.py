@@ -79,10 +79,6 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
                 written += 1
     except Stopped as stopped:
         raise Stopped(stopped.signal, STOPPED.format(written)) from None
-    if options.index:
-        from restoration.index import write_index  # not at the top, as above
-
-        print(f"before and after: {write_index(outputs.folder)}")
     for failure in sorted(failures):
         print(f"sample.py: error: {failure}", file=sys.stderr)
     for suffix, count in sorted(outputs.skipped.items()):

@@ -29,7 +29,7 @@ KINDS = {  # types of the manifest's columns; dicts are stored as JSON
     " format",
     pa.list_(pa.string()): "written remarks faults",
     pa.int64(): "bytes modified seed depth tile predictor_tile",
-    pa.float64(): "seconds blur std_white error_white bound_white",
+    pa.float64(): "seconds std_white error_white bound_white",
     pa.bool_(): "uncertainty error_bound compare",
 }
 SCHEMA = pa.schema([(name, kind) for kind, names in KINDS.items() for name in names.split()])

@@ -55,7 +55,6 @@ class Options:
         error_bound: also write the error that nine of ten pixels stay below, as NAME_bound.png and .tif, if the
             checkpoint's expected error is calibrated (docs/sampling.md).
         compare: also write NAME_compare.png: blurry, prediction, restored.
-        index: also write index.html: the folder's images before and after, the blurriest first, with their warnings.
         overwrite: restore images again that the manifest lists as done with the same checkpoint, settings and seed.
     """
 
@@ -79,7 +78,6 @@ class Options:
     uncertainty: bool = False
     error_bound: bool = False
     compare: bool = False
-    index: bool = False
     overwrite: bool = False
 
     def __post_init__(self):

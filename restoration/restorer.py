@@ -158,7 +158,7 @@ class Restorer:
         like = metadata.kept(restoration.image, options.metadata)
         for file, restored in restoration.files.items():
             images.write(file, restored, like, options.depth)
-        written, whites = list(restoration.files), {"blur": _blur(restoration.image.values, out)}
+        written, whites = list(restoration.files), {}
         maps = {"std": out.std, "error": out.expected_error} if options.uncertainty else {}
         if options.error_bound:
             maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
@@ -237,12 +237,6 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
         std=None if out.std is None else out.std[i : i + 1],
         expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
     )
-
-
-def _blur(blurry: Tensor, out: DeblurOutput) -> float:
-    """How blurry an image is, in 8-bit levels: the error that the predictor expects, or else the change it makes."""
-    values = (out.predictions[0].cpu() - blurry).abs() if out.expected_error is None else out.expected_error
-    return round(255 * values.mean().item(), 3)
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:

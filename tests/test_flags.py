@@ -181,7 +181,6 @@ SAMPLE = {
         lambda a, b: b.files.keys() - a.files.keys() == {"a_bound.png", "b_bound.png"},
     ),
     "compare": (DRAWN, [], lambda a, b: {"a_compare.png", "b_compare.png"} == b.files.keys() - a.files.keys()),
-    "index": (DRAWN, [], lambda a, b: (b.folder / "index.html").is_file() and not (a.folder / "index.html").exists()),
     "sampler": (DRAWN, ["ddpm"], differ),
     "schedule": (DRAWN, ["cosine"], differ),
     "steps": (

@@ -26,7 +26,7 @@ from tools.doctor import _shared_scenes
 from tools.make_pairs import regions
 
 FACTS_OF = {"checkpoint": "checkpoint_sha256", "preset": "settings"}  # what stands for them in the manifest
-NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "index", "overwrite"}
+NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "overwrite"}
 BY_SCENE = {"gopro", "realblur"}  # layouts whose names begin with a scene's folder
 
 
