@@ -103,18 +103,20 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
         images.write(tmp_path / name / side / f"{name}.png", torch.rand(3, 64, 64, generator=generator))
     plan = yaml.safe_load(PREDICTORS.read_text())
     plan["base"]["data"] |= {"patch_size": 32, "batch_size": 1, "val_crop": 32}
-    plan["arms"] = {arm: plan["arms"][arm] for arm in ("U2-Net", "U-Net")}
+    small = {"class_path": "models.slim_unet.SlimPredictor", "init_args": {"widths": [4, 8], "blocks": [1, 1]}}
+    plan["base"]["model"]["init_args"]["predictor"] = small
+    plan["arms"] = {plan["reference"]: {}, "Wide-Net": {"model.init_args.predictor.init_args.widths": [8, 8]}}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     pairs = [str(tmp_path / "a"), str(tmp_path / "b")]
     given = {"arms": str(tmp_path / "plan.yaml"), "pairs": pairs, "tests": {"own": str(tmp_path / "test")}}
     with pytest.raises(ValueError, match="give either --photos, or --pairs with --tests"):
         main(str(tmp_path / "out"), photos=str(tmp_path), **given)
-    main(str(tmp_path / "out"), budget=0.02, val=str(tmp_path / "test"), **given)
+    main(str(tmp_path / "out"), budget=0.005, val=str(tmp_path / "test"), **given)
     found = json.loads((tmp_path / "out" / "ablation.json").read_text())
-    assert [row["arm"] for row in found["rows"]] == list(plan["arms"]) and found["core_minutes"] == 0.02
+    assert [row["arm"] for row in found["rows"]] == list(plan["arms"]) and found["core_minutes"] == 0.005
     for run in found["runs"]:
         own = tmp_path / "out" / run["arm"].replace("-", "_") / "0"
-        steps = round(1.2 / run["core_seconds_step"])
+        steps = round(0.3 / run["core_seconds_step"])
         assert json.loads((own / "pace.json").read_text())["processor_seconds"] == run["core_seconds_step"] > 0
         assert steps - 12 < run["steps"] <= steps and list(run["scores"])[-1] == "own/prediction/lpips"
         with open(own / "logs" / "version_0" / "metrics.csv", newline="") as file:
