@@ -34,13 +34,13 @@ from web.visits import IDLE, MOST_BYTES
 RESULTS = ROOT / "benchmarks" / "results"
 # Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
 # parentheses. The numbers of sharp photographs have no such file.
-SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+( *\/ [\d.]+)? *$"
+SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+ / [\d.]+(, \w+)? *$"
 MEASURED = {
     "README.md": (["lite.md", "u2net.md"], SCORES),
     "docs/results.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),
-    "docs/few_steps.md": (["few_steps_start.json"], PLAIN),
+    "docs/few_steps.md": (["few_steps.md"], PLAIN),
     "docs/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
