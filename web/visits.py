@@ -1,12 +1,10 @@
 """The files that the page keeps for each visitor, and for how long."""
 
 import shutil
-import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Event, RLock
+from time import monotonic
 from uuid import uuid4
 
 from web.results import Photo, Result
@@ -29,42 +27,28 @@ class Visit:
         self.photo: Photo | None = None
         self.results: list[Result] = []
         self.stop, self.lock, self.used, self.runs = Event(), RLock(), 0.0, 0
-        self._files: OrderedDict[object, Path] = OrderedDict()
-
-    def new_folder(self) -> Path:
-        """A new, empty folder for a run's result."""
-        self.runs += 1
-        folder = self.folder / str(self.runs)
-        folder.mkdir()
-        return folder
+        self._files: dict[object, Path] = {}  # the one that was served last comes last
+        folder.mkdir(parents=True)
 
     def add(self, result: Result) -> None:
         """Keep a result, and drop the oldest ones beyond MOST_BYTES."""
         self.results.append(result)
-        while len(self.results) > 1 and sum(result.bytes for result in self.results) > MOST_BYTES:
+        while len(self.results) > 1 and sum(file.stat().st_size for file in self.folder.glob("*/*")) > MOST_BYTES:
             shutil.rmtree(self.results.pop(0).folder)
 
-    def newest(self) -> Result | None:
-        """The newest result of the open photograph."""
-        return next((result for result in reversed(self.results) if result.photo is self.photo), None)
+    def serve(self, key: object, name: str, write: Callable[[Path], None]) -> str:
+        """The file that is served under a key, in a folder of its own; beyond MOST_FILES the oldest ones are removed.
 
-    def served_before(self, key: object) -> Path | None:
-        """The file that was served under a key, if it still exists; it then counts as the newest."""
-        if key in self._files:
-            self._files.move_to_end(key)
-        return self._files.get(key)
-
-    def serve(self, key: object, name: str) -> Path:
-        """A path in a new folder for a file to serve; beyond MOST_FILES the oldest file is removed."""
-        path = self.served / uuid4().hex / name
-        path.parent.mkdir(parents=True)
-        gone = [self._files.pop(key)] if key in self._files else []
-        self._files[key] = path  # as the newest
+        One that was served under the key before is served again, unless gradio removed it; otherwise `write` writes it.
+        """
+        path = self._files.pop(key, None)
+        if path is None or not path.is_file():
+            path = self.served / uuid4().hex / name
+            write(path)
+        self._files[key] = path
         while len(self._files) > MOST_FILES:
-            gone.append(self._files.popitem(last=False)[1])
-        for old in gone:
-            shutil.rmtree(old.parent, ignore_errors=True)
-        return path
+            shutil.rmtree(self._files.pop(next(iter(self._files))).parent, ignore_errors=True)
+        return str(path)
 
     def close(self) -> None:
         """Stop the run and remove every file."""
@@ -77,23 +61,20 @@ class Visits:
     """The open visits, by the session name of the browser's page.
 
     Args:
-        folder: for private files.
-        served: for files that the browser may fetch.
-        clock: returns the time in seconds.
+        folder: for private files, in its folder kept, and for files that the browser may fetch, in its folder served.
     """
 
-    def __init__(self, folder: Path, served: Path, clock: Callable[[], float] = time.monotonic):
-        self.folder, self.served, self.clock, self._visits, self._lock = folder, served, clock, {}, RLock()
+    def __init__(self, folder: Path):
+        self.kept, self.served, self._visits, self._lock = folder / "kept", folder / "served", {}, RLock()
 
     def of(self, name: str) -> Visit:
         """The visit of that name, created if necessary; visits that were idle too long are closed."""
-        now = self.clock()
         with self._lock:
-            for other in [other for other, visit in self._visits.items() if now - visit.used > IDLE]:
+            for other in [other for other, visit in self._visits.items() if monotonic() - visit.used > IDLE]:
                 self.close(other)
             if name not in self._visits:
-                self._visits[name] = Visit(Path(mkdtemp(dir=self.folder)), self.served / uuid4().hex)
-            self._visits[name].used = now
+                self._visits[name] = Visit(self.kept / uuid4().hex, self.served / uuid4().hex)
+            self._visits[name].used = monotonic()
             return self._visits[name]
 
     def close(self, name: str) -> None:

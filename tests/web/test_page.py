@@ -1,0 +1,256 @@
+"""The page in a real browser, as visitors use it."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT
+from tests.processes import free_port
+from tests.web.conftest import PRESET, serving
+
+expect = pytest.importorskip("playwright.sync_api").expect
+expect.set_options(timeout=60_000)
+STRENGTH = "#strength input[type=number]"
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page")]  # which takes long to start
+
+
+def visiting(chromium, url):
+    """A tab, which must log no error and ask no other host."""
+    tab, errors, hosts = chromium.new_page(), [], set()
+    tab.set_default_timeout(60_000)
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    tab.goto(url)
+    yield tab
+    tab.close()
+    assert errors == [] and hosts - {""} == {urlsplit(url).netloc}
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium, page):
+    """A tab that several tests go on with."""
+    yield from visiting(chromium, page.local_url)
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    """A PNG of 16 bits."""
+    path = tmp_path_factory.mktemp("photo") / "my photo (1).png"
+    path.write_bytes(imagecodecs.png_encode(np.random.default_rng(0).integers(0, 1 << 16, (44, 60, 3), np.uint16)))
+    return path
+
+
+@pytest.fixture
+def denoiser_calls(page):
+    """The calls of the denoiser from now on, one entry each."""
+    calls = []
+    handle = page.actions.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: calls.append(1))
+    yield calls
+    handle.remove()
+
+
+def upload(tab, path):
+    tab.set_input_files("#photo input[type=file]", path)
+    tab.get_by_text(f"{path.name}: ").wait_for()
+
+
+def run(tab, **fields):
+    """Run with these numbers; returns the number of the run."""
+    for name, value in fields.items():
+        tab.fill(f"#{name} input", str(value))
+    right = tab.locator("#right input")
+    before = right.input_value()
+    tab.click("#run")
+    expect(right).not_to_have_value(before)
+    return right.input_value().partition(":")[0]
+
+
+def choose(tab, field, start):
+    tab.click(f"#{field} input")
+    tab.get_by_role("option", name=start).first.click()
+
+
+def changed(tab, side, change, *given):
+    """Wait until a change of the page has changed the left (0) or the right image (1)."""
+    image = tab.locator("#slider img").nth(side)
+    before = image.get_attribute("src")
+    change(*given)
+    expect(image).not_to_have_attribute("src", before)
+
+
+def saved(tab, folder):
+    with tab.expect_download() as download:
+        tab.click("#save")
+    download.value.save_as(folder / download.value.suggested_filename)
+    return folder / download.value.suggested_filename
+
+
+def alert(tab):
+    """The sentence of the message that stands in the page; it is closed."""
+    sentence = tab.get_by_test_id("toast-text").inner_text()
+    tab.get_by_test_id("toast-close").click()
+    tab.get_by_test_id("toast-body").wait_for(state="detached")
+    return sentence
+
+
+def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
+    upload(visitor, photo)
+    run(visitor)
+    left, right = (visitor.locator("#slider img").nth(side) for side in (0, 1))
+    for image in (left, right):
+        expect(image).to_have_js_property("naturalWidth", 60)
+        expect(image).to_have_js_property("naturalHeight", 44)
+    assert left.get_attribute("src") != right.get_attribute("src")
+    expect(right).to_have_css("clip-path", "inset(0px 0px 0px 50%)")
+    box = left.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    visitor.mouse.move(*middle)
+    visitor.mouse.down()
+    visitor.mouse.move(middle[0] + 10, middle[1], steps=3)
+    visitor.mouse.up()
+    expect(right).not_to_have_css("clip-path", "inset(0px 0px 0px 50%)")
+    visitor.mouse.move(box["x"] + 3, box["y"] + 3)  # off the handle
+    visitor.mouse.wheel(0, -200)
+    expect(left).not_to_have_attribute("style", re.compile(r"scale\(1\)"))
+    visitor.locator("#slider").get_by_role("button", name="Fullscreen").click()
+    visitor.get_by_role("button", name="Exit fullscreen mode").wait_for()
+    assert visitor.locator("#slider").bounding_box()["width"] == 1200
+    visitor.get_by_role("button", name="Exit fullscreen mode").click()
+
+
+def test_the_strength_moves_without_a_network_and_0_is_the_prediction(visitor, page, photo, tmp_path, denoiser_calls):
+    upload(visitor, photo)
+    run(visitor, steps=3, seed=5)
+    found, array = {0.35: saved(visitor, tmp_path).read_bytes()}, imagecodecs.png_decode(photo.read_bytes())
+    for strength in (*(0.5 + number / 20 for number in range(9)), 0):  # more files than are kept
+        changed(visitor, 1, visitor.fill, STRENGTH, str(strength))
+        found[strength] = saved(visitor, tmp_path).read_bytes()
+    assert len(denoiser_calls) == 3 and [path.name for path in tmp_path.iterdir()] == [photo.name]
+    for blend in (0.35, 0.9, 0):
+        settings = replace(PRESET, steps=3, blend=blend)
+        out = page.actions.restorer.pipeline(array, settings, seed=5, names=[photo.stem])
+        assert np.array_equal(imagecodecs.png_decode(found[blend]), out.images[0])
+    assert np.array_equal(out.images[0], out.predictions[0])
+
+
+def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, photo):
+    upload(visitor, photo)
+    numbers = []
+    for preset, strength, count in (("balanced", "0.35", 1), ("perceptual", "0.8", 2)):
+        choose(visitor, "preset", preset)
+        expect(visitor.locator(STRENGTH)).to_have_value(strength)
+        numbers.append(run(visitor, count=count))
+    expect(visitor.locator("#right input")).to_have_value(f"{numbers[1]}: mean of 2 samples, perceptual 0.80")
+    changed(visitor, 0, choose, visitor, "left", f"{numbers[0]}: restored, balanced 0.35")
+    visitor.get_by_role("tab", name="Uncertainty").click()
+    expect(visitor.locator("#heat img")).to_have_js_property("naturalWidth", 60)
+    visitor.get_by_role("tab", name="Numbers").click()
+    visitor.locator("#facts").get_by_text("blend 0.8, 2 samples").wait_for()
+    visitor.fill("#count input", "1")
+
+
+def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor, photo, denoiser_calls, capfd):
+    """The number stands in its field, but no event has told the page, as when Run is clicked at once."""
+    upload(visitor, photo)
+    visitor.evaluate("document.querySelector('#steps input').value = 7")
+    run(visitor)
+    assert len(denoiser_calls) == 7
+    visitor.fill("#steps input", "1001")
+    visitor.click("#run")
+    assert alert(visitor) == "this page takes at most 1000 steps, not 1001: restore it with sample.py"
+    visitor.set_input_files("#photo input[type=file]", ROOT / "README.md")
+    assert alert(visitor) == "README.md is not an image of a known format."
+    upload(visitor, photo)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_cancel_ends_a_run_within_a_step_and_the_page_goes_on(visitor, photo, denoiser_calls):
+    upload(visitor, photo)
+    visitor.fill("#steps input", "1000")
+    visitor.click("#run")
+    visitor.locator("#status").get_by_text("steps done").first.wait_for()
+    visitor.click("#cancel")
+    visitor.locator("#status").get_by_text("Cancelled").wait_for()
+    visitor.evaluate("document.querySelector('#status [data-testid=status-tracker]').classList.remove('hide')")
+    visitor.wait_for_timeout(500)  # longer than the transition of gradio's styles
+    assert visitor.locator("#status").get_by_text("Cancelled").is_visible(), "hidden by a late progress message"
+    done = len(denoiser_calls)
+    run(visitor, steps=2)
+    assert 0 < done < 1000 and len(denoiser_calls) <= done + 1 + 2
+
+
+def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(chromium, tmp_path):
+    """Each with its presets and an example; the page's own example chooses the checkpoint for text. With a login."""
+    array = np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)
+    Image.fromarray(array).save(tmp_path / "photo.png")
+    with serving(tmp_path / "visitors", auth="name:pass:word") as page:
+        for word, status in (("pass", 401), ("pass:word", 200)):
+            chromium.request.post(f"{page.local_url}login", form={"username": "name", "password": word})
+            assert chromium.request.get(f"{page.local_url}config").status == status
+        for tab in visiting(chromium, page.local_url):
+            tab.locator("#examples button").last.click()
+            tab.get_by_text("page_blurry.jpg: ").wait_for()
+            expect(tab.get_by_role("radio", name="text: documents, screens, receipts, signs")).to_be_checked()
+            upload(tab, tmp_path / "photo.png")
+            choose(tab, "preset", "perceptual")
+            for name, purpose in (("text", "documents"), ("u2net", "photographs, faster"), ("lite", "photographs")):
+                tab.get_by_role("radio", name=f"{name}: {purpose}").check()
+                pipeline = page.actions.restorers[name].pipeline
+                expect(tab.locator(STRENGTH)).to_have_value(f"{pipeline.preset('perceptual').blend:g}")
+                label = re.compile(f"^{run(tab)}: restored, {name} perceptual ")
+                expect(tab.locator("#right input")).to_have_value(label)
+                [restored] = pipeline(array, preset="perceptual", names=["photo"]).images
+                assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored), name
+
+
+@pytest.mark.slow
+def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(chromium, visitor, page, photo):
+    for second in visiting(chromium, page.local_url):
+        for tab in (visitor, second):
+            upload(tab, photo)
+            tab.fill("#steps input", "60")
+        visitor.click("#run")
+        run(second)
+        visitor.locator("#status").get_by_text("Run ").wait_for()
+        own, other = (tab.locator("#slider img").nth(1).get_attribute("src") for tab in (visitor, second))
+        assert own != other
+        kept, served = page.actions.visits.kept, page.actions.visits.served
+        hidden = [path for path in kept.rglob("*") if path.is_file()]
+        hidden += [path for path in served.rglob("*") if path.is_dir()]
+        file = urlsplit(own).path.partition("file=")[2]
+        for path in (*hidden, ROOT / "README.md", file.replace("image.png", "other.png")):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(f"{page.local_url}gradio_api/file={quote(str(path))}")
+
+
+@pytest.mark.slow
+def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (400, 600, 3), np.uint8)
+    Image.fromarray(noise).resize((6000, 4000)).save(tmp_path / "large.jpg")
+    command = [sys.executable, "app.py", "--port", str(free_port()), "--device", "cpu"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            for tab in visiting(chromium, re.search(r"http://\S+", server.stdout.readline())[0]):
+                upload(tab, tmp_path / "large.jpg")
+                run(tab)
+                changed(tab, 1, tab.fill, STRENGTH, "0.4")
+                with Image.open(saved(tab, tmp_path)) as restored:
+                    assert restored.size == (6000, 4000)
+            status = Path(f"/proc/{server.pid}/status").read_text()
+        finally:
+            server.send_signal(signal.SIGINT)
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    print(f"{peak / 1e9:.2f} GB")
+    assert peak < 4e9
