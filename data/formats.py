@@ -154,14 +154,6 @@ def check_tags(file: BinaryIO) -> bool:
     return following > 0
 
 
-def refuse_others() -> None:
-    """Let every Image.open of this process refuse the formats that are not read, those of other libraries too."""
-    for name in _openers().keys() - READ.keys():
-        if name in Image.OPEN:
-            Image.ID.remove(name)
-            del Image.OPEN[name]
-
-
 @cache
 def _openers() -> dict:
     """All of Pillow's formats, to name those that are refused."""
