@@ -10,14 +10,14 @@ COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean i
 RISE = 1.2  # from the largest mean expected error of an image that is left alone to that of one that is fully refined
 
 
-def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float | Tensor, in_place: bool = False) -> Tensor:
+def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool = False) -> Tensor:
     """The restored images (N, 3, H, W) in [0, 1]: x_init + blend s r_0, clipped. Blend 0 gives the prediction.
 
     Args:
         x_init: the prediction in [-1, 1].
         r_0: a sample of the scaled residual.
         s: its scale (N, 1, H, W).
-        blend: a number from 0 to 1, or a map (H, W) of such numbers.
+        blend: from 0 to 1.
         in_place: overwrite r_0, which saves one tensor.
     """
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))

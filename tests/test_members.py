@@ -17,7 +17,7 @@ from data.layouts import LISTERS, Listing, Pair
 from data.search import READ
 from models.diffusion import ScaleKind
 from models.slim_unet import SlimPredictor
-from restoration.maps import heat_map
+from restoration.maps import heat_map, reduced
 from restoration.options import Options
 from restoration.outputs import named
 from restoration.restorer import DETAIL, Restorer, _write_comparison
@@ -120,6 +120,13 @@ def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
     colours, white = heat_map(values)
     assert white == 0.5
     assert torch.equal(colours[:, 0, 1], colours[:, 0, 0]) and not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
+
+
+def test_large_images_are_reduced_by_their_mean():
+    image = torch.rand(3, 60, 90)
+    assert reduced(image, 5400) is image
+    small = reduced(image, 600)
+    assert small.shape == (3, 20, 30) and torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
 
 
 def test_a_comparison_shows_the_centre_at_full_size(tmp_path):
