@@ -66,7 +66,7 @@ class Actions:
 
     @_sentences()
     def open(self, file: dict[str, Any], request: gr.Request) -> list[Any]:
-        """Open an uploaded photograph, a file at path, under its name at the visitor's, orig_name."""
+        """Open an uploaded photograph; `file` has its path, and as orig_name its name at the visitor's."""
         visit, name = self._visit(request), Path(file["orig_name"]).name
         with visit.lock:
             visit.photo = photo = self.restorer.open(Path(file["path"]), name)

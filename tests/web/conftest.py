@@ -29,8 +29,11 @@ def serving(folder, checkpoint=None, **served):
 
 @pytest.fixture(scope="package")
 def page(tmp_path_factory):
+    """A page with a tiny checkpoint; its `calls` get an entry for each call of the denoiser."""
     checkpoint = tmp_path_factory.mktemp("app") / "checkpoint"
     tiny_pipeline().save_pretrained(checkpoint)
     save_presets(checkpoint, {"balanced": PRESET, "perceptual": replace(PRESET, blend=0.8)})
     with serving(tmp_path_factory.mktemp("visitors"), str(checkpoint)) as page:
+        page.calls = []
+        page.actions.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: page.calls.append(1))
         yield page

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gradio as gr
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -42,35 +43,24 @@ def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, 
     return page.actions.visits.of("somebody").results[-1]
 
 
-@pytest.mark.parametrize(
-    ("given", "changed"),
-    [
-        ({}, {}),
-        ({"strength": 0}, {"blend": 0.0}),
-        ({"sampler": "unipc"}, {"sampler": "unipc", "eta": 0.0}),
-        ({"count": 3}, {"num_samples": 3}),
-        ({"preset": "perceptual"}, {"blend": 0.8}),
-        ({"preset": "perceptual", "steps": 3}, {"blend": 0.8, "steps": 3}),
-    ],
-)
-def test_every_image_is_the_pipeline_s_to_the_bit_at_every_strength(page, visit, given, changed):
+@pytest.mark.parametrize("preset", [None, "perceptual"])
+@pytest.mark.parametrize("numbers", [{}, {"strength": 0}, {"steps": 3}, {"sampler": "unipc"}, {"count": 3}])
+def test_every_image_is_the_pipeline_s_to_the_bit_at_every_strength(page, visit, preset, numbers):
     """What is left out follows the preset, which is balanced."""
-    result, settings = run(page, **given), replace(PRESET, **changed)
+    result, names = run(page, preset, **numbers), {"strength": "blend", "count": "num_samples"}
+    followed = {"blend": 0.8 if preset else 0.35, "eta": 0.0 if "sampler" in numbers else 1.0}
+    settings = replace(PRESET, **followed | {names.get(name, name): value for name, value in numbers.items()})
     call = {"seed": 3, "names": ["a photo"], "output_type": "pt"}
     for blend in (settings.blend, 0.0, 0.7):
         result.settings = replace(result.settings, blend=blend)
-        out, mean = (
-            page.actions.restorer.pipeline(
-                visit.photo.image.pixels, replace(settings, blend=blend, average=average), **call
-            )
-            for average in (False, True)
-        )
+        average, each = (replace(settings, blend=blend, average=average) for average in (True, False))
+        out = page.actions.restorer.pipeline(visit.photo.image.pixels, each, **call)
         assert torch.equal(result.image("prediction"), out.predictions[0])
         for kind, image in zip(result.kinds[1:], out.images, strict=False):
             assert torch.equal(result.image(kind), image), kind
         if out.std is not None:
-            assert torch.equal(result.std(), out.std[0])
-            assert torch.equal(result.image("mean of 3 samples"), mean.images[0])
+            mean = page.actions.restorer.pipeline(visit.photo.image.pixels, average, **call).images[0]
+            assert torch.equal(result.image("mean of 3 samples"), mean) and torch.equal(result.std(), out.std[0])
 
 
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
@@ -107,6 +97,19 @@ def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, ca
         with pytest.raises(gr.Error) as refused:
             page.actions.open({"path": path, "orig_name": name}, REQUEST)
         assert refused.value.message.startswith(f"{name} ") and f"sample.py: error: {refused.value.message}" in said
+
+
+def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
+    """Neither one of the page's own nor another, in a request that no page sends."""
+    run(page)
+    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "open"]
+    for number, path in enumerate([tmp_path / "a photo.jpg", *visit.folder.glob("*/*")]):
+        for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+            visitor, file = f"forger {number} {len(meta)}", {"path": str(path), "orig_name": "a.jpg", **meta}
+            join = {"data": [file], "fn_index": event, "session_hash": visitor}
+            assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
+            answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": visitor}, timeout=60)
+            assert '"success":false' in answer.text and page.actions.visits.of(visitor).photo is None
 
 
 @pytest.mark.parametrize(
