@@ -41,7 +41,8 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Groups, which one worker runs, come first: the others share the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -25,7 +25,6 @@ def number():
     return code.made()
 
 
-@pytest.mark.xdist_group("made")
 def test_made(number):
     assert code.made() == number
 
@@ -33,19 +32,20 @@ def test_made(number):
 def test_number(number):
     assert number == 2
 """
+STARTED = "import os\nimport sys\n\n\ndef test_start():\n    os.system(f'{sys.executable} start.py')\n"
 
 
 def program(folder):
     for name, text in {
         "pkg/code.py": PROGRAM,
-        "start.py": "print(1 + 1)\n",
+        "start.py": "def main():\n    print(1 + 1)\n\n\nmain()\n",
         "benchmarks/speed.py": PROGRAM,
         "tests/__init__.py": "",
-        "tests/test_code.py": TEST,
+        "tests/pkg/test_code.py": TEST,
         "tests/test_made.py": MADE,
-        "pytest.ini": "[pytest]\naddopts = --dist loadgroup\n",
+        "tests/test_started.py": STARTED,
     }.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
@@ -62,7 +62,7 @@ def test_a_seed_draws_the_same_changes_of_the_product_alone(tmp_path):
 
 def test_every_change_that_is_counted_can_be_made(tmp_path):
     file = tmp_path / "a.py"
-    file.write_text("def a(b):\n    return b is None or b is not a or b == 1 or b > -2 and not b != 3 or b() + 4 * b\n")
+    file.write_text("def a(b):\n try: return b is None or b > -2 and not b != 3 or b() + 4 * b\n except b.c: 0\n")
     for places in mutation.changes(file).values():
         for name, occurrence in places:
             assert mutation.mutate_code(file.read_text(), mutation.get_operator(name)(), occurrence), name
@@ -72,13 +72,14 @@ def test_a_mutant_is_tried_against_the_tests_that_ran_its_lines(tmp_path):
     root = program(tmp_path)
     assert mutation.run(root, ["tests", *mutation.RECORDING]) == mutation.PASSED
     for line, tests in {
-        8: ["tests/test_code.py::test_larger"],
-        9: ["tests/test_code.py::test_larger"],  # a statement's second line
-        12: ["tests/test_made.py", "tests/test_made.py::test_made"],  # run by a fixture, and in a group
-        1: ["tests/test_code.py::test_larger", "tests/test_made.py", "tests/test_made.py::test_made"],  # run on import
+        8: ["tests/pkg/test_code.py::test_larger"],
+        9: ["tests/pkg/test_code.py::test_larger"],  # a statement's second line
+        12: ["tests/test_made.py", "tests/test_made.py::test_made"],  # run by a fixture
     }.items():
         assert mutation.running(mutation.Mutant("pkg/code.py", line, ""), root) == tests, line
-    assert mutation.running(mutation.Mutant("start.py", 1, ""), root) == []
+    assert mutation.running(mutation.Mutant("start.py", 2, ""), root) == ["tests/test_started.py::test_start"]
+    first, *rest = mutation.running(mutation.Mutant("pkg/code.py", 1, ""), root)  # on import, and the nearest first
+    assert first == "tests/pkg/test_code.py::test_larger" and len(rest) == 4
 
 
 def test_a_mutant_is_noticed_where_a_test_fails_and_leaves_the_file_as_it_was(tmp_path):
@@ -86,6 +87,5 @@ def test_a_mutant_is_noticed_where_a_test_fails_and_leaves_the_file_as_it_was(tm
     mutation.run(root, ["tests", *mutation.RECORDING])
     for before, after, line in [("a > b", "a < b", 8), ("return START", "return START + 1", 12)]:
         assert mutation.tried(root, mutation.Mutant("pkg/code.py", line, PROGRAM.replace(before, after))), after
-    missed = mutation.Mutant("pkg/code.py", 8, PROGRAM.replace("a > b", "a > b + 0"))
-    assert not mutation.tried(root, missed)
+    assert not mutation.tried(root, mutation.Mutant("pkg/code.py", 8, PROGRAM.replace("a > b", "a > b + 0")))
     assert (root / "pkg/code.py").read_text() == PROGRAM
