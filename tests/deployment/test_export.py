@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import sample
 from base.files import FolderInUse
 from data import images
 from deployment import predict
-from deployment.export import export, parity, psnr, require_exporter, write_network
+from deployment.export import TargetDevice, export, parity, psnr, require_exporter, write_network
+from deployment.export import engines as compared_on
 from models import engines, onnx_files
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import CheckpointError
@@ -116,6 +118,13 @@ def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
     assert load_pipeline(str(place / "any")).place == "onnxruntime cpu"
     with pytest.raises(CheckpointError, match=r"needs the package openvino: pip install -r requirements-extra.txt"):
         load_pipeline(str(place / "any"), provider="openvino")
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("target", get_args(TargetDevice))
+def test_an_export_is_compared_on_each_engine_that_it_may_meet_here(monkeypatch, target, there):
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name if there else None)
+    assert compared_on(target) == ("cpu", *["openvino"] * (target == "cpu" and there))
 
 
 def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
