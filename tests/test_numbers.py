@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from batch.command import OBJECT_STORE, WORKER_MEMORY
+from data.blur import ObjectMotion, Softening
+from data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from data.images import FORMATS
 from data.layouts import SPLITS
 from deployment.export import MAX_ERROR, MIN_PSNR, OPSET, export
@@ -126,6 +128,11 @@ def defaults(function):
     return {name: one.default for name, one in signature(function).parameters.items()}
 
 
+def ranges(kind):
+    drawn = {name: one for name, one in defaults(kind).items() if isinstance(one, tuple)}
+    return f"`{kind.__name__}` " + ", ".join(f"{name} {least:g} to {most:g}" for name, (least, most) in drawn.items())
+
+
 CPU = torch.device("cpu")
 PER_MEGAPIXEL = (allowed_memory(None, 2 * CPU_PIXELS, CPU) - allowed_memory(None, CPU_PIXELS, CPU)) / CPU_PIXELS / 1e3
 SENTENCES = {
@@ -167,7 +174,8 @@ SENTENCES = {
     "docs/data.md": [
         f"| {' | '.join(str(own.get(split, '')) for split in SPLITS)} |".replace("|  |", "| |")
         for own in COUNTS.values()
-    ],
+    ]
+    + [ranges(kind) for kind in (CameraShake, Defocus, TiltedDefocus, SixDegrees, ObjectMotion, Softening)],
 }
 
 
