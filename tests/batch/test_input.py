@@ -66,6 +66,16 @@ def test_without_the_extra_it_is_named(place, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == f"batch: error: {command.NEEDED}\n"
 
 
+@pytest.mark.parametrize("error", [OSError, RuntimeError, ValueError])
+def test_a_ray_that_does_not_start_is_one_sentence(place, tmp_path, monkeypatch, capsys, error):
+    def init(**arguments):
+        raise error("no room\nfor it")
+
+    monkeypatch.setattr("ray.init", init)
+    assert command.main([str(place / "photos"), str(tmp_path), "--checkpoint", str(place / "checkpoint")]) == 2
+    assert capsys.readouterr().err == "batch: error: Ray cannot be started: no room for it\n"
+
+
 class Failing(Place):
     """A folder that refuses the k-th write."""
 
