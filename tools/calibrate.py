@@ -115,5 +115,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     sys.exit(run_command("tools.calibrate", main, "stopped"))
