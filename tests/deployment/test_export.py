@@ -15,7 +15,7 @@ import sample
 from base.files import FolderInUse
 from data import images
 from deployment import predict
-from deployment.export import TargetDevice, export, parity, psnr, require_exporter, write_network
+from deployment.export import TargetDevice, examples, export, parity, psnr, require_exporter, write_network
 from deployment.export import engines as compared_on
 from models import engines, onnx_files
 from models.checkpoints import checkpoint_hash, load_pipeline
@@ -125,6 +125,12 @@ def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
 def test_an_export_is_compared_on_each_engine_that_it_may_meet_here(monkeypatch, target, there):
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name if there else None)
     assert compared_on(target) == ("cpu", *["openvino"] * (target == "cpu" and there))
+
+
+@pytest.mark.parametrize("name", ["blurry", "x_init", "r_t", "s"])
+def test_a_graph_is_compared_on_images_that_vary(name):
+    (values,) = examples((name,), 96, 128)
+    assert values.shape[-2:] == (96, 128) and all(values.std(dim).mean() > 0.01 for dim in (2, 3))
 
 
 def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
