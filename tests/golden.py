@@ -1,11 +1,13 @@
-"""What the shipped checkpoints make of the images in tests/assets, stored: crops, and the scores of each image.
+"""What the shipped checkpoints make of the images in tests/assets, stored: crops, and the scores of each image; and
+the pages that seeds print, small.
 
-python -m tests.golden    # after a checkpoint has changed
+python -m tests.golden    # after a checkpoint, or a kind of page, has changed
 """
 
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from data import images
 from evaluation.metrics import Lpips, psnr
 from models.checkpoints import load_pipeline
 from models.index import SHIPPED
+from tests.tools.test_make_pages import photographed, small
+from tools.page_kinds import KINDS
 
 ASSETS = Path(__file__).parent / "assets"
 GOLDEN = ASSETS / "golden"
@@ -56,6 +60,9 @@ def main() -> None:
         csv.writer(file, lineterminator="\n").writerows([SCORES, *rows])
     for stem, image in crops(results).items():
         images.write(GOLDEN / f"{stem}.png", image)
+    with TemporaryDirectory() as folder:
+        for kind in KINDS:
+            images.write(ASSETS / "printed" / f"{kind}.png", small(photographed(kind, Path(folder))[1]))
 
 
 if __name__ == "__main__":
