@@ -1,6 +1,7 @@
 """The page's handlers without a browser: results against the pipeline's, refusals, and how long a visit keeps what."""
 
 import re
+import shutil
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,8 @@ def test_a_file_is_served_again_and_those_served_least_lately_make_room(tmp_path
     assert len(list(visit.served.iterdir())) == 8
     same.unlink()  # as gradio does, an hour after it was written
     assert serve("same").is_file()
+    shutil.rmtree(visit.served)  # as whoever clears the folder of temporary files
+    assert all(serve(key).is_file() for key in range(9))
 
 
 def test_the_slider_shows_what_was_changed_last(page, visit):
