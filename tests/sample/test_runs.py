@@ -1,0 +1,252 @@
+"""sample.py: runs that are stopped and resumed, damaged files, batches, memory, several processes."""
+
+import json
+import re
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+import sample
+from data import images
+from models.heads import IdentityPredictor
+from models.pipeline import DeblurPipeline
+from models.slim_unet import SlimPredictor
+from tests import processes
+from tests.processes import Command, torchrun, until
+from tests.sample.conftest import restored, run, with_presets
+from tests.tiny import tiny_pipeline
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, number):
+    for i in range(15):
+        images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
+    out = tmp_path / "out"
+    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(out), "--steps", "20"]
+    process = Command("sample.py", command)
+    until(lambda: len(list(out.glob("[!.]*.png"))) >= 3, process)
+    process.send_signal(number)
+    ended = process.wait()
+    files = list(out.glob("[!.]*.png"))
+    assert 3 <= len(files) < 15
+    for file in files:
+        images.read(file)  # whole, or ImageError
+    if number == signal.SIGKILL:
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        assert ended.returncode == 130 and "Traceback" not in ended.stderr
+        done = int(re.search(r"sample.py: stopped, (\d+) done; run again to resume", ended.stderr)[1])
+        assert len(json.loads((out / "manifest.json").read_text())) in (done, done + 1)
+        assert done >= 2 and not list(out.glob(".*part*"))
+    first = files[0].stat().st_mtime_ns
+    assert sample.main(command) == 0
+    assert len(list(out.glob("[!.]*.png"))) == 15 and files[0].stat().st_mtime_ns == first
+
+
+def damaged(file, generator):
+    """Cut it short, flip bytes, overwrite its head, or put something else in its place."""
+    data = bytearray(file.read_bytes())
+    kind = generator.integers(4)
+    if kind == 0:
+        data = data[: generator.integers(len(data))]
+    elif kind == 1:
+        for place in generator.integers(len(data), size=generator.integers(1, 30)):
+            data[place] ^= 1 << generator.integers(8)
+    elif kind == 2:
+        data[8 : 8 + generator.integers(64)] = generator.bytes(16)
+    else:
+        data = generator.bytes(generator.integers(200))
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpoint, tmp_path, capfd, count):
+    generator = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for i in range(count):
+        file = tmp_path / "in" / f"{i:04}{('.png', '.jpg', '.webp', '.tif', '.bmp')[i % 5]}"
+        pixels = torch.from_numpy(generator.random((3, 8, 8), dtype=np.float32))
+        like = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint16 if i % 2 else torch.uint8))
+        images.write(file, pixels, like)
+        if i % 10:
+            damaged(file, generator)
+    names = {file.name for file in (tmp_path / "in").iterdir()}
+    good = {name for name in names if int(name[:4]) % 10 == 0}
+    arguments = [tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out"]
+    assert sample.main([*map(str, arguments), "--steps", "1"]) == 1
+    errors = capfd.readouterr().err
+    named = {name for name in names if f"{name} " in "".join(e for e in errors.splitlines(True) if ": error: " in e)}
+    written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json", ".manifest.json.lock"}
+    assert "Traceback" not in errors
+    assert good <= written and written | named == names and not written & named
+    assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
+
+
+def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp_path, capsys):
+    command = [photos, "--checkpoint", checkpoint, "--output", tmp_path / "out"]
+    run(*command)
+    before = restored(tmp_path / "out")
+    (tmp_path / "out" / "a.png").write_bytes(b"kept")
+    capsys.readouterr()
+    run(*command)
+    assert "all 3 done before, in" in capsys.readouterr().out and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
+    (tmp_path / "out" / "c.webp").unlink()
+    run(*command)
+    assert (tmp_path / "out" / "c.webp").is_file() and (tmp_path / "out" / "a.png").read_bytes() == b"kept"
+    run(*command, "--overwrite", "true")
+    assert restored(tmp_path / "out") == before
+    capsys.readouterr()
+    run(*command, "--seed", "7")
+    assert "wrote 3 of 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "suffix", "depth"), [("jpeg", "jpg", 8), ("tiff", "tif", 16), ("tif", "tif", 16)])
+def test_another_format_and_depth(checkpoint, photos, tmp_path, name, suffix, depth):
+    (photos / "d.jpeg").write_bytes((photos / "sub" / "b.jpg").read_bytes())
+    flags = ["--format", name, "--depth", depth]
+    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags) == 0
+    kept = "jpeg" if suffix == "jpg" else suffix  # of the format already
+    names = [*(f"{stem}.{suffix}" for stem in ("a", "sub/b", "c")), f"d.{kept}"]
+    found = {file: images.read_file(tmp_path / "out" / file).pixels.dtype for file in restored(tmp_path / "out")}
+    assert found == dict.fromkeys(names, torch.uint16 if depth == 16 else torch.uint8)
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "dpmsolver++"])
+def test_a_batch_gives_what_single_images_give(checkpoint, tmp_path, sampler, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(5):  # two sizes in turns, and a file that breaks off behind its header
+        size = (150, 90) if i % 2 else (60, 70)
+        images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, *size, generator=generator))
+    (tmp_path / "in" / "2.png").write_bytes((tmp_path / "in" / "0.png").read_bytes()[:5000])
+    sizes = []
+    call = DeblurPipeline.__call__
+
+    def counted(self, inputs, *arguments, **options):
+        sizes.append(len(inputs))
+        return call(self, inputs, *arguments, **options)
+
+    monkeypatch.setattr(DeblurPipeline, "__call__", counted)
+    for count in (1, 2, 4):
+        start = time.perf_counter()
+        flags = ["--batch_size", count, "--sampler", sampler, "--num_samples", "2"]
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / str(count), *flags) == 1
+    assert sizes == [1, 1, 1, 1, 1, 1, 2, 2, 2]
+    manifest = json.loads((tmp_path / "4" / "manifest.json").read_text())
+    seconds = [entry["seconds"] for entry in manifest.values()]
+    assert len(seconds) == 4 and min(seconds) > 0 and sum(seconds) < time.perf_counter() - start
+    for name in restored(tmp_path / "1"):
+        one, two, four = (images.read(tmp_path / count / name) for count in "124")
+        assert max((one - two).abs().max(), (one - four).abs().max()) <= 1 / 255
+
+
+def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, monkeypatch, capsys):
+    for i in range(4):
+        images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
+    images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
+    call = DeblurPipeline.__call__
+
+    def small(self, inputs, *arguments, **options):
+        if inputs.numel() > 3 * 20 * 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return call(self, inputs, *arguments, **options)
+
+    monkeypatch.setattr(DeblurPipeline, "__call__", small)
+    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
+    assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
+    assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+import models.sampling, sample
+from data import images
+torch.set_num_threads(1)
+models.sampling.BAND = 1 << 18  # so that a test's photo has several
+peaks = []
+for side in (256, 1700):
+    images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))
+    flags = ["--steps", "1", "--tile", "256", "--predictor_tile", "256", "--sampler", sys.argv[2]]
+    assert sample.main([f"{side}.bmp", "--checkpoint", sys.argv[1], "--output", "out", *flags]) == 0
+    status = Path("/proc/self/status").read_text().splitlines()
+    peaks.append(next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM")))
+print((peaks[1] - peaks[0]) / (1700**2 - 256**2))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells a process's peak")
+@pytest.mark.slow
+def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = processes.run("-c", [PEAK, checkpoint, "ddim"])
+    fields = float(done.stdout.splitlines()[-1]) / 12  # of three floats a pixel
+    assert 3 < fields < 7.5
+
+
+def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path):
+    run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "one")
+    command = [photos, "--checkpoint", checkpoint, "--output", tmp_path / "two", "--steps", "2"]
+    done = torchrun("sample.py", command)
+    assert [(process.returncode, "Traceback" in process.stderr) for process in done] == [(0, False)] * 2
+    shares = [int(re.search(r"wrote (\d+) of", process.stdout + process.stderr)[1]) for process in done]
+    assert sorted(shares) == [1, 2]
+    assert restored(tmp_path / "two") == restored(tmp_path / "one")
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("one", "two")]
+    assert manifests[0].keys() == manifests[1].keys() and len(manifests[0]) == 3
+
+
+def test_strength_zero_with_the_identity_returns_the_image(photos, tmp_path):
+    tiny_pipeline(IdentityPredictor()).save_pretrained(tmp_path / "identity")
+    assert run(photos, "--checkpoint", tmp_path / "identity", "--output", tmp_path / "out", "--blend", "0") == 0
+    for name in ("a.png", "c.webp"):
+        assert torch.equal(images.read(tmp_path / "out" / name), images.read(photos / name))
+
+
+def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp_path):
+    tiny_pipeline(SlimPredictor((8, 12), (1, 1), size_head=True)).save_pretrained(tmp_path / "checkpoint")
+    command = [photos / "a.png", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "out"]
+    run(*command, "--uncertainty", "true", "--blend", "0")
+    assert set(restored(tmp_path / "out")) == {"a.png", "a_error.png", "a_error.tif"}
+    error = tifffile.imread(tmp_path / "out" / "a_error.tif")
+    assert error.shape == (20, 31, 3) and (error > 0).all() and (error[..., 0] == error[..., 2]).all()
+
+
+def test_a_preset_is_its_settings(photos, tmp_path, capsys):
+    preset = {"sampler": "ddpm", "steps": 3}
+    command = [str(photos / "a.png"), "--checkpoint", with_presets(tmp_path, perceptual=preset), "--output"]
+    assert sample.main([*command, str(tmp_path / "preset"), "--preset", "perceptual"]) == 0
+    assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
+    assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
+    assert sample.main([*command, str(tmp_path / "x"), "--preset", "fidelity"]) == 2
+    assert "it has perceptual" in capsys.readouterr().err
+    # A number given by flag goes before the preset's, even where it is the default's.
+    sample.main([*command, str(tmp_path / "both"), "--preset", "perceptual", "--steps", "20", "--blend", "0.5"])
+    (entry,) = json.loads((tmp_path / "both" / "manifest.json").read_text()).values()
+    assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
+    with_presets(tmp_path, balanced=preset)
+    assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there
+    assert restored(tmp_path / "default") == restored(tmp_path / "preset")
+
+
+def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):
+    blurry = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
+    images.write(tmp_path / "noise.png", blurry)
+    pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
+    for parameter in pipeline.denoiser.unet.head.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(pipeline.denoiser.unet.head.bias, 0.5)
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    command = [tmp_path / "noise.png", "--checkpoint", tmp_path / "checkpoint", "--output"]
+    run(*command, tmp_path / "warned")
+    assert "noise.png: the sample's mean colour" in capsys.readouterr().err
+    assert not torch.equal(images.read(tmp_path / "warned" / "noise.png"), images.read(tmp_path / "noise.png"))
+    run(*command, tmp_path / "back", "--on_fault", "fallback")
+    assert "the prediction is written" in capsys.readouterr().err
+    assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
