@@ -65,8 +65,10 @@ class Actions:
         self.examples = [(path, name) for name in names for path in EXAMPLES[name]]
 
     @_sentences()
-    def open(self, file: dict[str, Any], request: gr.Request) -> list[Any]:
+    def open(self, file: dict[str, Any] | None, request: gr.Request) -> list[Any]:
         """Open an uploaded photograph; `file` has its path, and as orig_name its name at the visitor's."""
+        if file is None:  # cleared meanwhile
+            raise ValueError(NO_PHOTO)
         visit, name = self._visit(request), Path(file["orig_name"]).name
         with visit.lock:
             visit.photo = photo = self.restorer.open(Path(file["path"]), name)

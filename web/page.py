@@ -42,8 +42,7 @@ class Page(gr.Blocks):
     """The page with its controls, which call the handlers of its events."""
 
     def __init__(self, actions: Actions):
-        title = "Predict and refine: image deblurring"
-        super().__init__(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, IDLE))
+        super().__init__(title="Predict and refine: image deblurring", fill_width=True, delete_cache=(600, IDLE))
         self.actions, ui = actions, SimpleNamespace()  # the page's parts by their names, which are their ids
         with self:
             gr.HTML(

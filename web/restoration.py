@@ -55,8 +55,7 @@ class PhotoRestorer:
     def open(self, path: Path, name: str) -> Photo:
         """Read a photograph from a file, whose name at the visitor's is `name`.
 
-        Raises:
-            ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
+        ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
         """
         width, height = header_size(path) or (0, 0)
         if width * height > 1e6 * self.served.max_pixels:

@@ -53,6 +53,7 @@ def photo(tmp_path_factory):
 def upload(tab, path):
     tab.set_input_files("#photo input[type=file]", path)
     tab.get_by_text(f"{path.name}: ").wait_for()
+    expect(tab.locator("#right input")).to_have_value("blurry")
 
 
 def run(tab, **fields):
@@ -63,6 +64,9 @@ def run(tab, **fields):
     before = right.input_value()
     tab.click("#run")
     expect(right).not_to_have_value(before)
+    expect(tab.locator("#status [data-testid=status-tracker]:not(.hide)")).to_have_count(
+        0
+    )  # until then Run does nothing
     return right.input_value().partition(":")[0]
 
 
@@ -158,6 +162,7 @@ def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor,
     visitor.set_input_files("#photo input[type=file]", ROOT / "README.md")
     expect(said).to_have_text("README.md is not an image of a known format.")
     visitor.get_by_test_id("toast-close").click()
+    expect(said).to_have_count(0)
     upload(visitor, photo)
     assert "Traceback" not in capfd.readouterr().err
 

@@ -127,6 +127,7 @@ def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
         (lambda page: run(page, preset="vivid"), "no preset 'vivid'"),
         (lambda page: page.actions.look("blurry", "blurry", REQUEST, -1), "blend must be between 0 and 1, got -1"),
         (lambda page: page.actions.save("9/restored", REQUEST), "there is no result 9/restored in this visit"),
+        (lambda page: page.actions.open(None, REQUEST), NO_PHOTO),
         (lambda page: (page.actions.leave(REQUEST), run(page)), NO_PHOTO),
         (lambda page: (page.actions.leave(REQUEST), page.actions.save("blurry", REQUEST)), NO_PHOTO),
     ],
