@@ -16,7 +16,7 @@ from data import images
 from evaluation.metrics import Lpips, psnr
 from models.checkpoints import load_pipeline
 from models.index import SHIPPED
-from tests.tools.test_make_pages import photographed, small
+from tests.tools.printed import photographed, small
 from tools.page_kinds import KINDS
 
 ASSETS = Path(__file__).parent / "assets"

@@ -1,25 +1,18 @@
 import json
-import random
 import shutil
 
-import numpy as np
 import pytest
-import torch
-from matplotlib import get_data_path
-from PIL import Image
-from torch.nn.functional import avg_pool2d
 
 from data import images
 from evaluation.reading import ErrorRate
 from tests import processes
 from tests.conftest import ASSETS
+from tests.tools.printed import ENGLISH, FONTS, page_of, photographed, small
 from tools.make_pages import find_faces, main, read_words
 from tools.make_pairs import main as make_pairs
 from tools.page_kinds import KINDS
-from tools.typesetting import DIGITS, Page, photograph, read_face
+from tools.typesetting import DIGITS, read_face
 
-FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
-ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge"]
 RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бумага", "семь", "сад", "замок", "мост", "зима", "дорога"]
 
 
@@ -36,14 +29,6 @@ def make(words, name, *flags, lists="english.txt"):
     return words / name
 
 
-def page_of(kind, family="DejaVu Sans", side=512, photos=(), seed=1):
-    page = Page(side, random.Random(seed), find_faces([FONTS], None), ENGLISH, list(photos))
-    page.faces = [face for face in page.faces if face.family == family]
-    page.face = page.faces[0]
-    KINDS[kind](page)
-    return page
-
-
 def test_a_seed_makes_the_same_pages_and_another_others(words):
     made = [make(words, f"pages{at}", "--seed", seed) for at, seed in enumerate("001")]
     for file in ("page_0000.png", "page_0001.png", "text/page_0000.txt", "text/page_0001.txt"):
@@ -51,20 +36,6 @@ def test_a_seed_makes_the_same_pages_and_another_others(words):
         assert same == again != other
     facts = json.loads((made[2] / "pages.json").read_text())
     assert (facts["seed"], facts["count"], facts["size"]) == (1, 2, 256) and "DejaVu Sans" in facts["families"]
-
-
-def photographed(kind, folder):
-    """Pages of a kind of three seeds, and their photographs (3, 512, 512, 3)."""
-    Image.new("RGB", (30, 20), (200, 30, 40)).save(folder / "photo.png")
-    pages = [page_of(kind, seed=seed, photos=[folder / "photo.png"]) for seed in range(3)]
-    for page in pages:
-        page.stamp()
-    return pages, np.stack([photograph(page, screen_like=True) for page in pages])
-
-
-def small(seen):
-    """The mean colours of squares of 16 pixels, three photographs beside each other (3, 32, 96)."""
-    return torch.cat([*avg_pool2d(torch.from_numpy(seen).movedim(-1, 1) / 255, 16)], -1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,9 +64,8 @@ def run(tab, **fields):
     before = right.input_value()
     tab.click("#run")
     expect(right).not_to_have_value(before)
-    expect(tab.locator("#status [data-testid=status-tracker]:not(.hide)")).to_have_count(
-        0
-    )  # until then Run does nothing
+    # Until the run has ended in the page, too, Run does nothing.
+    expect(tab.locator("#status [data-testid=status-tracker]:not(.hide)")).to_have_count(0)
     return right.input_value().partition(":")[0]
 
 

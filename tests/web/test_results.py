@@ -81,12 +81,9 @@ def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_pat
 
 
 def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, capsys):
-    files, whole = (
-        {"text.png": b"not an image", "empty.jpg": b"", "page.webp": b"<html></html>"},
-        visit.photo.image.values,
-    )
+    files = {"text.png": b"not an image", "empty.jpg": b"", "page.webp": b"<html></html>"}
     for suffix in ("png", "jpg", "webp", "tif", "bmp"):
-        images.write(tmp_path / f"whole.{suffix}", whole)
+        images.write(tmp_path / f"whole.{suffix}", visit.photo.image.values)
         content = (tmp_path / f"whole.{suffix}").read_bytes()
         files |= {f"{part}.{suffix}": content[: int(part) * len(content) // 8] for part in "135"}
     for name, content in files.items():
