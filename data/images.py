@@ -1,8 +1,11 @@
 """Read and write images. All conversion between files and tensors happens here."""
 
 import io
+import os
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from torch import Tensor
 from base.files import replacing
 from data import metadata
 from data.formats import check_size, check_tags, exif_of, format_of, opened
-from data.search import DEEP, HEIF, READ, SUFFIXES, WRITABLE, ImageError
+from data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 
 FORMATS = {
     ".png": {"format": "PNG"},
@@ -86,21 +89,41 @@ def read_file(path: str | Path) -> ImageFile:
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not an image file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    suffix = path.suffix.lower()
-    if suffix in HEIF - WRITABLE:
-        raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
-    try:
+    with _named_if_damaged(path):
         kind = format_of(path)
-        image = _read_tiff(path) if kind == "TIFF" else None
-        image = image or _read_pillow(path)
+        image = (_read_tiff(path) if kind == "TIFF" else None) or _read_pillow(path)
+    if path.suffix.lower() in SUFFIXES - set(READ[kind]):
+        image = replace(image, remarks=(f"is a {kind} image in spite of its suffix", *image.remarks))
+    return image
+
+
+def header_size(path: str | Path) -> tuple[int, int]:
+    """Width and height of an upright image by its file's header. ImageError if that cannot be read."""
+    with _named_if_damaged(path), opened(Path(path)) as image:
+        # For other formats Pillow would have to decode the image to find the orientation; cameras write JPEG.
+        turned = image.format == "JPEG" and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        return image.size[::-1] if turned else image.size
+
+
+def require_end(path: Path) -> None:
+    """ImageError if the end of a PNG or JPEG file is missing."""
+    with open(path, "rb") as file:
+        head = file.read(1)
+        file.seek(-min(64, os.path.getsize(path)), os.SEEK_END)
+        if {b"\x89": b"IEND", b"\xff": b"\xff\xd9"}.get(head, b"") not in file.read():
+            raise ImageError(f"{path} cannot be decoded, it may be damaged: its end is missing.")
+
+
+@contextmanager
+def _named_if_damaged(path: str | Path) -> Iterator[None]:
+    """Put the errors of decoders into a sentence about the file."""
+    try:
+        yield
     except ImageError:
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and many more
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
-    if suffix in SUFFIXES and suffix not in READ[kind]:
-        image = replace(image, remarks=(f"is a {kind} image in spite of its suffix", *image.remarks))
-    return image
 
 
 def _read_tiff(path: Path) -> ImageFile | None:
@@ -275,12 +298,3 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
     with open(path, "wb") as file:
         tags.save(file)  # Pillow adds the directory's size to the strips' offsets
         file.writelines(strips)
-
-
-def header_size(path: str | Path) -> tuple[int, int] | None:
-    """Width and height in a file's header, before any rotation; None if it cannot be read."""
-    try:
-        with opened(Path(path)) as image:
-            return image.size
-    except Exception:  # of any decoder; read_file reports what is wrong
-        return None
