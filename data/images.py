@@ -132,7 +132,7 @@ def _read_tiff(path: Path) -> ImageFile | None:
     Pillow reads 16-bit colour with 8 bits, and rotates a TIFF of orientation 5 to 8 twice (13.0).
     """
     with open(path, "rb") as content:
-        remarks = _remarks(check_tags(content))
+        several = check_tags(content)
         content.seek(0)
         with tifffile.TiffFile(content, is_lsm=False) as file:  # lsm would read all pages
             page = file.pages.first
@@ -154,17 +154,17 @@ def _read_tiff(path: Path) -> ImageFile | None:
             exif = Image.Exif()
             exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
             exif.load_from_fp(content, page.offset)
-            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, remarks, tiff=True)
+            return _image_file(array, exif, icc, xmp, several, tiff=True)
 
 
 def _read_pillow(path: Path) -> ImageFile:
     with opened(path) as image:
-        exif, ink, more = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
+        exif, ink, several = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
         if image.format == "PNG" and _png_depth(path) == 16:
             array = imagecodecs.png_decode(path.read_bytes())  # Pillow reads 16-bit colour with 8 bits
-            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more))
+            return _image_file(array, exif, icc, xmp, several, tiff)
         upright = ImageOps.exif_transpose(image)  # Pillow rotates some formats itself and accounts for that here
         exif.pop(ExifTags.Base.Orientation, None)
         deep = upright.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
@@ -177,7 +177,7 @@ def _read_pillow(path: Path) -> ImageFile:
         else:
             mode = ("LA" if grey else "RGBA") if upright.has_transparency_data else "L" if grey else "RGB"
             array = np.array(upright.convert(mode))
-        return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more), tiff)
+        return _image_file(array, exif, icc, xmp, several, tiff)
 
 
 def _png_depth(path: Path) -> int:
@@ -185,20 +185,14 @@ def _png_depth(path: Path) -> int:
         return file.read(25)[24]
 
 
-def _remarks(several: bool) -> tuple[str, ...]:
-    return ("has several frames, the first is restored",) if several else ()
-
-
 def _image_file(
-    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, remarks: tuple[str, ...], tiff=False
+    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, several: bool, tiff: bool
 ) -> ImageFile:
-    """Make an ImageFile from an array (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
+    """Make an ImageFile from an array (H, W) or (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
 
-    Args:
-        array: not rotated, if `exif` has an orientation.
-        exif, icc, xmp, remarks: of the file.
-        tiff: whether the EXIF also has tags that describe the layout of a TIFF file.
+    It is turned by the orientation in `exif`. EXIF of a TIFF file also has tags that describe its layout.
     """
+    array = array[..., None] if array.ndim == 2 else array
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
     if orientation in (5, 6, 7, 8):  # the camera was held sideways: rows are columns
         array = array.swapaxes(0, 1)
@@ -212,6 +206,7 @@ def _image_file(
     channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # a 1-pixel array may have negative strides
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
+    remarks = ("has several frames, the first is restored",) if several else ()
     return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, xmp, remarks)
 
 
@@ -249,7 +244,7 @@ def write(
     array = channels.movedim(0, -1).numpy().copy()  # with the strides that imagecodecs wants, for one pixel too
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        fitted = replace(like, exif=None, xmp=None) if suffix == ".bmp" else metadata.fitting(like, suffix)
+        fitted = metadata.fitting(like, suffix)
         if deep and suffix != ".png":
             _write_deep_tiff(part, array, fitted)
             return
