@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -56,19 +55,18 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
         print(f"sample.py: {remark}", file=sys.stderr)
     manifest, share = Manifest(outputs.folder, restorer.facts), outputs.work[rank::processes]
     work = [pair for pair in share if options.overwrite or not manifest.has(pair[0])]
-    failures, written, replaced, tiles = list(outputs.missing), 0, Counter(), None
+    failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:
             for restoration in restorer.restore(work, bar):
                 if restoration.failure:
                     failures.append(restoration.failure)
                     continue
-                if tiles is None:
-                    tiles = restoration.tiles_in_words
-                    bar.write(f"{restorer.title}{tiles}")
-                for remark in restoration.remarks(tiles, outputs.is_file or options.format is not None):
+                if not written:
+                    bar.write(f"{restorer.title}{restoration.tiles_in_words}")
+                for remark in restoration.remarks(outputs.is_file or options.format is not None):
                     bar.write(f"{restoration.path}: {remark}", sys.stderr)
-                replaced.update(filter(None, [manifest.replaced_by(restoration.path, list(restoration.files))]))
+                replaced += manifest.replaces(restoration.path, list(restoration.files))
                 try:
                     manifest.add(restoration.path, *restorer.write(restoration))
                 except OSError as error:
@@ -87,15 +85,15 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     return len(failures)
 
 
-def _in_words(outputs: Outputs, written: int, wanted: int, skipped: int, replaced: Counter[str]) -> str:
+def _in_words(outputs: Outputs, written: int, wanted: int, skipped: int, replaced: int) -> str:
     """The last line: what was written, skipped and replaced."""
     where = outputs.work[0][1] if outputs.is_file else outputs.folder
     if skipped and not wanted:
         return f"all {skipped} done before, in {where}"
     parts = [f"wrote {written} of {wanted} restored images to {where}"]
     parts += [f"{skipped} done before"] if skipped else []
-    reasons = ", ".join(f"{count} ({why})" for why, count in sorted(replaced.items()))
-    return ", ".join([*parts, *([f"replaced {reasons}"] if reasons else [])])
+    parts += [f"replaced {replaced}"] if replaced else []
+    return ", ".join(parts)
 
 
 def _parser(args: list[str]) -> Parser:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from base.progress import ProgressBar
 from base.seeds import seed_of
 from data.blur import SyntheticBlur
-from data.checks import check_files
+from data.images import ImageError, header_size, require_end
 from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
 from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
 
@@ -162,7 +163,7 @@ class DeblurDataModule(pl.LightningDataModule):
         return FrameSharp(items, base, self.blur.margin, self.seed, crop)
 
     def _items(self, source: Source, split: str) -> list[Pair] | list[Path]:
-        """The pairs or the sharp photographs of a split, after the fast checks of data/checks.py."""
+        """The pairs or the sharp photographs of a split, after fast checks."""
         where, name = source.root or f"{source.blurry} and {source.sharp}", source.split or split
         if self.blur and source.root and not holds_pairs(source.root, name, source.variant or self.variant):
             items = find_sharp(source.root, name)
@@ -217,6 +218,31 @@ class DeblurDataModule(pl.LightningDataModule):
             batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
         sides = ("blurry", "sharp")
         return batch | {side: batch[side].contiguous(memory_format=torch.channels_last) for side in sides}
+
+
+def check_files(items: Sequence[Pair | Path]) -> None:
+    """Read the beginning and end of every file, of pairs or of sharp photographs; a pair's sizes must agree.
+
+    All faults are reported in one DatasetError. tools/doctor.py also looks at the pixels.
+    """
+    faults, unit = [], "file" if isinstance(items[0], Path) else "pair"
+    for item in ProgressBar(items, desc="checking files", unit=unit, leave=False, delay=2):
+        files = [item] if isinstance(item, Path) else [item.blurry, item.sharp]
+        try:
+            sizes = [header_size(file) for file in files]
+            for file in files:
+                require_end(file)
+        except ImageError as error:
+            faults.append(error)
+            continue
+        if sizes[0] != sizes[-1]:
+            (a, b), (c, d) = sizes
+            faults.append(DatasetError(f"A pair differs in size: {item.blurry} has {a}x{b}, {item.sharp} has {c}x{d}."))
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        shown = " ".join(map(str, faults[:8])) + (" And others." if len(faults) > 8 else "")
+        raise DatasetError(f"{len(faults)} files or pairs are damaged: {shown}")
 
 
 def _outlive_sigterm(worker: int) -> None:

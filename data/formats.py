@@ -10,7 +10,6 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,19 +54,16 @@ class _Bounded(io.BufferedReader):
 
 
 def format_of(path: Path) -> str:
-    """The format of a file by its content, one of READ. ImageError if it is another, or none that is known."""
+    """The format of a file by its content, one of READ. ImageError if it is another."""
     with open(path, "rb") as file:
         head = file.read(16)
-    others = [name for name in _openers() if name not in READ]
-    name = next((name for name in (*READ, *others) if _accepts(name, head)), None)
-    if name in READ:
-        return name
+    Image.init()
+    for name in READ:
+        if _accepts(name, head):
+            return name
     if head[4:8] == b"ftyp" and head[8:11] in (b"hei", b"hev", b"mif", b"msf"):
         raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
-    if name is not None:
-        title = getattr(_openers()[name][0], "format_description", None) or name
-        raise ImageError(f"{path} is a file of the format {title}, which is not read: save it as PNG, JPEG or TIFF.")
-    raise ImageError(f"{path} is not an image of a known format.")
+    raise ImageError(f"{path} is not an image of a known format: save it as PNG, JPEG or TIFF.")
 
 
 @contextmanager
@@ -96,7 +92,6 @@ def opened(path: Path) -> Iterator[Image.Image]:
         with image:
             if sum(len(value) for value in image.info.values() if isinstance(value, bytes)) > MOST_METADATA:
                 raise TooMuchError
-            check_size(path, image.size)
             file.left = 16 * image.width * image.height + MOST_METADATA  # the most that a plain PPM has
             yield image
 
@@ -154,15 +149,8 @@ def check_tags(file: BinaryIO) -> bool:
     return following > 0
 
 
-@cache
-def _openers() -> dict:
-    """All of Pillow's formats, to name those that are refused."""
-    Image.init()
-    return dict(Image.OPEN)
-
-
 def _accepts(name: str, head: bytes) -> bool:
-    accept = _openers().get(name, (None, None))[1]
+    accept = Image.OPEN.get(name, (None, None))[1]
     try:
         return accept is not None and accept(head) is True
     except (SyntaxError, IndexError, TypeError, struct.error):  # as in Image.open

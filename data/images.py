@@ -1,8 +1,11 @@
 """Read and write images. All conversion between files and tensors happens here."""
 
 import io
+import os
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from torch import Tensor
 from base.files import replacing
 from data import metadata
 from data.formats import check_size, check_tags, exif_of, format_of, opened
-from data.search import DEEP, HEIF, READ, SUFFIXES, WRITABLE, ImageError
+from data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 
 FORMATS = {
     ".png": {"format": "PNG"},
@@ -86,21 +89,41 @@ def read_file(path: str | Path) -> ImageFile:
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"{path} is not an image file: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    suffix = path.suffix.lower()
-    if suffix in HEIF - WRITABLE:
-        raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
-    try:
+    with _named_if_damaged(path):
         kind = format_of(path)
-        image = _read_tiff(path) if kind == "TIFF" else None
-        image = image or _read_pillow(path)
+        image = (_read_tiff(path) if kind == "TIFF" else None) or _read_pillow(path)
+    if path.suffix.lower() in SUFFIXES - set(READ[kind]):
+        image = replace(image, remarks=(f"is a {kind} image in spite of its suffix", *image.remarks))
+    return image
+
+
+def header_size(path: str | Path) -> tuple[int, int]:
+    """Width and height of an upright image by its file's header. ImageError if that cannot be read."""
+    with _named_if_damaged(path), opened(Path(path)) as image:
+        # For other formats Pillow would have to decode the image to find the orientation; cameras write JPEG.
+        turned = image.format == "JPEG" and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        return image.size[::-1] if turned else image.size
+
+
+def require_end(path: Path) -> None:
+    """ImageError if the end of a PNG or JPEG file is missing."""
+    with open(path, "rb") as file:
+        head = file.read(1)
+        file.seek(-min(64, os.path.getsize(path)), os.SEEK_END)
+        if {b"\x89": b"IEND", b"\xff": b"\xff\xd9"}.get(head, b"") not in file.read():
+            raise ImageError(f"{path} cannot be decoded, it may be damaged: its end is missing.")
+
+
+@contextmanager
+def _named_if_damaged(path: str | Path) -> Iterator[None]:
+    """Put the errors of decoders into a sentence about the file."""
+    try:
+        yield
     except ImageError:
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and many more
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
-    if suffix in SUFFIXES and suffix not in READ[kind]:
-        image = replace(image, remarks=(f"is a {kind} image in spite of its suffix", *image.remarks))
-    return image
 
 
 def _read_tiff(path: Path) -> ImageFile | None:
@@ -109,7 +132,7 @@ def _read_tiff(path: Path) -> ImageFile | None:
     Pillow reads 16-bit colour with 8 bits, and rotates a TIFF of orientation 5 to 8 twice (13.0).
     """
     with open(path, "rb") as content:
-        remarks = _remarks(check_tags(content))
+        several = check_tags(content)
         content.seek(0)
         with tifffile.TiffFile(content, is_lsm=False) as file:  # lsm would read all pages
             page = file.pages.first
@@ -131,17 +154,17 @@ def _read_tiff(path: Path) -> ImageFile | None:
             exif = Image.Exif()
             exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
             exif.load_from_fp(content, page.offset)
-            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, remarks, tiff=True)
+            return _image_file(array, exif, icc, xmp, several, tiff=True)
 
 
 def _read_pillow(path: Path) -> ImageFile:
     with opened(path) as image:
-        exif, ink, more = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
+        exif, ink, several = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
         if image.format == "PNG" and _png_depth(path) == 16:
             array = imagecodecs.png_decode(path.read_bytes())  # Pillow reads 16-bit colour with 8 bits
-            return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more))
+            return _image_file(array, exif, icc, xmp, several, tiff)
         upright = ImageOps.exif_transpose(image)  # Pillow rotates some formats itself and accounts for that here
         exif.pop(ExifTags.Base.Orientation, None)
         deep = upright.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
@@ -154,7 +177,7 @@ def _read_pillow(path: Path) -> ImageFile:
         else:
             mode = ("LA" if grey else "RGBA") if upright.has_transparency_data else "L" if grey else "RGB"
             array = np.array(upright.convert(mode))
-        return _image_file(array[..., None] if array.ndim == 2 else array, exif, icc, xmp, _remarks(more), tiff)
+        return _image_file(array, exif, icc, xmp, several, tiff)
 
 
 def _png_depth(path: Path) -> int:
@@ -162,20 +185,14 @@ def _png_depth(path: Path) -> int:
         return file.read(25)[24]
 
 
-def _remarks(several: bool) -> tuple[str, ...]:
-    return ("has several frames, the first is restored",) if several else ()
-
-
 def _image_file(
-    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, remarks: tuple[str, ...], tiff=False
+    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, several: bool, tiff: bool
 ) -> ImageFile:
-    """Make an ImageFile from an array (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
+    """Make an ImageFile from an array (H, W) or (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
 
-    Args:
-        array: not rotated, if `exif` has an orientation.
-        exif, icc, xmp, remarks: of the file.
-        tiff: whether the EXIF also has tags that describe the layout of a TIFF file.
+    It is turned by the orientation in `exif`. EXIF of a TIFF file also has tags that describe its layout.
     """
+    array = array[..., None] if array.ndim == 2 else array
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
     if orientation in (5, 6, 7, 8):  # the camera was held sideways: rows are columns
         array = array.swapaxes(0, 1)
@@ -189,6 +206,7 @@ def _image_file(
     channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # a 1-pixel array may have negative strides
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
+    remarks = ("has several frames, the first is restored",) if several else ()
     return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, xmp, remarks)
 
 
@@ -226,7 +244,7 @@ def write(
     array = channels.movedim(0, -1).numpy().copy()  # with the strides that imagecodecs wants, for one pixel too
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        fitted = replace(like, exif=None, xmp=None) if suffix == ".bmp" else metadata.fitting(like, suffix)
+        fitted = metadata.fitting(like, suffix)
         if deep and suffix != ".png":
             _write_deep_tiff(part, array, fitted)
             return
@@ -275,12 +293,3 @@ def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
     with open(path, "wb") as file:
         tags.save(file)  # Pillow adds the directory's size to the strips' offsets
         file.writelines(strips)
-
-
-def header_size(path: str | Path) -> tuple[int, int] | None:
-    """Width and height in a file's header, before any rotation; None if it cannot be read."""
-    try:
-        with opened(Path(path)) as image:
-            return image.size
-    except Exception:  # of any decoder; read_file reports what is wrong
-        return None

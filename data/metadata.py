@@ -45,11 +45,9 @@ PACKET = (
 def kept(like: ImageFile, choice: Choice) -> ImageFile:
     """The input with the metadata of its restoration.
 
-    Args:
-        like: the input image.
-        choice: keep: all EXIF and XMP. private: of EXIF the camera, lens, date and exposure, and no XMP. none: neither.
-            The colour profile always stays, since the colours depend on it. Except for none, EXIF names this program as
-            the software, and XMP has IPTC's digital source type "algorithmically enhanced".
+    keep: all EXIF and XMP; private: of EXIF the camera, lens, date and exposure, and no XMP; none: neither. The colour
+    profile always stays, since the colours depend on it. Except for none, EXIF names this program as the software, and
+    XMP has IPTC's digital source type "algorithmically enhanced".
     """
     if choice == "none":
         return replace(like, exif=None, xmp=None)
@@ -71,12 +69,11 @@ def fitting(like: ImageFile, suffix: str) -> ImageFile:
 
 def arguments(like: ImageFile, suffix: str) -> dict[str, Any]:
     """The metadata as arguments of Pillow's save."""
-    arguments_of_save: dict[str, Any] = {"exif": like.exif, "icc_profile": like.icc, "xmp": like.xmp}
+    given: dict[str, Any] = {"exif": like.exif, "icc_profile": like.icc, "xmp": like.xmp}
     if suffix in (".tif", ".tiff") and like.xmp:
-        exif = exif_of(like)
-        exif[XMP] = like.xmp
-        arguments_of_save = {"exif": exif, "icc_profile": like.icc}
-    return {name: value for name, value in arguments_of_save.items() if value} if suffix != ".bmp" else {}
+        given["exif"] = exif_of(like)
+        given["exif"][XMP] = given.pop("xmp")
+    return {name: value for name, value in given.items() if value}
 
 
 def exif_of(like: ImageFile) -> Image.Exif:

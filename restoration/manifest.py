@@ -9,7 +9,7 @@ from base.files import locked, replacing
 
 
 class Manifest:
-    """manifest.json in the output folder: how each image was restored. It is updated atomically after every image.
+    """manifest.json in the output folder, updated atomically after every image.
 
     Several processes may write it: each adds to the current content, one at a time.
 
@@ -37,29 +37,17 @@ class Manifest:
         same = (self.facts | _stamp(image)).items() <= entry.items()
         return same and all((self.folder / name).is_file() for name in entry["written"])
 
-    def replaced_by(self, image: Path, written: Sequence[Path]) -> str | None:
-        """Why existing files are replaced by those about to be written; None if no file is replaced."""
-        names, stamp = set(self._names(written)), _stamp(image)
-        others = [other for other in self.files.values() if names & set(other["written"])]
-        same = [other for other in others if stamp.items() <= other.items()]  # perhaps under another path
-        entry = self.files.get(str(image)) or next(iter(same), None)
-        if entry and any((self.folder / name).is_file() for name in entry["written"]):
-            if not self.facts.items() <= entry.items():
-                return "other settings"
-            return "done before" if stamp.items() <= entry.items() else "changed images"
-        if others:
-            return "other images"
-        return "not in manifest.json" if any(file.is_file() for file in written) else None
+    def replaces(self, image: Path, written: Sequence[Path]) -> bool:
+        """Whether files are there that give way to those about to be written."""
+        earlier = [self.folder / name for name in self.files.get(str(image), {"written": []})["written"]]
+        return any(file.is_file() for file in [*earlier, *written])
 
     def add(self, image: Path, written: Sequence[Path], found: dict[str, Any]) -> None:
-        """Record a restored image. Files of an earlier restoration that it replaces are removed.
+        """Record a restored image, the files written for it and what else was `found`, such as faults and tiles.
 
-        Args:
-            image: the file that was restored.
-            written: the files written for it.
-            found: results to record, such as warnings and the tile size.
+        Files of an earlier restoration that it replaces are removed.
         """
-        names = self._names(written)
+        names = [path.relative_to(self.folder).as_posix() for path in written]
         entry = {"written": names} | found | _stamp(image) | self.facts
         with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
             before = self._read()
@@ -71,9 +59,6 @@ class Manifest:
                 if file.resolve().is_relative_to(self.folder.resolve()):  # never delete elsewhere, whatever it says
                     file.unlink(missing_ok=True)
             part.write_text(json.dumps(self.files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    def _names(self, written: Sequence[Path]) -> list[str]:
-        return [path.relative_to(self.folder).as_posix() for path in written]
 
 
 def _stamp(image: Path) -> dict[str, int]:

@@ -124,12 +124,18 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
     from base.progress import ProgressBar
     from data.images import header_size
 
+    if size == 1:
+        yield from ([pair] for pair in work)
+        return
     groups: dict = {}
-    for path, target in ProgressBar(work, "sizes", delay=2, leave=False, disable=size == 1):
-        groups.setdefault((header_size(path) if size != 1 else None) or path, []).append((path, target))
+    for path, target in ProgressBar(work, "sizes", delay=2, leave=False):
+        try:
+            shape = header_size(path)
+        except ImageError:  # to be refused when it is read
+            shape = (BATCH_PIXELS, 1)
+        groups.setdefault(shape, []).append((path, target))
     for shape, group in groups.items():
-        fitting = BATCH_PIXELS // (shape[0] * shape[1]) if isinstance(shape, tuple) else 1
-        count = size or max(1, min(MOST_AT_ONCE, fitting))
+        count = size or max(1, min(MOST_AT_ONCE, BATCH_PIXELS // (shape[0] * shape[1])))
         yield from (group[i : i + count] for i in range(0, len(group), count))
 
 

@@ -29,27 +29,16 @@ DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 
 @dataclass(frozen=True)
 class Restoration:
-    """The result for one image, before anything is written.
-
-    Args:
-        path: of the image.
-        target: file of its restoration; several samples are written as NAME_0.SUFFIX, NAME_1.SUFFIX and so on.
-        failure: why it could not be restored; the fields below are then empty.
-        image: the input as it was read.
-        out: the pipeline's output for it.
-        faults: what is wrong with the sample; see `models.samples`.
-        back: whether the prediction is written in place of the sample.
-        seconds: its share of the batch's time.
-    """
+    """The result for one image, before anything is written."""
 
     path: Path
-    target: Path
-    failure: str | None = None
+    target: Path  # several samples are written as NAME_0.SUFFIX, NAME_1.SUFFIX and so on
+    failure: str | None = None  # why it could not be restored; the fields below are then empty
     image: ImageFile | None = None
     out: DeblurOutput | None = None
-    faults: Sequence[str] = ()
-    back: bool = False
-    seconds: float = 0.0
+    faults: Sequence[str] = ()  # of the sample; see `models.samples`
+    back: bool = False  # whether the prediction is written in place of the sample
+    seconds: float = 0.0  # its share of the batch's time
 
     @property
     def files(self) -> dict[Path, Tensor]:
@@ -64,15 +53,8 @@ class Restoration:
         """The sides of the networks' tiles."""
         return sides_in_words(self.out.tiles)
 
-    def remarks(self, tiles: str, named: bool) -> Iterator[str]:
-        """Yield what is notable, in words.
-
-        Args:
-            tiles: of the images before, which are said again if they differ.
-            named: whether the output's format was given.
-        """
-        if self.tiles_in_words != tiles:
-            yield self.tiles_in_words
+    def remarks(self, named: bool) -> Iterator[str]:
+        """Yield what is notable, in words; `named` is whether the output's format was given."""
         yield from self.image.remarks
         if self.target.suffix != self.path.suffix and not named:
             yield f"is written as {self.target.name}"
@@ -88,7 +70,6 @@ class Restorer:
         device: overrides the device of the options.
 
     Attributes:
-        settings: the sampling settings.
         facts: what a restoration depends on besides the image, for the manifest.
         title: the same in words.
         remarks: notes on settings without effect.
@@ -100,8 +81,8 @@ class Restorer:
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
         source = options.checkpoint or pretrained()
         self.options = options
-        classes = options.classes or ()
-        self.pipeline = load_pipeline(source, device or options.device, options.precision, options.provider, classes)
+        how = device or options.device, options.precision, options.provider, options.classes or ()
+        self.pipeline = load_pipeline(source, *how)
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
         if options.compile:
@@ -126,12 +107,7 @@ class Restorer:
         return self.settings.num_samples * self.settings.steps if self.settings.blend > 0 else 1
 
     def restore(self, work: Sequence[tuple[Path, Path]], bar: tqdm) -> Iterator[Restoration]:
-        """Restore images, in batches of one size.
-
-        Args:
-            work: each image and the file of its restoration.
-            bar: progress bar, advanced for each step of each image.
-        """
+        """Restore images, each with the file of its restoration, in batches of one size; the bar counts steps."""
         begun, finished = bar.n, 0
         # On a CPU batches of more than thumbnails are slower, and on some processors a batch of another size rounds
         # differently.
@@ -149,11 +125,7 @@ class Restorer:
             bar.update(begun + finished * self.steps - bar.n)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
-        """Write one restoration with all its files.
-
-        Returns:
-            The files, and the other fields of the manifest's entry.
-        """
+        """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
         start, options, out, target = time.perf_counter(), self.options, restoration.out, restoration.target
         like = metadata.kept(restoration.image, options.metadata)
         for file, restored in restoration.files.items():
@@ -172,11 +144,8 @@ class Restorer:
             restored = next(iter(restoration.files.values()))
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
-        return written, self._found | {
-            "tiles": out.tiles,
-            "seconds": seconds,
-            "faults": list(restoration.faults),
-        } | whites
+        found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
+        return written, self._found | found | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options

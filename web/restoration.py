@@ -57,13 +57,13 @@ class PhotoRestorer:
 
         ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
         """
-        width, height = header_size(path) or (0, 0)
-        if width * height > 1e6 * self.served.max_pixels:
-            raise ImageError(
-                f"{name} has {width} x {height} pixels, more than the {self.served.max_pixels:g} megapixels that this"
-                " page takes: restore it with sample.py"
-            )
         try:
+            width, height = header_size(path)
+            if width * height > 1e6 * self.served.max_pixels:
+                raise ImageError(
+                    f"{name} has {width} x {height} pixels, more than the {self.served.max_pixels:g} megapixels that"
+                    " this page takes: restore it with sample.py"
+                )
             return Photo(name, read_file(path))
         except ImageError as error:
             raise ImageError(str(error).replace(str(path), name)) from None

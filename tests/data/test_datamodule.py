@@ -179,7 +179,8 @@ def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
     (root / "train" / "blur" / "5.png").write_text("no image")
     with pytest.raises(images.ImageError) as caught:
         trainer(tmp_path).fit(Recorder(), module(root, False, workers))
-    assert str(caught.value) == f"{root / 'train' / 'blur' / '5.png'} is not an image of a known format."
+    sentence = f"{root / 'train' / 'blur' / '5.png'} is not an image of a known format: save it as PNG, JPEG or TIFF."
+    assert str(caught.value) == sentence
 
     images.write(root / "train" / "blur" / "5.png", torch.zeros(3, 7, 9))
     with pytest.raises(DatasetError) as caught:

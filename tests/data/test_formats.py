@@ -11,7 +11,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from data import checks, formats, images, search
+from data import formats, images, search
 from data.layouts import Pair
 from tests import processes
 from tools import doctor
@@ -35,16 +35,14 @@ def test_an_image_has_at_most_so_many_pixels(tmp_path):
         formats.check_size(tmp_path, (1, formats.MOST_PIXELS + 1))
 
 
-def test_postscript_is_refused_by_name_everywhere(tmp_path, ghostscript):
+def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
     photo = tmp_path / "photo.png"
     photo.write_bytes(POSTSCRIPT)
-    with pytest.raises(images.ImageError, match=r"photo\.png is a file of the format Encapsulated Postscript, which"):
-        images.read_file(photo)
-    with pytest.raises(images.ImageError, match="Encapsulated Postscript"):
-        checks.check_files([photo])
+    for reader in (images.read_file, images.header_size):
+        with pytest.raises(images.ImageError, match=r"photo\.png is not an image of a known format: save it as PNG"):
+            reader(photo)
     faults, _ = doctor.examine(Pair("photo", photo, photo))
-    assert images.header_size(photo) is None and "Encapsulated Postscript" in faults[0].sentence
-    assert not ghostscript.exists()
+    assert "not an image of a known format" in faults[0].sentence and not ghostscript.exists()
 
 
 @pytest.mark.parametrize("suffix", sorted(search.SUFFIXES))
@@ -64,20 +62,11 @@ def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
         assert found.remarks == said and torch.equal(found.pixels, expected.pixels)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "title"),
-    [
-        ("a.png", b"8BPS\0\1" + bytes(99), "Adobe Photoshop"),
-        ("a.jpg", b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
-        ("a.tif", b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0", "Windows Icon"),
-        ("a.bmp", b"SIMPLE  =", "FITS"),
-        ("a.png", b"GIF89a" + bytes(20), "Compuserve GIF"),
-    ],
-)
-def test_other_formats_are_refused_by_their_name(tmp_path, name, content, title):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(images.ImageError, match=f"{name} is a file of the format {title}.*save it as PNG"):
-        images.read_file(tmp_path / name)
+@pytest.mark.parametrize("content", [b"8BPS\0\1" + bytes(99), b"SIMPLE  =", b"GIF89a" + bytes(20), b"text", b""])
+def test_other_formats_are_refused(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(images.ImageError, match=r"a\.png is not an image of a known format"):
+        images.read_file(tmp_path / "a.png")
 
 
 def chunk(kind, data):
@@ -161,12 +150,12 @@ def inflated(folder):
 
 LIMITED = """
 import resource, sys
-from data import checks, images
+from data import images
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
 for path in sys.argv[1:]:
     resource.setrlimit(resource.RLIMIT_CPU, (int(resource.getrusage(resource.RUSAGE_SELF).ru_utime) + 20, -1))
-    for function in (images.header_size, lambda path: checks.check_files([images.Path(path)]), images.read_file):
+    for function in (images.header_size, images.read_file):
         try: function(path)
         except images.ImageError as error: said = str(error)
         else: said = "read"

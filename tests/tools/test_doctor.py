@@ -13,7 +13,7 @@ from PIL import Image
 from data import images
 from data.blur import SyntheticBlur
 from data.camera import CameraShake
-from data.checks import check_files
+from data.datamodule import check_files
 from data.layouts import DatasetError, find_pairs
 from data.pairs import generator_of
 from tests.conftest import ASSETS

@@ -159,7 +159,7 @@ def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor,
     visitor.get_by_test_id("toast-close").click()
     expect(said).to_have_count(0)
     visitor.set_input_files("#photo input[type=file]", ROOT / "README.md")
-    expect(said).to_have_text("README.md is not an image of a known format.")
+    expect(said).to_have_text("README.md is not an image of a known format: save it as PNG, JPEG or TIFF.")
     visitor.get_by_test_id("toast-close").click()
     expect(said).to_have_count(0)
     upload(visitor, photo)
