@@ -164,7 +164,7 @@ class Command(LightningCLI):
 
     def _callbacks(self, root: Path) -> list:
         """The callbacks that every run has, in addition to those with flags of their own and those of the config."""
-        scores, settings = self.config_init.scores, self.config_init.trainer
+        settings = self.config_init.trainer
         has_bar = any(isinstance(callback, ProgressBar) for callback in _listed(settings.callbacks))
         kept = {"dirpath": root / "checkpoints", "auto_insert_metric_name": False, "enable_version_counter": False}
         best = {"best-psnr": ("val/psnr", "max"), "best-lpips": ("val/lpips", "min")}
@@ -175,7 +175,7 @@ class Command(LightningCLI):
             Steps(),
             TakeOver(),
             Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
-            Track(scores.panels, scores.samples),
+            Track(),
             *(ModelCheckpoint(**kept, filename=name, monitor=score, mode=mode) for name, (score, mode) in best.items()),
             *([] if has_bar or settings.enable_progress_bar is False else [Bar()]),
             self.last,
