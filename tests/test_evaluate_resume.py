@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import evaluate
+from base.messages import UsageError
 from data import images
-from evaluation.journal import JournalError
 from tests.evaluation.toy import ALONE
 from tests.test_evaluate import arguments, place  # noqa: F401 (a fixture)
 
@@ -58,7 +58,7 @@ def test_a_change_is_noticed_and_named(begun, tmp_path, what):
         change(tmp_path)
         change = {}
     changed = {name: value for name, value in (begun | change).items() if value is not None}
-    with pytest.raises(JournalError, match=f"holds scores with another {fact}") as caught:
+    with pytest.raises(UsageError, match=f"holds scores with another {fact}") as caught:
         evaluate.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
     evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
