@@ -37,7 +37,7 @@ import train  # noqa: E402, F401
 
 ROOT = Path(__file__).parents[1]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.processes", "tests.evaluation.test_journal", "tests.training.test_resume"])
+CONTEXT.set_forkserver_preload(["tests.processes", "tests.training.test_resume"])
 os.environ["PYTHONPATH"] = str(ROOT)  # that process does not get this one's sys.path
 TIMEOUT = 300  # seconds
 

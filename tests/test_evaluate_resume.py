@@ -34,7 +34,7 @@ CHANGES = {
     "a blurry image": ("image of b", lambda folder: darken(folder / "data" / "blur" / "b.png")),
     "a ground truth": ("image of a", lambda folder: darken(folder / "data" / "sharp" / "a.png")),
     "the number of images": ("image of", {"limit": 2}),
-    "another program's image": ("outputs of outputs other", lambda folder: darken(folder / "other" / "a.png")),
+    "another program's image": ("outputs of outputs other", lambda folder: darken(folder / "other" / "b.png")),
 }
 
 
