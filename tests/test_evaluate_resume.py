@@ -21,7 +21,7 @@ def darken(file: Path) -> None:
 
 def change_checkpoint(folder: Path) -> None:
     index = json.loads((folder / "checkpoint" / "model_index.json").read_text())
-    (folder / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.3}))
+    (folder / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.2}))
 
 
 # What changes -> the fact that the message names, and the change: of files, or of flags.
