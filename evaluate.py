@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # these take seconds to import, and errors in the command lin
     import torch
     from lightning.fabric import Fabric
 
-    from data.scored_pairs import ScoredPairs
     from evaluation.examples import Example
     from evaluation.scoring import Plan
     from evaluation.summary import Summary
@@ -186,10 +185,9 @@ def _evaluate(evaluation: Evaluation, processes: "Fabric") -> "tuple[Summary, li
 def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     """Load everything the evaluation needs; errors are raised before anything is restored."""
     checkpoint = _checkpoint(evaluation)
-    pairs = _pairs(evaluation, processes)
 
     from data.pairs import read_pair
-    from data.scored_pairs import read_baselines
+    from data.scored_pairs import read_baselines, scored_pairs
     from evaluation.journal import open_journal
     from evaluation.metrics import make_metrics
     from evaluation.results import provenance
@@ -197,6 +195,8 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     from evaluation.scoring import ImagePair, Plan, depends_on
     from models.checkpoints import checkpoint_hash
 
+    source = evaluation.data, evaluation.split, evaluation.variant, evaluation.limit
+    pairs = processes.broadcast(scored_pairs(*source) if processes.is_global_zero else None)
     baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
     pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
     data = Path(evaluation.data)
@@ -205,7 +205,11 @@ def prepare(evaluation: Evaluation, processes: "Fabric") -> "Plan":
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)
-    settings = _settings(evaluation, pipeline, checkpoint)
+    settings = evaluation.settings
+    if pipeline is not None and not settings:
+        settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
+        if not settings:
+            raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
     facts = provenance() | {  # what the numbers depend on, for results.json
         "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
         **{name: getattr(evaluation, name) for name in ("grid", "seed")},
@@ -280,19 +284,6 @@ def _networks(
     return pipeline, pipeline.device, pipeline.place, pipeline.precision
 
 
-def _settings(
-    evaluation: Evaluation, pipeline: "DeblurPipeline | None", checkpoint: str | None
-) -> list[SamplingSettings]:
-    """The settings of the grid, or the checkpoint's presets without duplicates; none without both."""
-    if pipeline is None:
-        return []
-    names = pipeline.config.presets
-    settings = evaluation.settings or list(dict.fromkeys(pipeline.preset(name) for name in names))
-    if not settings:
-        raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
-    return settings
-
-
 def find_processes() -> "Fabric":
     """Lightning Fabric over the processes that torchrun or SLURM started, or over this one alone.
 
@@ -309,16 +300,6 @@ def find_processes() -> "Fabric":
         raise ValueError(" ".join(str(error).split())) from error
     fabric.launch()
     return fabric
-
-
-def _pairs(evaluation: Evaluation, processes: "Fabric") -> "ScoredPairs":
-    """The pairs to score, read by the first process, so that a bad file stops the run early."""
-    from data.scored_pairs import scored_pairs
-
-    found = None
-    if processes.is_global_zero:
-        found = scored_pairs(evaluation.data, evaluation.split, evaluation.variant, evaluation.limit)
-    return processes.broadcast(found)
 
 
 def cli(args: list[str] | None = None) -> None:

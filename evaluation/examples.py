@@ -2,13 +2,11 @@
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from base.progress import ProgressBar, counted
-from evaluation.metrics import Metric
 from evaluation.panels import panel
 from evaluation.pixels import write_png
 from evaluation.rows import Row
@@ -36,13 +34,6 @@ class Example:
     rank: str
     scores: dict[str, float]
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def scores_in_words(self, metrics: Mapping[str, Metric]) -> str:
-        """The scores in words."""
-        columns = {name: metrics[name].column for name in self.scores}
-        return ", ".join(
-            f"{columns[name].title} {value:.{columns[name].digits}f}" for name, value in self.scores.items()
-        )
 
 
 def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:

@@ -5,26 +5,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from base.files import replacing
+from base.messages import UsageError
 
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
-
-
-class Processes(Protocol):
-    """The processes that share an evaluation, such as lightning's Fabric."""
-
-    global_rank: int
-    world_size: int
-    is_global_zero: bool
-
-    def barrier(self) -> None:
-        """Wait for the other processes."""
-
-
-class JournalError(ValueError):
-    """A journal belongs to another evaluation; the message says what differs and what to do."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +24,10 @@ class Score:
     missing: dict[str, str]
 
 
-def open_journal(folder: Path, facts: Facts, processes: Processes, overwrite: bool = False) -> "Journal":
-    """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
+def open_journal(folder: Path, facts: Facts, processes: Any, overwrite: bool = False) -> "Journal":
+    """Open this process's journal; `processes` is lightning's Fabric.
 
-    `overwrite` discards existing scores.
+    The first process creates it, or raises if it belongs to another evaluation. `overwrite` discards existing scores.
     """
     if processes.is_global_zero:
         if overwrite:
@@ -63,7 +49,7 @@ class Journal:
         rank: of this process; each process appends to its own file.
 
     Raises:
-        JournalError: the folder holds an evaluation with other facts.
+        UsageError: the folder holds an evaluation with other facts.
     """
 
     def __init__(self, folder: Path, facts: Facts, rank: int = 0):
@@ -98,15 +84,15 @@ class Journal:
             raise OSError(f"{self.file} could not be written: the disk is full")
 
     def _compare(self, known: dict, facts: dict) -> None:
-        for name in [*facts, *(name for name in known if name not in facts)]:
+        for name in facts | known:
             was, now = known.get(name), facts.get(name)
             if was == now:
                 continue
             if isinstance(was, dict) and isinstance(now, dict):
-                part = next(key for key in [*now, *was] if was.get(key) != now.get(key))
+                part = next(key for key in now | was if was.get(key) != now.get(key))
                 name, was, now = f"{name} of {part}", was.get(part), now.get(part)
             was, now = ("none" if value is None else value for value in (was, now))
-            raise JournalError(
+            raise UsageError(
                 f"{self.folder} holds scores with another {name}: {was} there, {now} now; "
                 "give another --output, or --overwrite true to start anew"
             )

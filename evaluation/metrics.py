@@ -93,15 +93,13 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
         "cer": partial(ErrorRate, "character", data, language),
         "wer": partial(ErrorRate, "word", data, language),
     }
-    made = {}
-    for name in (name for name in METRICS if name in names):
-        if name in _FUNCTIONS:
-            (function, recipe), reason, inputs = _FUNCTIONS[name], None, ("restored", "sharp")
-        else:
-            function = classes[name]()
-            recipe, reason, inputs = function.recipe, function.reason, function.inputs
-        made[name] = Metric(METRICS[name], function, recipe, reason, inputs)
-    return made | {path: _user_metric(path) for path in sorted(names - METRICS.keys())}
+    made = {"psnr": Metric(METRICS["psnr"], psnr, PSNR_RECIPE), "ssim": Metric(METRICS["ssim"], ssim, SSIM_RECIPE)}
+    for name in names & classes.keys():
+        own = classes[name]()
+        made[name] = Metric(METRICS[name], own, own.recipe, own.reason, own.inputs)
+    users = sorted(names - METRICS.keys())
+    made |= {path: _user_metric(path) for path in users}
+    return {name: made[name] for name in (*METRICS, *users) if name in names}
 
 
 def _user_metric(path: str) -> Metric:
@@ -114,6 +112,3 @@ def _user_metric(path: str) -> Metric:
     code = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     higher = not getattr(function, "lower_is_better", False)
     return Metric(Column(name, 4, higher), function, f"{inspect.getdoc(function) or name} (code {code})")
-
-
-_FUNCTIONS = {"psnr": (psnr, PSNR_RECIPE), "ssim": (ssim, SSIM_RECIPE)}

@@ -28,17 +28,7 @@ def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) ->
     """
     with replacing(folder / "pareto.png") as part:
         curve(summary).savefig(part)
-    entries = [
-        {
-            "setting": example.row.label,
-            "image": example.image,
-            "rank": example.rank,
-            "about": f"{example.image}, the {example.rank} of {example.row.label}: "
-            + example.scores_in_words(summary.metrics),
-            "files": example.files,
-        }
-        for example in examples
-    ]
+    entries = [_entry(example, summary, example.files) for example in examples]
     chosen = summary.presets.get("balanced")
     shown = _shown(entries, folder, chosen and chosen.label)
     checkpoint = summary.facts.get("checkpoint")
@@ -61,22 +51,28 @@ def write_joint_report(
     entries: dict[tuple[str, str], dict] = {}
     for letter, (summary, examples) in found.items():
         for example in examples:
-            setting, image, rank = example.row.label, example.image, f"{example.rank} of {letter}"
-            about = f"{image}, the {rank}: {example.scores_in_words(summary.metrics)}"
             files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
             files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
-            if (entry := entries.get((setting, image))) is None:
-                own = {"setting": setting, "image": image, "rank": rank, "about": about, "files": files}
-                entries[setting, image] = own
-            else:
-                entry["rank"] += f", {rank}"
-                entry["about"] += f"; {about}"
+            own = _entry(example, summary, files, f" in {letter}")
+            entry = entries.setdefault((example.row.label, example.image), own)
+            if entry is not own:
+                entry["rank"] += f", {own['rank']}"
+                entry["about"] += f"; {own['about']}"
                 entry["files"] |= files
     names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in found.items()}
     summary, shown = found["A"][0], _shown(list(entries.values()), folder, None)
     facts = dict(summary.facts) | {"checkpoint": names}
     curves = {letter: folder / letter / "pareto.png" for letter in found}
     _write(folder, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
+
+
+def _entry(example: Example, summary: Summary, files: dict[str, str], where: str = "") -> dict:
+    """A group of images that the slider shows, as files by kind, and what is said about it."""
+    scores = [(summary.metrics[name].column, value) for name, value in example.scores.items()]
+    words = ", ".join(f"{column.title} {value:.{column.digits}f}" for column, value in scores)
+    setting, image = example.row.label, example.image
+    about = f"{image}, the {example.rank} of {setting}{where}: {words}"
+    return {"setting": setting, "image": image, "rank": example.rank + where, "about": about, "files": files}
 
 
 def _write(
@@ -124,11 +120,7 @@ def _plain(value: Facts) -> str:
 
 
 def _shown(entries: Sequence[dict], folder: Path, first: str | None) -> dict:
-    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first.
-
-    An entry is a group of images that the slider shows: its setting, image, rank, what is said about it, and files by
-    kind of image.
-    """
+    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first."""
     files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
     examples = []
     for entry in entries:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import evaluate
+from base.messages import UsageError
 from data import images
-from evaluation.journal import JournalError
 from tests.evaluation.toy import ALONE
 from tests.test_evaluate import arguments, place  # noqa: F401 (a fixture)
 
@@ -21,7 +21,7 @@ def darken(file: Path) -> None:
 
 def change_checkpoint(folder: Path) -> None:
     index = json.loads((folder / "checkpoint" / "model_index.json").read_text())
-    (folder / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.3}))
+    (folder / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.2}))
 
 
 # What changes -> the fact that the message names, and the change: of files, or of flags.
@@ -34,7 +34,7 @@ CHANGES = {
     "a blurry image": ("image of b", lambda folder: darken(folder / "data" / "blur" / "b.png")),
     "a ground truth": ("image of a", lambda folder: darken(folder / "data" / "sharp" / "a.png")),
     "the number of images": ("image of", {"limit": 2}),
-    "another program's image": ("outputs of outputs other", lambda folder: darken(folder / "other" / "a.png")),
+    "another program's image": ("outputs of outputs other", lambda folder: darken(folder / "other" / "b.png")),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_change_is_noticed_and_named(begun, tmp_path, what):
         change(tmp_path)
         change = {}
     changed = {name: value for name, value in (begun | change).items() if value is not None}
-    with pytest.raises(JournalError, match=f"holds scores with another {fact}") as caught:
+    with pytest.raises(UsageError, match=f"holds scores with another {fact}") as caught:
         evaluate.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
     evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)

@@ -11,10 +11,6 @@ from models.lightning_module import Predict
 from training.tracking import log_values
 
 
-class TrainingFault(ValueError):
-    """Training cannot continue."""
-
-
 class Guard(Callback):
     """Skip steps whose loss or gradient is not finite, and stop after many in a row.
 
@@ -66,7 +62,7 @@ class Guard(Callback):
         )
         log_values(trainer, {"guard/skipped": self.skipped}, trainer.global_step + 1)  # the current step
         if self.in_a_row >= self.patience:
-            raise TrainingFault(
+            raise ValueError(
                 f"{self.in_a_row} steps in a row had a loss or gradient that is not finite, the last with {names}: look"
                 " at these images, or lower model.optimizer.lr"
             )

@@ -28,43 +28,34 @@ PLACE = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trai
 
 
 def read_checkpoint(path: Path) -> dict:
-    """Read a checkpoint of train.py and verify its checksums; nothing in it is executed.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or holds more than tensors and plain values.
-    """
+    """A checkpoint of train.py; CheckpointError if it is missing, damaged, or holds more than tensors and values."""
     return read_torch(path, checksums=True)
 
 
 def newest(root: Path) -> tuple[Path | None, dict]:
     """The newest readable checkpoint of a run's folder and its content; (None, {}) if there is no checkpoint.
 
-    An unreadable checkpoint is reported. If an older one can take its place, it is renamed to NAME.damaged.
+    If only the previous one can be read, the last one is reported and renamed to last.ckpt.damaged.
 
     Raises:
         CheckpointError: there are checkpoints, and none can be read.
     """
     last = root / "checkpoints" / LAST
-    found = [path for path in (last, last.with_name(PREVIOUS)) if path.is_file()]
-    # Lightning writes this file on SLURM when a job is about to be requeued.
-    requeued = max(root.glob("hpc_ckpt_*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
-    if requeued is not None and (not found or requeued.stat().st_mtime > found[0].stat().st_mtime):
-        found.insert(0, requeued)
-    errors = []
-    for path in found:
+    damaged = None
+    for path in (path for path in (last, last.with_name(PREVIOUS)) if path.is_file()):
         try:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:
-            errors.append(error)
+            damaged = damaged or error
             continue
-        for older, error in zip(found, errors, strict=False):
-            rank_zero_info(f"{error}; it is now {older.name}.damaged, and {path} takes its place")
+        if damaged:
+            rank_zero_info(f"{damaged}; it is now {LAST}.damaged, and {path} takes its place")
             if rank_zero_only.rank == 0:
-                os.replace(older, older.with_name(f"{older.name}.damaged"))
+                os.replace(last, last.with_name(f"{LAST}.damaged"))
         return path, checkpoint
-    if errors:
+    if damaged:
         raise CheckpointError(
-            f"{errors[0]}, and there is no other to resume from: start anew with --auto_resume false or another"
+            f"{damaged}, and there is no other to resume from: start anew with --auto_resume false or another"
             " trainer.default_root_dir"
         )
     return None, {}

@@ -1,35 +1,22 @@
-"""What a run shows in Weights & Biases or TensorBoard besides its curves."""
+"""What a run tells of itself: its summary, and curves that show how it trains."""
 
-from dataclasses import replace
-from pathlib import Path
-
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from PIL import Image
 from torch import nn
-
-from evaluation.panels import panel
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 
 
 class Track(Callback):
-    """Log gradient norms, the loss by noise level and panels, and print a summary of the run.
+    """Log gradient norms and the loss by noise level, and print a summary of the run.
 
     Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
     denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the previous log, by log-SNR of the crop: below -8,
-    up to -4, up to 0, up to 4, and above. At each validation, if a logger shows images: val/panel_N.
-
-    Args:
-        panels: number of validation images to show.
-        samples: number of samples for each.
+    up to -4, up to 0, up to 4, and above.
     """
 
-    def __init__(self, panels: int, samples: int):
-        self.panels, self.samples = panels, samples
+    def __init__(self):
         self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: the sum of losses and the number of crops
 
     def state_dict(self) -> dict:
@@ -65,23 +52,6 @@ class Track(Callback):
         log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        if trainer.sanity_checking or batch_idx >= self.panels or not _image_loggers(trainer):
-            return
-        blurry, sharp, name = batch["blurry"].float(), batch["sharp"].float(), batch["name"][0]
-        columns = {"blurry": blurry, "prediction": outputs.predictions}
-        if getattr(pl_module, "denoiser", None) is not None:
-            settings = replace(pl_module.validation, num_samples=self.samples, average=False)
-            drawn = pl_module.pipeline()(blurry[:1], settings, names=[name], output_type="pt")
-            columns |= {f"sample {k}": sample[None] for k, sample in enumerate(drawn.images, start=1)}
-            columns |= {"mean": drawn.images.mean(0, keepdim=True)}
-            columns |= {} if drawn.std is None else {"std": drawn.std}
-        columns["sharp"] = sharp
-        path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{batch_idx}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        panel({label: [batch[0]] for label, batch in columns.items()}, path, [name])
-        _show(trainer, f"val/panel_{batch_idx}", path, name)
-
 
 def summary(trainer: Trainer, pl_module: LightningModule) -> str:
     """A run's networks and steps in two lines."""
@@ -102,19 +72,3 @@ def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:
     """Log the values of a step with every logger."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step)
-
-
-def _image_loggers(trainer: Trainer) -> list[Logger]:
-    """The loggers that show images, on the first process; the others have none."""
-    if not trainer.is_global_zero:
-        return []
-    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger | TensorBoardLogger)]
-
-
-def _show(trainer: Trainer, key: str, path: Path, caption: str) -> None:
-    for logger in _image_loggers(trainer):
-        if isinstance(logger, TensorBoardLogger):
-            panel = np.asarray(Image.open(path, formats=["PNG"]))
-            logger.experiment.add_image(key, panel, trainer.global_step, dataformats="HWC")
-        else:
-            logger.log_image(key, [str(path)], trainer.global_step, caption=[caption])

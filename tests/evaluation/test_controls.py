@@ -19,11 +19,6 @@ from evaluation.controls import (
 )
 
 
-def test_strength_zero_is_the_prediction():
-    prediction = torch.rand(3, 20, 24)
-    assert torch.equal(sharpen(prediction, 0.0), prediction)
-
-
 def test_sharpening_amplifies_a_wave_by_what_the_gaussian_takes():
     """G keeps exp(-(2 pi f sigma)^2 / 2) of a wave of frequency f, so the mask gives back 1 + a (1 - that)."""
     period = 8

@@ -1,6 +1,5 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ import train
 from tests.base.test_files import holder
 from tests.conftest import draw_photographs, flags_of_train_py, folder_to_train_in
 from tests.tiny import RUN, metrics
-from training.resume import changed_settings, newest, read_checkpoint
+from training.resume import changed_settings, read_checkpoint
 
 pytestmark = [
     pytest.mark.usefixtures("run_folder"),
@@ -83,15 +82,6 @@ def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
 
 def test_without_auto_resume_a_run_starts_anew_over_what_is_there(started):
     assert resume(started, "run", "--auto_resume", "false", "--trainer.max_steps", "1")["global_step"] == 1
-
-
-def test_of_a_requeued_job_s_checkpoint_and_the_run_s_own_the_newer_counts(started):
-    folder = Path(shutil.copytree(started, "run"))
-    last, requeued = folder / "checkpoints" / "last.ckpt", folder / "hpc_ckpt_1.ckpt"
-    shutil.copy(last, requeued)
-    for age, chosen in ((-60, last), (60, requeued)):
-        os.utime(requeued, (last.stat().st_mtime + age,) * 2)
-        assert newest(folder)[0] == chosen
 
 
 class StopAfterOne(Callback):
