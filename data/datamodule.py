@@ -25,10 +25,10 @@ GRACE = 10  # seconds that a worker keeps running after SIGTERM
 class NumberStream(Sampler[int]):
     """The numbers of the endless training stream for one rank.
 
-    Global batch b (from 0, over the whole run) has the next `per_batch * world` numbers, `per_batch` for each rank. The
-    stream begins after the batches that the trainer has processed, rounded down to a multiple of `window`, so a
-    resumed run continues where its checkpoint was written. The trainer's max_steps ends the run. On several devices
-    the trainer needs use_distributed_sampler=False, otherwise Lightning replaces this sampler.
+    Each batch has the next `per_batch * world` numbers, `per_batch` for each rank. The stream begins after the batches
+    that the trainer has processed, rounded down to a multiple of `window`, so a resumed run continues where its
+    checkpoint was written. On several devices the trainer needs use_distributed_sampler=False, otherwise Lightning
+    replaces this sampler.
     """
 
     per_batch: int
@@ -117,8 +117,6 @@ class DeblurDataModule(pl.LightningDataModule):
         if stage == "fit":
             entries = self._required("train")
             sources = [_source(entry) for entry in (entries if isinstance(entries, list) else [entries])]
-            if not sources:
-                raise DatasetError("No train data is given: the list data.train is empty.")
             # A single dataset uses the run's seed; in a mix each has its own.
             seeds = [self.seed] if len(sources) == 1 else [seed_of(self.seed, "mix", i) for i in range(len(sources))]
             parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
@@ -144,7 +142,7 @@ class DeblurDataModule(pl.LightningDataModule):
             )
 
     def _required(self, split: str) -> str | Source | list[str | Source]:
-        if self.roots[split] is None or self.roots[split] == "":
+        if not self.roots[split]:
             raise DatasetError(f"No {split} data is given: set data.{split} to a folder.")
         return self.roots[split]
 

@@ -194,11 +194,8 @@ def _list_flat(root: Path, split: str, variant: str) -> Listing:
 
 def _list_gopro(root: Path, split: str, variant: str) -> Listing:
     """Nah et al. 2017: SCENE/{blur,blur_gamma,sharp}; names are SCENE/000001."""
-    found: list[dict[str, Path]] = [{}, {}]
-    for prefix, scene in _scenes(split_folder(root, split)):
-        for files, folder in zip(found, _sides(scene, variant), strict=True):
-            if folder is not None:
-                _collect(files, prefix, folder)
+    scenes = [(prefix, _sides(scene, variant)) for prefix, scene in _scenes(split_folder(root, split))]
+    found = [_images(*((prefix, sides[at]) for prefix, sides in scenes if sides[at])) for at in (0, 1)]
     return _match("gopro", variant, *found)
 
 
@@ -206,14 +203,12 @@ def _list_hide(root: Path, split: str, variant: str) -> Listing:
     """Shen et al. 2019: train, test/{test-close-ups,test-long-shot}, and their sharp sides in GT."""
     if split == "val":
         raise NoSplitError(f"{root} has no val split: HIDE has train and test.")
-    blurry: dict[str, dict[str, Path]] = {"train": {}, "test": {}}
-    for part, folder in (("train", "train"), ("test", "test/test-close-ups"), ("test", "test/test-long-shot")):
-        if (root / folder).is_dir():
-            _collect(blurry[part], "", root / folder)
-    sharp: dict[str, Path] = {}
-    _collect(sharp, "", root / "GT")
-    other = blurry["test" if split == "train" else "train"]
-    return _match("hide", variant, blurry[split], {name: file for name, file in sharp.items() if name not in other})
+    test = _images(("", root / "test/test-close-ups"), ("", root / "test/test-long-shot"))
+    blurry, other = _images(("", root / "train")), test
+    if split == "test":
+        blurry, other = other, blurry
+    sharp = {name: file for name, file in _images(("", root / "GT")).items() if name not in other}
+    return _match("hide", variant, blurry, sharp)
 
 
 def _list_reds(root: Path, split: str, variant: str) -> Listing:
@@ -224,19 +219,12 @@ def _list_reds(root: Path, split: str, variant: str) -> Listing:
     folders = [base / f"{split}_{kind}" for kind in (variant, "sharp")]
     if not any(base.glob(f"{split}_*")):
         raise NoSplitError(f"{root} has no {split} split.")
-    for folder in folders:
-        if not folder.is_dir():
-            raise DatasetError(f"{base} has no folder {folder.name}, which REDS has for its {split} split.")
     return _flat("reds", variant, *folders)
 
 
 def _list_realblur(root: Path, split: str, variant: str) -> Listing:
     """Rim et al. 2020: RealBlur_{J,R}_{train,test}_list.txt, lines of "SHARP BLURRY" relative to the root."""
-    file = root / f"RealBlur_{variant}_{split}_list.txt"
-    other = "R" if variant == "J" else "J"
-    if not file.is_file() and (root / f"RealBlur_{other}_{split}_list.txt").is_file():
-        raise DatasetError(f"{root} has no {file.name}, only the list of RealBlur-{other}: choose the variant {other}.")
-    rows = _read_list(file)
+    rows = _read_list(root / f"RealBlur_{variant}_{split}_list.txt")
     named = [(f"{Path(blurry).parts[-3]}/{Path(blurry).stem}", root / blurry, root / sharp) for sharp, blurry in rows]
     return _listed("realblur", variant, named)
 
@@ -291,8 +279,7 @@ def _read_list(file: Path) -> list[list[str]]:
 
 def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) -> Listing:
     """Pairs (name, blurry, sharp) from a list; of a pair without files the blurry one counts as alone."""
-    blurry: dict[str, Path] = {}
-    sharp: dict[str, Path] = {}
+    blurry, sharp = {}, {}
     for name, blurry_file, sharp_file in named:
         if first := blurry.get(name) or sharp.get(name):
             raise DatasetError(f"{first} and {blurry_file} have the same name: keep one of them.")
@@ -305,11 +292,10 @@ def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) 
 
 def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
     """The pairs of two folders."""
-    found: list[dict[str, Path]] = [{}, {}]
-    for files, folder in zip(found, (blurry, sharp), strict=True):
+    for folder in (blurry, sharp):
         if not folder.is_dir():
-            raise DatasetError(f"{folder} is not a folder: give two folders of images.")
-        _collect(files, "", folder)
+            raise DatasetError(f"{folder.parent} has no folder {folder.name}.")
+    found = _images(("", blurry)), _images(("", sharp))
     if not any(found):
         raise DatasetError(f"{blurry} holds no pairs with {sharp}: both folders are empty.")
     return _match(layout, variant, *found)
@@ -338,12 +324,13 @@ def _sides(folder: Path, variant: str) -> tuple[Path | None, Path | None]:
     return sides[0], sides[1]
 
 
-def _collect(files: dict[str, Path], prefix: str, folder: Path) -> None:
-    """Add the images below `folder` to `files`, under the name prefix + path below the folder without suffix."""
-    if not any(folder.iterdir()):
-        return
-    for file in search.find(folder):
-        name = prefix + file.relative_to(folder).with_suffix("").as_posix()
-        if name in files:
-            raise DatasetError(f"{files[name]} and {file} have the same name: keep one of them.")
-        files[name] = file
+def _images(*places: tuple[str, Path]) -> dict[str, Path]:
+    """The images below folders, by the prefix of their folder + path below it without suffix."""
+    files: dict[str, Path] = {}
+    for prefix, folder in places:
+        for file in search.find(folder) if folder.is_dir() and any(folder.iterdir()) else ():
+            name = prefix + file.relative_to(folder).with_suffix("").as_posix()
+            if name in files:
+                raise DatasetError(f"{files[name]} and {file} have the same name: keep one of them.")
+            files[name] = file
+    return files

@@ -45,11 +45,8 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
     """List images: a file returns itself, a folder all its images in sorted order, including subfolders.
 
     A pattern such as photos/**/*.png returns the images that match it. Hidden files and folders are ignored, and so are
-    files without an image suffix in folders and patterns. Raises ImageError if nothing or no image is found.
-
-    Args:
-        path: a file, a folder, or a pattern.
-        results: whether to enter folders of restored images, which have a manifest.json.
+    files without an image suffix in folders and patterns, and without `results` folders of restored images, which have
+    a manifest. Raises ImageError if no image is found.
     """
     path = Path(path)
     if path.is_file():
@@ -94,12 +91,9 @@ def tree(path: str | Path) -> Path:
 
 
 def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
-    """The files below a folder, without hidden ones. A folder is entered once, however many links lead to it.
+    """The files below a folder, `depth` levels deep, without hidden ones; `results` as in `find`.
 
-    Args:
-        root: the folder.
-        results: as in `find`; the root is always entered.
-        depth: levels of folders to list.
+    A folder is entered once, however many links lead to it.
     """
     seen, links = set(), [(root, depth)]
     while links:  # links last, so that a folder's files have its own name

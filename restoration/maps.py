@@ -34,13 +34,9 @@ def reduced(image: Tensor, most: int) -> Tensor:
 
 
 def write_map(path: Path, values: Tensor) -> float:
-    """Write values (C, H, W), with one channel or three, as a heat map and as floats.
+    """Write values (1 or 3, H, W) as a heat map (PNG) and as floats in a .tif beside it.
 
-    Args:
-        path: PNG file for the heat map of their channel mean; the floats go to a .tif beside it.
-
-    Returns:
-        The value of the brightest colour.
+    Returns the value of the brightest colour.
     """
     colours, white = heat_map(values)
     images.write(path, colours)

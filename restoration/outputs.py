@@ -70,13 +70,10 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
 
 
 def targets(names: Mapping[Any, PurePath], suffix: str | None, deep: bool) -> dict[Any, PurePath]:
-    """The file names of restorations, by the keys of their images.
+    """The file names of restorations, by the keys of their images: those of the images, with the suffix of `named`.
 
-    They are those of the images, with the suffix of `named`. If two would be equal, an image whose suffix changes keeps
-    that, too: a.jpg becomes a_jpg.png.
-
-    Raises:
-        ValueError: two are equal nevertheless, or as `named`.
+    If two would be equal, an image whose suffix changes keeps that, too: a.jpg becomes a_jpg.png. Raises ValueError if
+    two are equal nevertheless, or as `named`.
     """
     plain = {key: named(name, suffix, deep) for key, name in names.items()}
     often, taken = Counter(plain.values()), {}
@@ -98,8 +95,7 @@ def _lies_in(image: Path, output: Path, root: Path) -> bool:
 def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
     """The file name of a restoration: its image's, with the requested suffix or one that can be written.
 
-    Raises:
-        ValueError: 16 bits are requested and the format does not support them.
+    Raises ValueError if 16 bits are requested and the format does not support them.
     """
     suffix_now = target.suffix.lower()
     if usual(suffix_now) != usual(suffix) if suffix else suffix_now not in WRITABLE:
@@ -115,11 +111,9 @@ def usual(suffix: str) -> str:
 
 
 def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[list[tuple[Path, Path]]]:
-    """Group the work by the image size in the file headers, in the order in which the sizes appear.
+    """Group images, each with the file of its restoration, by the size in their headers, as the sizes appear.
 
-    Args:
-        work: each image and the file of its restoration.
-        size: images per group; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
+    A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
     from base.progress import ProgressBar
     from data.images import header_size

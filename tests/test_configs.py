@@ -107,12 +107,16 @@ def test_the_stages_of_lite_train_its_networks(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("stage", "changed"), [("predictor", {"lr": 7e-4, "decay_steps": 4500}), ("refine", {"decay_steps": 1200})]
+    ("stage", "over", "changed"),
+    [
+        ("predictor", "predictor_longer", {"lr": 7e-4, "decay_steps": 4500}),
+        ("refine", "refine_naf", {"lr": 8e-4, "warmup_steps": 200, "decay_steps": 5000}),
+    ],
 )
-def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, changed, tmp_path):
+def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, over, changed, tmp_path):
     folder, flags = CONFIGS[0].with_name("text"), ["--model.init_from", "null"]
     first = build(folder / f"{stage}.yaml", tmp_path, *flags).model
-    longer = build(folder / f"{stage}.yaml", tmp_path, "--config", str(folder / f"{stage}_longer.yaml"), *flags).model
+    longer = build(folder / f"{stage}.yaml", tmp_path, "--config", str(folder / f"{over}.yaml"), *flags).model
     assert longer.optimizer == replace(first.optimizer, **changed)
     assert longer.objective_values() == first.objective_values()
 

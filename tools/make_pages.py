@@ -11,7 +11,7 @@ from pathlib import Path
 from zlib import crc32
 
 from base.command_line import call
-from base.files import replacing, require_free
+from base.files import replacing
 from base.stop import run_command
 from data import search
 from tools.page_kinds import KINDS
@@ -122,7 +122,6 @@ def make(
     if unknown:
         raise ValueError(f"kinds: {', '.join(sorted(unknown))} is unknown; there are {', '.join(KINDS)}.")
     folder, faces = Path(output), find_faces(fonts, families)
-    require_free(folder)
     languages = [read_language(Path(file), faces, held_out, seed) for file in words]
     facts = {"families": sorted({face.family for face in faces}), "words": words, "held_out": held_out, "kinds": kinds}
     facts |= {"photos": photos, "count": count, "size": size, "seed": seed}

@@ -17,7 +17,7 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
 from base.command_line import call
-from base.files import read_yaml, require_free
+from base.files import read_yaml
 from base.messages import explain
 from base.stop import run_command
 from data import images, search
@@ -158,7 +158,6 @@ def make(
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
     blur, section = read_blur(config)
     found, folder = find_photos(photos, names), Path(output)
-    require_free(folder)
     facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
     facts |= {"candidates": candidates, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from base.files import require_free
 from base.progress import ProgressBar
 from data.layouts import DatasetError
 
@@ -20,16 +21,14 @@ from data.layouts import DatasetError
 def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator[Path]:
     """A hidden folder beside `folder` to fill; it takes the place of `folder` when the block ends.
 
-    If the block raises, the hidden folder stays, and the same command finds the finished files there.
-
-    Args:
-        folder: must not exist or must be empty.
-        description: name of the JSON file in it that holds `facts`.
-        facts: what the files depend on.
+    If the block raises, the hidden folder stays, and the same command finds the finished files there. The JSON file
+    `description` in it holds `facts`, what the files depend on.
 
     Raises:
+        FolderInUse: `folder` is there and not empty.
         DatasetError: the hidden folder was begun with other facts.
     """
+    require_free(folder)
     part = folder.with_name(f".{folder.name}.part")
     described, text = part / description, json.dumps(facts, indent=1) + "\n"
     if described.is_file() and described.read_text() != text:
@@ -43,17 +42,10 @@ def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator
 def on_all_cores(
     function: Callable, *arguments: Sequence, workers: int | None, unit: str, desc: str | None = None
 ) -> Iterator[Any]:
-    """What a function of a module returns for each of its arguments, in order, with a progress bar that counts `unit`.
+    """What a function of a module returns for each of its arguments, in order; the bar begins with `desc`.
 
-    Args:
-        function: called with an element of each sequence.
-        arguments: sequences of one length.
-        workers: processes; None: one per core, but at most one for every four calls: a process takes as long to start.
-        unit: what a call makes.
-        desc: what the bar begins with.
-
-    Raises:
-        DatasetError: a process was killed.
+    `workers` is a number of processes; None: one per core, but at most one for every four calls: a process takes as
+    long to start. Raises DatasetError if one was killed.
     """
     count = len(arguments[0])
     wanted = min(len(os.sched_getaffinity(0)), -(-count // 4)) if workers is None else workers
