@@ -26,6 +26,7 @@ from data import images
 from models.checkpoints import load_pipeline
 from tests.conftest import ROOT
 from tests.processes import Command, free_port, until
+from training.command import require_files
 
 CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text", "u2net")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
@@ -43,7 +44,7 @@ EXCEPTIONS = {
 }
 MEASURE = ("ablation", "deployment", "sampling", "training")
 EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
-CLUSTER = ("--trainer.devices 8",)  # parsed alone
+CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
 # What makes a command small, by how it begins.
 TRAIN = "--trainer.max_steps=2 --trainer.val_check_interval=2 --trainer.accelerator=cpu --trainer.precision=32-true"
@@ -315,8 +316,9 @@ def marked(line):
 @pytest.mark.parametrize("line", [marked(line) for line in RUN if line not in APPS])
 def test_a_command_of_the_pages(there, capfd, line):
     if any(part in line for part in CLUSTER):
+        _, _, name, *flags = shlex.split(line)
         parser = train.cli(["--config", "configs/demo.yaml", "--data.train", "PHOTOS"], run=False).parser
-        parser.parse_args(shlex.split(line)[3:])
+        require_files(name, parser.parse_args(flags))
         return
     for part, package in EXTRAS.items():
         if part in line:

@@ -127,4 +127,4 @@ def test_the_process_says_it_without_a_traceback():
     command = [sys.executable, ROOT / "train.py", "fit", "--config", "run.yaml", "--data.train", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: error: nowhere is not a folder")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: error: data.train: nowhere ")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -114,24 +115,25 @@ class Command(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Lock the run's folder, find the checkpoint to resume from, and let Weights & Biases resume its run."""
         self.ckpt_path = self.config.ckpt_path
+        require_files(self.name, self.config)
         trainer = self.config.trainer
         batches = trainer.max_steps * trainer.accumulate_grad_batches
         if 0 < batches < trainer.val_check_interval:  # a short run is validated and saved at its end
             trainer.val_check_interval = batches
-        if self.name != "fit" or trainer.fast_dev_run:
+        if self.name != "fit" or self.config.trainer.fast_dev_run:
             return
-        if self.ckpt_path is not None:
-            self.checkpoint = read_checkpoint(Path(self.ckpt_path))
-        root = Path(trainer.default_root_dir)
+        root = Path(self.config.trainer.default_root_dir)
         if not rank_zero_only.rank:  # only the first process writes
             self.held.enter_context(sole_user(root))
             remove_parts(root)
             remove_parts(root / "checkpoints")
-        if self.ckpt_path is None and self.config.auto_resume:
+        if self.ckpt_path is not None:
+            self.checkpoint = read_checkpoint(Path(self.ckpt_path)) if Path(self.ckpt_path).is_file() else {}
+        elif self.config.auto_resume:
             path, self.checkpoint = newest(root)
             if path is not None:
                 self.ckpt_path, self.resumes = str(path), True
-        for logger in _listed(trainer.logger):
+        for logger in _listed(self.config.trainer.logger):
             arguments = getattr(logger, "init_args", {})
             if self.resumes and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
                 arguments["id"] = self.checkpoint.get("run", {}).get("wandb")
@@ -226,6 +228,18 @@ class Command(LightningCLI):
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"
         )
+
+
+def require_files(name: str | None, config: Namespace) -> None:
+    """Raise UsageError for data, or for a checkpoint to resume from, that a command needs and that does not exist."""
+    for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(name, ()):
+        for path in _listed(config.data[split]):
+            root = Path(path.rpartition(":")[0] or path) if isinstance(path, str) else None  # of ROOT:SPLIT
+            if root is not None and not Path(path).exists() and not root.exists():
+                raise UsageError(f"data.{split}: {path} does not exist")
+    path = config.ckpt_path
+    if name is not None and path is not None and path.endswith(".ckpt") and not Path(path).is_file():
+        raise UsageError(f"ckpt_path: {path} does not exist")
 
 
 def _configs(args: list[str]) -> list[str]:
