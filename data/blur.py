@@ -159,6 +159,8 @@ class SyntheticBlur:
     ):
         ranges = {"saturation": saturation, "shot_noise": shot_noise, "read_noise": read_noise, "halo": halo}
         check_ranges("SyntheticBlur", **ranges, resample=resample)
+        if not resample[0] > 0:
+            raise ValueError(f"SyntheticBlur's resample must be above 0, not {resample[0]}: from 1 up it is off.")
         _check_shares("SyntheticBlur", file_values=file_values, raw=raw, clean=clean)
         self.camera = camera or []
         self.weights = torch.tensor([1.0] * len(self.camera) if weights is None else weights)

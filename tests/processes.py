@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Command:
             arguments is Python.
         arguments: of its command line.
         environment: what is set beside this process's own environment.
-        fatal: (name in os, n): killed at its n-th call.
+        fatal: (name in os, n, seconds): killed so long after its n-th call.
     """
 
     def __init__(self, script: str, arguments, environment: dict | None = None, fatal: tuple | None = None):
@@ -148,13 +149,15 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
     os._exit(code or 0)
 
 
-def _kill_at(name: str, left: int) -> None:
+def _kill_at(name: str, left: int, seconds: float) -> None:
     original = getattr(os, name)
 
     def counted(*args):
         nonlocal left
         left -= 1
-        if left == 0:
+        if left == 0 and seconds:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        elif left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args)
 

@@ -11,6 +11,7 @@ import yaml
 import train
 from data import images
 from data.camera import SixDegrees
+from evaluation.grid import read_grid
 from models.checkpoints import load_pipeline
 from models.lightning_module import PredictAndRefine
 
@@ -128,6 +129,11 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
     model = build(CONFIGS[0].with_name("gopro.yaml"), tmp_path, *flags).model
     assert model.denoiser.prediction_type == "epsilon" and model.scale() == 1.0
     assert model.predictor_loss.weight == 0 and model.predictor_training == "joint"
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.stem)
+def test_every_grid_reads(grid):
+    assert read_grid(grid)
 
 
 @pytest.mark.filterwarnings("ignore")

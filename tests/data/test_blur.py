@@ -291,6 +291,7 @@ def test_each_part_s_defaults_are_possible(images):
         (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
         (lambda: SyntheticBlur(jpeg=(90, 50)), "jpeg"),
         (lambda: SyntheticBlur(halo=(-1.0, 0.0)), "halo"),
+        (lambda: SyntheticBlur(resample=(0.0, 1.0)), "resample must be above 0"),
         (lambda: SyntheticBlur(read_noise=(-1.0, 0.0)), "read_noise"),
         (lambda: SyntheticBlur(clean=1.5), "clean must be from 0 to 1"),
         (lambda: SyntheticBlur(file_values=-0.5), "file_values must be from 0 to 1"),

@@ -1,9 +1,10 @@
-"""PSNR and SSIM against scikit-image."""
+"""PSNR and SSIM against scikit-image and torchmetrics."""
 
 import pytest
 import torch
 from skimage import io
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from evaluation.pixels import MetricError, psnr, ssim
 from tests.conftest import ASSETS
@@ -20,6 +21,18 @@ def test_psnr_and_ssim_equal_scikit_image_on_real_frames(path):
     assert psnr(*pair).item() == pytest.approx(peak_signal_noise_ratio(sharp, blurry, data_range=255), abs=1e-4)
     options = {"channel_axis": 2, "data_range": 255}
     assert ssim(*pair).item() == pytest.approx(structural_similarity(sharp, blurry, **options, **PAPERS), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", RESTORED)
+def test_ssim_equals_two_other_implementations(name):
+    restored, sharp = tensor(RESTORED[name]), tensor(SHARP)
+    options = {"channel_axis": 2, "data_range": 255}
+    expected = structural_similarity(SHARP, RESTORED[name], **options, **PAPERS)
+    assert ssim(restored, sharp).item() == pytest.approx(expected, abs=1e-5)
+    _, whole = structural_similarity_index_measure(
+        restored * 255, sharp * 255, data_range=255.0, return_full_image=True, reduction="none"
+    )
+    assert ssim(restored, sharp).item() == pytest.approx(whole[..., 5:-5, 5:-5].mean().item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim])

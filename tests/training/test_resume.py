@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import re
 import resource
 import signal
@@ -101,7 +102,7 @@ def test_a_run_without_validation_has_its_checkpoints(without):
 
 
 # While an archive is not yet on the disk, while it has no name yet, and between two renames.
-KILLED = [("fsync", 5), ("fsync", 6), ("replace", 3)]
+KILLED = [("fsync", 5, 0), ("fsync", 6, 0), ("replace", 3, 0)]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,20 @@ def test_killed_while_it_writes_a_checkpoint_and_while_it_renames_it(whole, kill
         assert run("parts", *(two if number % 2 else []), fatal=fatal) == -signal.SIGKILL
     assert run("parts", *two) == 0
     same(whole, "parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_at_ten_random_moments(workers):
+    flags = ["--data.num_workers", workers, "--trainer.max_steps", "60"]
+    assert run("whole", *flags) == 0
+    draw = random.Random(int(workers))
+    for kill in range(10):  # half of them in a write or between two renames, half at any moment
+        seconds = draw.uniform(0, 0.5) if kill % 2 else 0
+        fatal = (draw.choice(["fsync", "replace"]), draw.randint(1, 6), seconds)
+        assert run("parts", *flags, fatal=fatal) == -signal.SIGKILL
+    assert run("parts", *flags) == 0
+    same("whole", "parts")
 
 
 @pytest.mark.parametrize(
