@@ -5,12 +5,23 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from base.files import replacing
 from base.messages import UsageError
 
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
+
+
+class Processes(Protocol):
+    """The processes that share an evaluation, such as lightning's Fabric."""
+
+    global_rank: int
+    world_size: int
+    is_global_zero: bool
+
+    def barrier(self) -> None:
+        """Wait for the other processes."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +35,10 @@ class Score:
     missing: dict[str, str]
 
 
-def open_journal(folder: Path, facts: Facts, processes: Any, overwrite: bool = False) -> "Journal":
-    """Open this process's journal; `processes` is lightning's Fabric.
+def open_journal(folder: Path, facts: Facts, processes: Processes, overwrite: bool = False) -> "Journal":
+    """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
 
-    The first process creates it, or raises if it belongs to another evaluation. `overwrite` discards existing scores.
+    `overwrite` discards existing scores.
     """
     if processes.is_global_zero:
         if overwrite:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from base.progress import ProgressBar, counted
 from evaluation.controls import RECIPES, control_images
-from evaluation.journal import Facts, Journal, Score
+from evaluation.journal import Facts, Journal, Processes, Score
 from evaluation.metrics import Metric
 from evaluation.pixels import MetricError, write_png
 from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
@@ -56,7 +56,7 @@ class Plan:
         baselines: label -> function of an image's name that returns the image (3, H, W) restored by another program.
         batch_size: images per batch of the networks; None: as many as suit the device and the images' size.
         device: where images are restored and scored.
-        processes: lightning's Fabric, whose processes share the images.
+        processes: that share the images.
         facts: what else the numbers depend on, for results.json.
         restored: folder for the image of every row but the controls; None: none is written.
     """
@@ -70,7 +70,7 @@ class Plan:
     baselines: Mapping[str, Callable[[str], Tensor]]
     batch_size: int | None
     device: torch.device
-    processes: Any
+    processes: Processes
     facts: Facts
     restored: Path | None = None
 
