@@ -5,7 +5,6 @@ import itertools
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 from jsonargparse import ArgumentError, ArgumentParser
 
 from base.files import read_yaml
@@ -18,9 +17,8 @@ Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | 
 def read_grid(path: str | Path) -> list[SamplingSettings]:
     """The settings in a YAML file, in its order, without duplicates.
 
-    The file holds `product`, a mapping of fields to a value, a list of values or a range (or a list of such mappings),
-    or `settings`, a list of mappings of fields to values, or both. Omitted fields keep their defaults. A range is
-    {from, to, step} or {from, to, count}, both ends included; the latter may have `spacing: log`.
+    The file holds `product`, a mapping of fields to a value or a list of values (or a list of such mappings), or
+    `settings`, a list of mappings of fields to values, or both. Omitted fields keep their defaults.
 
     Raises:
         UsageError: the file cannot be read, or a field or value in it is unknown.
@@ -36,7 +34,7 @@ def read_grid(path: str | Path) -> list[SamplingSettings]:
         if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
             raise UsageError(f"Grid file {path}: '{section}' must hold fields with their values.")
         for block in blocks:
-            values = [[v] if section == "settings" else _values(name, v, path) for name, v in block.items()]
+            values = [v if section == "product" and isinstance(v, list) else [v] for v in block.values()]
             entries += [dict(zip(block, point, strict=True)) for point in itertools.product(*values)]
     if not entries:
         raise UsageError(f"Grid file {path} holds no settings.")
@@ -54,35 +52,3 @@ def _setting(entry: dict[str, Value], parser: ArgumentParser, path: str | Path) 
     except (ArgumentError, ValueError) as error:
         reason = " ".join(str(error).replace("Parser key ", "").split())
         raise UsageError(f"Grid file {path}: {reason}.") from None
-
-
-def _values(name: str, value: Value, path: str | Path) -> list[Value]:
-    """The values of a field of a product: a single value, a list, or the numbers of a range."""
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else [value]
-    text = f"Grid file {path}: the range of {name} must be {{from, to, step}} or {{from, to, count, spacing}}"
-    spacing = value.get("spacing", "linear")
-    try:
-        numbers = {part: float(end) for part, end in value.items() if part != "spacing"}  # YAML: 1e-4 is a string
-    except (TypeError, ValueError):
-        numbers = {}
-    if (
-        numbers.keys() not in ({"from", "to", "step"}, {"from", "to", "count"})
-        or not np.isfinite([*numbers.values()]).all()
-    ):
-        raise UsageError(f"{text}, all numbers, got {value}.")
-    if spacing not in ("linear", "log") or ("step" in numbers and "spacing" in value):
-        raise UsageError(f"{text}, with spacing linear or log, got {value}.")
-    first, last = numbers["from"], numbers["to"]
-    if "step" in numbers:
-        if numbers["step"] <= 0 or last < first:
-            raise UsageError(f"{text}, rising, got {value}.")
-        found = np.arange(first, last + 1e-9 * numbers["step"], numbers["step"])
-    else:
-        count = numbers["count"]
-        if count < 2 or count % 1 or (spacing == "log" and min(first, last) <= 0):
-            raise UsageError(f"{text}, with a count of 2 or more and, for log, ends above 0, got {value}.")
-        found = (np.linspace if spacing == "linear" else np.geomspace)(first, last, int(count))
-    # A range between whole numbers is rounded: 5 .. 50 in 4 log steps is 5, 11, 23, 50.
-    whole = all(isinstance(end, int) for part, end in value.items() if part != "spacing")
-    return list(dict.fromkeys(round(number) if whole else float(f"{number:.12g}") for number in found.tolist()))
