@@ -25,25 +25,10 @@ import train
 from data import images
 from models.checkpoints import load_pipeline
 from tests.conftest import ROOT
+from tests.documented import APPS, EXCEPTIONS, RUN, blocks, commands
 from tests.processes import Command, free_port, until
 from training.command import require_files
 
-CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "text", "u2net")]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
-# What is not done here, by how a command begins, and why.
-EXCEPTIONS = {
-    "make ": "installs, or runs what stands below it",
-    "python3 -m venv": "installs",
-    "python -m pip": "installs",
-    "python -m pytest": "is what runs this",
-    "python -m ruff": "is make lint",
-    "python -m batch": "a cluster; tests/batch runs it on a local Ray",
-    "python -m data.make_test_set": "of an earlier commit, as the page says",
-    "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
-    "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
-}
-MEASURE = ("ablation", "deployment", "sampling", "training")
-EXCEPTIONS |= {f"python -m benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
 # What makes a command small, by how it begins.
@@ -116,49 +101,6 @@ SLOW = (
     *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "cer,wer"),
 )
-
-
-def blocks(language):
-    """(page, code) of every fenced block in a language; in bash or in none for commands."""
-    found = []
-    for page in PAGES:
-        for block in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE):
-            if block[2] in language:
-                found.append((page.name, block[3]))
-    return found
-
-
-def lines():
-    """Every line that may be a command: of fenced blocks, of indented ones, and code in a sentence."""
-    for _, code in blocks(("", "bash")):
-        yield from code.replace("\\\n", " ").splitlines()
-    for page in PAGES:
-        prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-        yield from re.findall(r"^ {4}(\w.*)$", prose, re.MULTILINE)
-        for code in re.findall(r"`([^`]+)`", prose):
-            code = " ".join(code.split())
-            yield f"python {code}" if re.match(r"(sample|evaluate)\.py .*--output ", code) else code
-
-
-def commands():
-    """Every command once, without what starts several processes, limits its time or chooses a core."""
-    found = []
-    for line in lines():
-        line = re.sub(r"^(torchrun|srun) .*?(?=(train|sample|evaluate)\.py)", "python ", line.strip())
-        line = re.sub(r"^(#\s+|OMP_NUM_THREADS=1 |taskset -c 0 |timeout -s TERM 570 |\.venv/bin/)*", "", line)
-        line = line.replace("python python", "python")
-        # What names a program alone, in a sentence, is no command.
-        if re.match(r"make \w|python3? \S+\.py \S|python3? -m \S+ \S|python app.py", line) and "..." not in line:
-            found.append(shlex.join(shlex.split(line, comments=True)))
-    return list(dict.fromkeys(found))
-
-
-def reason(line):
-    return next((why for start, why in EXCEPTIONS.items() if line.startswith(start)), None)
-
-
-RUN = [line for line in commands() if reason(line) is None]
-APPS = [line for line in RUN if line.startswith("python app.py") and "--help" not in line]
 
 
 class Place:

@@ -10,7 +10,7 @@ import sample
 from data.formats import MOST_METADATA
 from data.search import READ
 from tests.conftest import ROOT
-from tests.test_commands import PAGES
+from tests.documented import PAGES
 
 
 def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
