@@ -35,6 +35,11 @@ def test_every_config_builds(config, tmp_path):
     assert {"Averages", "Speed", "Scores", "Export"} <= {type(c).__name__ for c in built.trainer.callbacks}
 
 
+def test_no_config_chooses_a_precision_that_a_processor_may_have_to_emulate():
+    for config in Path(__file__).parents[1].glob("configs/**/*.yaml"):
+        assert "precision" not in (yaml.safe_load(config.read_text()).get("trainer") or {}), config
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("configs", "name"),
