@@ -106,12 +106,13 @@ def header_size(path: str | Path) -> tuple[int, int]:
 
 
 def require_end(path: Path) -> None:
-    """ImageError if the end of a PNG or JPEG file is missing."""
+    """ImageError if the end of a PNG or JPEG file is missing; one with a trailer, as a phone writes, is decoded."""
     with open(path, "rb") as file:
         head = file.read(1)
         file.seek(-min(64, os.path.getsize(path)), os.SEEK_END)
-        if {b"\x89": b"IEND", b"\xff": b"\xff\xd9"}.get(head, b"") not in file.read():
-            raise ImageError(f"{path} cannot be decoded, it may be damaged: its end is missing.")
+        end = file.read()
+    if {b"\x89": b"IEND", b"\xff": b"\xff\xd9"}.get(head, b"") not in end:
+        read_file(path)
 
 
 @contextmanager

@@ -88,6 +88,19 @@ def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, image):
         assert str(file) in sentence and sentence.endswith(".") and "\n" not in sentence, sentence
 
 
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+@pytest.mark.parametrize("trailer", [b"", bytes(1000)])
+def test_a_missing_end_is_noticed_and_a_trailer_is_none(tmp_path, image, suffix, trailer):
+    file = tmp_path / f"a{suffix}"
+    images.write(file, image.repeat(1, 8, 8))
+    whole = file.read_bytes()
+    file.write_bytes(whole + trailer)
+    images.require_end(file)
+    file.write_bytes(whole[: len(whole) * 2 // 3] + trailer)
+    with pytest.raises(images.ImageError, match=rf"a\{suffix} cannot be decoded, it may be damaged"):
+        images.require_end(file)
+
+
 def test_unwritable_places(tmp_path, image):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
