@@ -30,7 +30,7 @@ def restored() -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
     """(checkpoint, file, "prediction" or "balanced", image, ground truth) of each pair, in float32; images (3, H, W) in
     [0, 1]."""
     for checkpoint, folder in (("lite", "pairs"), ("text", "page"), ("u2net", "pairs")):
-        pipeline = load_pipeline(str(SHIPPED / checkpoint))
+        pipeline = load_pipeline(str(SHIPPED / checkpoint), precision="fp32")  # alike on all processors
         for file in sorted((ASSETS / folder / "blur").iterdir()):
             sharp = images.read(ASSETS / folder / "sharp" / file.name)
             done = pipeline(images.read(file), pipeline.preset("balanced"), names=[file.name], output_type="pt")
