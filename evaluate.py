@@ -165,7 +165,7 @@ def check(evaluation: Evaluation) -> None:
     for checkpoint in checkpoints:
         stored_index(checkpoint)
     evaluation.settings  # noqa: B018 (reads the grid)
-    for folder in (Path(evaluation.output), evaluation.panel_path.parent):
+    for folder in (evaluation.panel_path.parent, Path(evaluation.output)):
         require_writable(folder)
 
 
