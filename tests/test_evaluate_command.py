@@ -67,7 +67,7 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
     [
         ({"precision": "fp7"}, "precision"),
         ({"metric": "psnr"}, "--metric"),
-        ({"metrics": "psnr,lpps"}, "unknown metric lpps: did you mean lpips?"),
+        ({"metrics": "psnr,zoo,lpps"}, "unknown metric lpps: did you mean lpips?"),
         ({"data": "nowhere"}, "--data nowhere does not exist"),
         ({"grid": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
         ({"checkpoint": "./nowhere"}, "checkpoint ./nowhere is neither a folder, a .ckpt file, a hub id"),

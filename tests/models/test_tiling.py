@@ -1,10 +1,13 @@
 """Tiles against the whole image: the receptive field of a network, exactness, memory."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from models.heads import IdentityPredictor
-from models.memory import bytes_per_pixel
+from models.memory import bytes_per_pixel, free_memory, used_memory
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser, SlimPredictor, SlimUNet
 from models.tiling import Tiling, TooLittleMemory, ramps, spans
@@ -188,6 +191,27 @@ def test_half_the_precision_takes_half_and_a_network_may_say_what_it_takes():
     network.bytes_per_pixel = 7.5
     assert bytes_per_pixel(network) == 7.5
     assert bytes_per_pixel(torch.nn.Conv2d(3, 3, 1)) == 10_000 and bytes_per_pixel(IdentityPredictor()) == 12
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SYSTEM = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:   8000 kB\n", "/proc/self/statm": "9 2 1 1 0 1 0\n"}
+NEW, OLD = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
+
+@pytest.mark.parametrize(
+    ("files", "free", "used"),
+    [
+        ({}, 4 * 1024**3, 1024**3),  # not Linux
+        (SYSTEM, 8000 * 1024, 2 * PAGE),
+        *((SYSTEM | {limit: f"{2 * PAGE + 1000}\n"}, 1000, 2 * PAGE) for limit in (NEW, OLD)),
+        (SYSTEM | {NEW: f"{PAGE}\n"}, 0, 2 * PAGE),  # already exceeded
+        (SYSTEM | {NEW: "max\n"}, 8000 * 1024, 2 * PAGE),
+    ],
+)
+def test_free_memory_is_what_the_system_and_a_container_leave(monkeypatch, files, free, used):
+    monkeypatch.setattr(Path, "is_file", lambda path: str(path) in files)
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+    assert (free_memory(torch.device("cpu")), used_memory(torch.device("cpu"))) == (free, used)
 
 
 def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
