@@ -1,5 +1,6 @@
 """What python -m batch says and does without Ray: its input, and a disk that gets full."""
 
+import socket
 import sys
 
 import pyarrow as pa
@@ -124,3 +125,13 @@ def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
     with pytest.raises(ValueError, match="--num_gpus 2, but this machine has 1"):
         command.share({"CPU": 4.0, "GPU": 1.0}, Options("out"), command.Flags(num_gpus=2))
     assert command.share({"CPU": 4.0}, Options("out"), command.Flags(num_gpus=1, address="HEAD:1"))[0] == 1
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        for listening in (address, f"ray://{address}", "auto", None):
+            command.require_listening(listening)
+    for silent in (address, f"ray://{address}"):
+        with pytest.raises(ValueError, match=rf"no Ray cluster answers at {silent} \(.+\): start it"):
+            command.require_listening(silent)

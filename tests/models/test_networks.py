@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.heads import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor
-from models.slim_unet import SlimDenoiser, SlimPredictor
+from models.slim_unet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from tests.tiny import stir
@@ -64,6 +64,12 @@ def test_u2net_pads_to_its_pixel_blocks_alone():
     network.stage1.register_forward_pre_hook(lambda _, given: sides.append(given[0].shape[-2:]))
     network(torch.rand(1, 3, 31, 65))
     assert sides == [(-(-31 // network.multiple), -(-65 // network.multiple))] == [(11, 22)]
+
+
+@pytest.mark.parametrize("block", [PlainBlock(8), NafBlock(8), NafBlock(8, 4)])
+def test_untrained_blocks_are_the_identity(block):
+    x = torch.rand(2, 8, 9, 7)
+    assert torch.equal(block(x, torch.rand(2, 4)), x)
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS, ids=lambda p: type(p).__name__)
