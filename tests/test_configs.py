@@ -35,9 +35,11 @@ def test_every_config_builds(config, tmp_path):
     assert {"Averages", "Speed", "Scores", "Export"} <= {type(c).__name__ for c in built.trainer.callbacks}
 
 
-def test_no_config_chooses_a_precision_that_a_processor_may_have_to_emulate():
-    for config in Path(__file__).parents[1].glob("configs/**/*.yaml"):
-        assert "precision" not in (yaml.safe_load(config.read_text()).get("trainer") or {}), config
+def test_no_config_or_benchmark_chooses_a_precision_that_a_processor_may_have_to_emulate():
+    root = Path(__file__).parents[1]
+    for file in [*root.glob("configs/**/*.yaml"), *root.glob("benchmarks/*.yaml")]:
+        config = yaml.safe_load(file.read_text())
+        assert "precision" not in config.get("base", config).get("trainer", {}), file
 
 
 @pytest.mark.filterwarnings("ignore")
