@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, image):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
-@pytest.mark.parametrize("trailer", [b"", bytes(1000)])
+@pytest.mark.parametrize("trailer", [b"", bytes(1000)], ids=["alone", "trailer"])
 def test_a_missing_end_is_noticed_and_a_trailer_is_none(tmp_path, image, suffix, trailer):
     file = tmp_path / f"a{suffix}"
     images.write(file, image.repeat(1, 8, 8))
