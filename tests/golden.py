@@ -5,6 +5,7 @@ python -m tests.golden    # after a checkpoint, or a kind of page, has changed
 """
 
 import csv
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from data import images
 from evaluation.metrics import Lpips, psnr
 from models.checkpoints import load_pipeline
 from models.index import SHIPPED
-from tests.tools.printed import photographed, small
+from tests.tools.printed import digest, photographed, small
 from tools.page_kinds import KINDS
 
 ASSETS = Path(__file__).parent / "assets"
@@ -63,6 +64,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for kind in KINDS:
             images.write(ASSETS / "printed" / f"{kind}.png", small(photographed(kind, Path(folder))[1]))
+    digests = {kind: digest(kind) for kind in KINDS}
+    (ASSETS / "printed" / "digests.json").write_text(json.dumps(digests, indent=2) + "\n")
 
 
 if __name__ == "__main__":
