@@ -38,6 +38,8 @@ def place(tmp_path_factory, request):
     for name, weight in coloured.predictor.named_parameters():
         if name.endswith(("project.weight", "narrow.weight", "head.weight")):  # that start at zero
             torch.nn.init.normal_(weight, std=0.1)
+        elif "norm" in name:  # that start at one and zero
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     coloured.register_to_config(residual_scale=[1.5, 0.0, 0.0])  # luma
     coloured.save_pretrained(folder / "coloured")
     (folder / "slim" / "README.md").write_text("the card")

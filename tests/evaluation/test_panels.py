@@ -23,7 +23,7 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
     spread = torch.full((3, 40, 60), 10 / 255)
     spread[:, 20:] = 0
     tall = [torch.full((3, 60, 30), level) for level in (0.2, 0.6, 0.1, 0.4)]
-    columns = {"blurry": [dark, tall[0]], "sample": [red, tall[1]], "std": [spread, tall[2]], "sharp": [red, tall[3]]}
+    columns = {"blurry": [dark, tall[0]], "unsharp": [red, tall[1]], "std": [spread, tall[2]], "sharp": [red, tall[3]]}
     panel(columns, tmp_path / "panel.png", ["best: clock", "worst: cat"])
     pixels = np.asarray(Image.open(tmp_path / "panel.png"))
 

@@ -16,7 +16,7 @@ import train
 from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
 from tests.tiny import RUN, metrics, weights
-from training.resume import read_checkpoint
+from training.resume import AtomicCheckpointIO, read_checkpoint
 
 pytestmark = pytest.mark.xdist_group("processes")
 COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
@@ -99,6 +99,13 @@ def test_a_run_without_validation_has_its_checkpoints(without):
     assert run("run", *without) == 0
     for name, step in (("previous", 4), ("last", 6)):
         assert read_checkpoint(Path("run/checkpoints") / f"{name}.ckpt")["global_step"] == step
+
+
+def test_a_saved_checkpoint_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino) or fsync(opened))
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
+    assert synced == [(tmp_path / "last.ckpt").stat().st_ino, tmp_path.stat().st_ino]
 
 
 # While an archive is not yet on the disk, while it has no name yet, and between two renames.
