@@ -16,6 +16,7 @@ from PIL import Image, ImageCms
 
 import sample
 from data import images
+from restoration.maps import heat_map
 from restoration.options import Options
 from tests.web.conftest import PRESET
 from web.restoration import PhotoRestorer
@@ -62,6 +63,8 @@ def test_every_image_is_the_pipeline_s_to_the_bit_at_every_strength(page, visit,
         if out.std is not None:
             mean = page.actions.restorer.pipeline(visit.photo.image.pixels, average, **call).images[0]
             assert torch.equal(result.image("mean of 3 samples"), mean) and torch.equal(result.std(), out.std[0])
+            heat = page.actions.look("blurry", f"{result.number}/{result.kinds[-1]}", REQUEST)[-1]
+            assert heat.label.endswith(f"is {255 * heat_map(out.std[0])[1]:.1f} of 255 levels")
 
 
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
