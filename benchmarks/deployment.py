@@ -3,9 +3,10 @@
 python -m benchmarks.deployment pretrained/lite --calibration PAIRS --threads 1
 python -m benchmarks.deployment pretrained/lite --cases speed --threads 1 --engines 'torch bf16,openvino int8'
 
-All engines run in turns in one process, on one image of 1280x720. Beside the seconds
-stands the processor time, which other programs on the same core do not change; with one thread the ratios are those of
-the processor time. Results are merged into the JSON file, and the tables in deployment.md beside it are made from that.
+All engines run in turns in one process, on one image of 1280x720. Beside the seconds stands the processor time, which
+other programs on the same core do not change; with one thread the ratios are those of the processor time. They are to
+PyTorch in bf16, or in fp32 if bf16 is not among the engines: a processor without it only emulates it. Results are
+merged into the JSON file NAME.json, and the tables in NAME.md beside it are made from that.
 What INT8 costs in quality is measured by evaluate.py.
 """
 
@@ -79,9 +80,10 @@ def measure_speed(sources: dict[str, str], repeats: int) -> dict:
     if next(iter(pipelines.values())).denoiser is not None:
         found["restoration"] = in_turns(whole, repeats)
     key = "processor_seconds" if torch.get_num_threads() == 1 else "seconds"
+    base = "torch bf16" if "torch bf16" in sources else "torch fp32"
     for part in found.values():
         for seconds in part.values():
-            seconds["torch bf16, times as fast"] = round(part["torch bf16"][key] / seconds[key], 3)
+            seconds[f"{base}, times as fast"] = round(part[base][key] / seconds[key], 3)
     return found
 
 
@@ -132,9 +134,10 @@ def markdown(found: dict) -> str:
         speeds = {case: parts for case, parts in cases.items() if case.startswith("speed")}
         for case, part, engines in ((case, *one) for case, parts in speeds.items() for one in parts.items()):
             title = f"{checkpoint}, {part}{case[5:]}, {WIDTH}x{HEIGHT}"
-            head = [title, "seconds", "processor time", "against torch bf16"]
+            ratio = next(key for key in next(iter(engines.values())) if key.endswith(", times as fast"))
+            head = [title, "seconds", "processor time", f"against {ratio.removesuffix(', times as fast')}"]
             rows = [
-                [name, f"{x['seconds']:.3f}", f"{x['processor_seconds']:.3f}", f"{x['torch bf16, times as fast']:.2f}"]
+                [name, f"{x['seconds']:.3f}", f"{x['processor_seconds']:.3f}", f"{x[ratio]:.2f}"]
                 for name, x in engines.items()
             ]
             lines += [*markdown_table(head, *rows), ""]
@@ -154,6 +157,7 @@ def main(
     repeats: int = 5,
     work: str = "runs/deployment",
     output: str = "runs/benchmarks",
+    name: str = "deployment",
 ) -> None:
     """Measure the chosen cases of a checkpoint, and write the JSON file and the tables.
 
@@ -166,7 +170,8 @@ def main(
         threads: of PyTorch and of both engines.
         repeats: of timed calls.
         work: folder for exported networks, in a folder for each checkpoint; existing ones are reused.
-        output: folder for deployment.json and deployment.md.
+        output: folder for the JSON file and the tables.
+        name: of both; another one for each kind of processor.
     """
     chosen = cases.split(",")
     if not set(chosen) <= set(CASES):
@@ -176,16 +181,16 @@ def main(
     torch.set_num_threads(threads)
     folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
     sources = {}
-    for name in (engines or ",".join(ENGINES.keys() - {COMPILED})).split(","):
-        kind = ENGINES[name][0]
+    for engine in (engines or ",".join(ENGINES.keys() - {COMPILED})).split(","):
+        kind = ENGINES[engine][0]
         if kind and not (folder / kind).is_dir():
             if kind == "int8" and calibration is None:
-                print(f"{name} is left out: give --calibration PAIRS")
+                print(f"{engine} is left out: give --calibration PAIRS")
                 continue
             export(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
-        sources[name] = str(folder / kind) if kind else checkpoint
-    sources = {name: sources[name] for name in ENGINES if name in sources}
-    file = Path(output) / "deployment.json"
+        sources[engine] = str(folder / kind) if kind else checkpoint
+    sources = {engine: sources[engine] for engine in ENGINES if engine in sources}
+    file = Path(output) / f"{name}.json"
     found = json.loads(file.read_text()) if file.is_file() else {}
     found = found if "checkpoints" in found else {"checkpoints": {}}
     for case in chosen:
@@ -197,7 +202,7 @@ def main(
         if case == "speed" and threads > 1:
             case = f"speed, {threads} threads"
         kept[case] = result
-        versions = {name: version(name) for name in ("onnxruntime", "openvino", "nncf", "onnx")}
+        versions = {package: version(package) for package in ("onnxruntime", "openvino", "nncf", "onnx")}
         kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
         write_json(file, found)
         with replacing(file.with_suffix(".md")) as part:

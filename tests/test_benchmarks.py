@@ -74,6 +74,8 @@ def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
     assert all(engines["torch fp32"]["processor_seconds"] > 0 for engines in cases["speed"].values())
     assert cases["speed"]["predictor"]["torch bf16"]["torch bf16, times as fast"] == 1
     assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text() and cases["runs"]["speed"]["openvino"]
+    deployment.main(str(tmp_path / "checkpoint"), "speed", "torch fp32", repeats=1, **where, name="avx2")
+    assert "against torch fp32 |" in (tmp_path / "avx2.md").read_text()  # a processor without bf16
     with pytest.raises(ValueError, match="engine torch is none of torch fp32, "):
         deployment.main("pretrained/lite", engines="torch", **where)
 
