@@ -53,6 +53,11 @@ def test_good_images_are_restored_and_bad_ones_are_named(job, tmp_path):
     assert not (tmp_path / "out" / "bad.png").exists() and not any((tmp_path / "out" / PARTS).iterdir())
 
 
+def test_an_error_that_is_not_an_image_s_is_raised(job):
+    with pytest.raises(KeyError, match="target"):
+        Worker(job)(pa.Table.from_pylist([{"key": "a.png", "bytes": 1, "modified": 0}]))
+
+
 def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
     rows = run(job)
     assert done(job) == set()
