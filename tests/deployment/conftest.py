@@ -34,7 +34,7 @@ def place(tmp_path_factory, request):
     alone.save_pretrained(folder / "alone")
     slim_pipeline().save_pretrained(folder / "slim")
     coloured = slim_pipeline()  # like pretrained/text
-    coloured.predictor = SlimPredictor((4, 48), (1, 1), "naf", size_head=True).eval()  # with weights above 8 KiB
+    coloured.predictor = SlimPredictor((4, 72), (1, 1), "naf", size_head=True).eval()  # large weights, too
     for name, weight in coloured.predictor.named_parameters():
         if name.endswith(("project.weight", "narrow.weight", "head.weight")):  # that start at zero
             torch.nn.init.normal_(weight, std=0.1)
