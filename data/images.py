@@ -18,7 +18,7 @@ from torch import Tensor
 
 from base.files import replacing
 from data import metadata
-from data.formats import check_size, check_tags, exif_of, format_of, opened
+from data.formats import Bounded, exif_of, format_of, opened
 from data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 
 FORMATS = {
@@ -132,30 +132,25 @@ def _read_tiff(path: Path) -> ImageFile | None:
 
     Pillow reads 16-bit colour with 8 bits, and rotates a TIFF of orientation 5 to 8 twice (13.0).
     """
-    with open(path, "rb") as content:
-        several = check_tags(content)
-        content.seek(0)
-        with tifffile.TiffFile(content, is_lsm=False) as file:  # lsm would read all pages
-            page = file.pages.first
-            check_size(path, (page.imagewidth, page.imagelength))
-            plain = page.photometric in (tifffile.PHOTOMETRIC.MINISBLACK, tifffile.PHOTOMETRIC.RGB)
-            kind, bits = None if page.dtype is None else page.dtype.kind, page.bitspersample
-            if kind == "f":
-                raise ImageError(f"{path} has floats, whose range is unknown: save it with 8 or 16 bits.")
-            if bits not in (8, 16) or kind != "u" or (bits == 8 and not plain):
-                return None
-            if not plain:
-                raise ImageError(f"{path} has {bits} bits of {page.photometric.name}: save it as grey or RGB.")
-            if page.samplesperpixel > 4 or page.imagedepth > 1:
-                raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
-            array, icc = page.asarray(), page.iccprofile
-            xmp = page.tags[metadata.XMP].value if metadata.XMP in page.tags else None
-            if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
-                array = np.moveaxis(array, 0, -1)
-            exif = Image.Exif()
-            exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
-            exif.load_from_fp(content, page.offset)
-            return _image_file(array, exif, icc, xmp, several, tiff=True)
+    with Bounded(io.FileIO(path)) as content, tifffile.TiffFile(content, is_lsm=False) as file:  # lsm reads all pages
+        page = file.pages.first
+        plain = page.photometric in (tifffile.PHOTOMETRIC.MINISBLACK, tifffile.PHOTOMETRIC.RGB)
+        kind, bits = None if page.dtype is None else page.dtype.kind, page.bitspersample
+        if kind == "f":
+            raise ImageError(f"{path} has floats, whose range is unknown: save it with 8 or 16 bits.")
+        if bits not in (8, 16) or kind != "u" or (bits == 8 and not plain):
+            return None
+        if not plain or page.samplesperpixel > 4 or page.imagedepth > 1:
+            raise ImageError(f"{path} has a layout of channels that is not known: save it as grey, RGB or RGBA.")
+        exif = Image.Exif()
+        exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
+        exif.load_from_fp(content, page.offset)
+        icc, xmp = page.iccprofile, page.tags[metadata.XMP].value if metadata.XMP in page.tags else None
+        content.allow_pixels(path, page.imagewidth, page.imagelength)
+        array = page.asarray()
+        if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
+            array = np.moveaxis(array, 0, -1)
+        return _image_file(array, exif, icc, xmp, several=exif._info.next > 0, tiff=True)
 
 
 def _read_pillow(path: Path) -> ImageFile:
