@@ -2,8 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from base.messages import in_words
 
@@ -20,20 +19,6 @@ class Stopped(BaseException):
         self.signal = number
 
 
-@contextmanager
-def interruptible(sentence: str) -> Iterator[None]:
-    """Let Ctrl-C raise `Stopped` with this sentence inside the block, instead of a KeyboardInterrupt with traceback."""
-
-    def stop(number: int, frame) -> None:
-        raise Stopped(number, sentence)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def run_command(
     name: str, command: Callable[[], int | None], stopped: str, describe: Callable[[Exception], str] = in_words
 ) -> int:
@@ -45,9 +30,13 @@ def run_command(
         stopped: the message for Ctrl-C.
         describe: puts an error into a sentence.
     """
+
+    def stop(number: int, frame) -> None:
+        raise Stopped(number, stopped)
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
-        with interruptible(stopped):
-            return command() or 0
+        return command() or 0
     except SystemExit as end:  # after --help
         return end.code or 0
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -57,3 +46,5 @@ def run_command(
         if str(end):  # otherwise the command has said it itself
             print(f"{name}: {end}", file=sys.stderr)
         return 128 + end.signal
+    finally:
+        signal.signal(signal.SIGINT, before)
