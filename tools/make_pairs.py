@@ -8,7 +8,6 @@ ROOT/pairs.json says how the pairs were made. Repeating a stopped command resume
 
 import shutil
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -55,37 +54,20 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
     if names is not None and not any((root / names).is_file() for root in roots):
         raise DatasetError(f"{roots[0] / names} is no file: give a list of names, one a line.")
     for root in roots:
+        prefix = f"{root.resolve().name}/" if len(roots) > 1 else ""
         listed = names is not None and (root / names).is_file()
         for file in search.named_files(root / names, root) if listed else search.find(root):
-            name = file.relative_to(root).with_suffix("").as_posix()
-            name = f"{root.resolve().name}/{name}" if len(roots) > 1 else name
+            name = prefix + file.relative_to(root).with_suffix("").as_posix()
             if name in found:
                 raise DatasetError(f"{found[name][0]} and {file} would have the same name: rename one of them.")
             found[name] = file, root
     return found
 
 
-def names_of(photo: str, crops: int | None) -> list[str]:
-    """The names of the pairs made from a photograph."""
-    return [photo] if crops is None else [f"{photo}_{at}" for at in range(crops)]
-
-
-def regions(
-    photo: str, file: Path, root: Path, margin: int, seed: int, crops: int | None, size: int | None, candidates: int
-) -> Iterator:
-    """Yield (name, sharp region (3, H, W)) for each pair of a photograph, with the blur's margin on every side."""
-    if crops is None:
-        yield photo, FrameSharp([file], root, margin, seed, size)[0]["sharp"]
-        return
-    side = size + 2 * margin
-    whole = reflect_to(images.read(file), side)
-    for name in names_of(photo, crops):
-        generator = generator_of(seed, name, "place")
-        drawn = []
-        for _ in range(candidates):
-            top, left = (int(torch.randint(room - side + 1, (), generator=generator)) for room in whole.shape[-2:])
-            drawn.append(whole[:, top : top + side, left : left + side])
-        yield name, max(drawn, key=detail)
+def draw_region(whole: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
+    """A random square of (3, H, W)."""
+    top, left = (int(torch.randint(room - side + 1, (), generator=generator)) for room in whole.shape[-2:])
+    return whole[:, top : top + side, left : left + side]
 
 
 def detail(image: torch.Tensor) -> float:
@@ -112,15 +94,23 @@ def write_photo(
     size: int | None,
     candidates: int,
 ) -> None:
-    """Blur one photograph and write its pairs, unless all of them exist."""
+    """Blur one photograph, at `place` (file, root), and write its pairs, unless all of them exist."""
     torch.set_num_threads(1)
-    files = {name: [folder / side / f"{name}.png" for side in ("blur", "sharp")] for name in names_of(photo, crops)}
+    names = [photo] if crops is None else [f"{photo}_{at}" for at in range(crops)]
+    files = {name: [folder / side / f"{name}.png" for side in ("blur", "sharp")] for name in names}
     if all(file.is_file() for sides in files.values() for file in sides):
         return
-    for name, sharp in regions(photo, *place, blur.margin, seed, crops, size, candidates):
-        pair = blur(sharp[None], [generator_of(seed, name)])
-        for file, (image,) in zip(files[name], pair, strict=True):
-            images.write(file, image, compress_level=1)
+    file, root = place
+    if crops is None:
+        whole = FrameSharp([file], root, blur.margin, seed, size)[0]["sharp"]
+    else:
+        whole = reflect_to(images.read(file), side := size + 2 * blur.margin)
+    for name, sides in files.items():
+        places = generator_of(seed, name, "place")
+        drawn = [whole] if crops is None else [draw_region(whole, side, places) for _ in range(candidates)]
+        pair = blur(max(drawn, key=detail)[None], [generator_of(seed, name)])
+        for target, (image,) in zip(sides, pair, strict=True):
+            images.write(target, image, compress_level=1)
 
 
 def make(
