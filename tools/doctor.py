@@ -9,7 +9,8 @@ Warns if there are no splits, since the run would then validate on its training 
 import hashlib
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -76,12 +77,15 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
             faults.append(Fault("count", f"{split} has {count} pairs, the published {listing.layout} has {published}."))
     work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
     examined = on_all_cores(examine, [pair for _, pair in work], workers=num_workers, unit="pair", desc="examining")
-    places: dict[bytes, list[tuple[str, Pair]]] = {}
+    leaks: dict[str | bytes, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for (split, pair), (found, mark) in zip(work, examined, strict=True):
         faults += found
-        if mark is not None:
-            places.setdefault(mark, []).append((split, pair))
-    return Diagnosis(listings, undivided, faults + _leaks(places) + _shared_scenes(listings))
+        marks = [mark] if mark is not None else []
+        if listings[split].layout in ("gopro", "realblur"):  # those that are split by scene: names are SCENE/000001
+            marks.append(pair.name.split("/")[0])
+        for each in marks:
+            leaks[each][split].append(str(pair.sharp))
+    return Diagnosis(listings, undivided, faults + [_leak(*leak) for leak in leaks.items() if len(leak[1]) > 1])
 
 
 def examine(pair: Pair) -> tuple[list[Fault], bytes | None]:
@@ -145,29 +149,12 @@ def detail(image: Tensor) -> float:
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
 
 
-def _leaks(places: dict[bytes, list[tuple[str, Pair]]]) -> list[Fault]:
-    """Images that occur in two splits."""
-    faults = []
-    for found in places.values():
-        splits = sorted({split for split, _ in found})
-        if len(splits) > 1:
-            files = ", ".join(str(pair.sharp) for _, pair in found)
-            faults.append(Fault("leak", f"The same image is in {' and '.join(splits)}: {files}."))
-    return faults
-
-
-def _shared_scenes(listings: dict[str, Listing]) -> list[Fault]:
-    """Scenes (folders in names like SCENE/000001) that occur in two splits, for layouts that are split by scene."""
-    splits: dict[str, list[str]] = {}
-    for split, listing in listings.items():
-        if listing.layout in ("gopro", "realblur"):
-            for scene in {pair.name.split("/")[0] for pair in listing.pairs}:
-                splits.setdefault(scene, []).append(split)
-    return [
-        Fault("leak", f"The scene {scene} is in {' and '.join(sorted(found))}.")
-        for scene, found in sorted(splits.items())
-        if len(found) > 1
-    ]
+def _leak(mark: str | bytes, files: dict[str, list[str]]) -> Fault:
+    """A scene, or an image by its hash, that is in several splits: the files of each."""
+    splits = " and ".join(sorted(files))
+    if isinstance(mark, str):
+        return Fault("leak", f"The scene {mark} is in {splits}.")
+    return Fault("leak", f"The same image is in {splits}: {', '.join(chain(*files.values()))}.")
 
 
 def main(root: str, variant: str = "blur", num_workers: int | None = None) -> int:
