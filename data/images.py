@@ -2,7 +2,6 @@
 
 import io
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 import torch
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 from torch import Tensor
 
 from base.files import replacing
@@ -155,10 +154,11 @@ def _read_tiff(path: Path) -> ImageFile | None:
 
 def _read_pillow(path: Path) -> ImageFile:
     with opened(path) as image:
+        deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")
         exif, ink, several = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
-        if image.format == "PNG" and _png_depth(path) == 16:
+        if deep_png:
             array = imagecodecs.png_decode(path.read_bytes())  # Pillow reads 16-bit colour with 8 bits
             return _image_file(array, exif, icc, xmp, several, tiff)
         upright = ImageOps.exif_transpose(image)  # Pillow rotates some formats itself and accounts for that here
@@ -174,11 +174,6 @@ def _read_pillow(path: Path) -> ImageFile:
             mode = ("LA" if grey else "RGBA") if upright.has_transparency_data else "L" if grey else "RGB"
             array = np.array(upright.convert(mode))
         return _image_file(array, exif, icc, xmp, several, tiff)
-
-
-def _png_depth(path: Path) -> int:
-    with open(path, "rb") as file:
-        return file.read(25)[24]
 
 
 def _image_file(
@@ -256,16 +251,17 @@ def write(
 
 def _with_metadata(png: bytes, like: ImageFile) -> bytes:
     """Insert the EXIF, XMP and colour profile chunks after a PNG file's header (PNG specification, chunk layout)."""
-    chunks = b""
+    header = 8 + 4 + 4 + 13 + 4  # signature, then length, kind, data and checksum of IHDR
+    file = io.BytesIO()
+    file.write(png[:header])
     for kind, data in (
         (b"iCCP", like.icc and b"ICC profile\0\0" + zlib.compress(like.icc)),
         (b"eXIf", like.exif and like.exif.removeprefix(b"Exif\0\0")),
         (b"iTXt", like.xmp and b"XML:com.adobe.xmp\0\0\0\0\0" + like.xmp),
     ):
         if data:
-            chunks += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    header = 8 + 4 + 4 + 13 + 4  # signature, then length, kind, data and checksum of IHDR
-    return png[:header] + chunks + png[header:]
+            PngImagePlugin.putchunk(file, kind, data)
+    return file.getvalue() + png[header:]
 
 
 def _write_deep_tiff(path: Path, array: np.ndarray, like: ImageFile) -> None:
