@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.command_line import STRICT, Formatter
-from base.files import read_yaml, remove_parts, sole_user
+from base.files import remove_parts, sole_user
 from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
 from models.checkpoints import load_pipeline, networks
@@ -106,7 +106,8 @@ class Command(LightningCLI):
             model = RunParser(usage=SUPPRESS, add_help=False)
             model.add_class_arguments(PredictAndRefine, "model")
             parser.epilog = model.format_help().removeprefix("usage: ")
-        configs = _configs(args)
+        words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+        configs = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
@@ -140,17 +141,21 @@ class Command(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init.trainer
-        _check_intervals(settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches)
+        steps, interval, batches = settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches
+        if steps < 1 or steps * batches % interval or interval % batches:
+            raise ValueError(
+                f"trainer.max_steps ({steps}) must be a multiple of trainer.val_check_interval ({interval / batches:g}"
+                f" steps), and that a multiple of trainer.accumulate_grad_batches ({batches}): whole steps are"
+                " validated and saved, the last of them, too"
+            )
         root = Path(settings.default_root_dir)
-        loggers = [
-            CSVLogger(root, name="logs"),
-            *(entry for entry in _listed(settings.logger) if isinstance(entry, Logger)),
-        ]
-        log_offline_without_key(loggers)
-        kwargs["logger"] = loggers
+        given = [entry for entry in _listed(settings.logger) if isinstance(entry, Logger)]
+        log_offline_without_key(given)
+        kwargs["logger"] = [CSVLogger(root, name="logs"), *given]
         kwargs["plugins"] = [AtomicCheckpointIO(), *(entry for entry in _listed(settings.plugins) if entry is not None)]
         if settings.precision is None:
-            kwargs["precision"] = "bf16-mixed" if has_bf16(_device(settings.accelerator)) else "32-true"
+            on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+            kwargs["precision"] = "bf16-mixed" if has_bf16("cuda" if on_gpu else "cpu") else "32-true"
         self.trainer_defaults["callbacks"] = self._callbacks(root)
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -242,15 +247,6 @@ def require_files(name: str | None, config: Namespace) -> None:
         raise UsageError(f"ckpt_path: {path} does not exist")
 
 
-def _configs(args: list[str]) -> list[str]:
-    """The config files of a command line. Raises UsageError for one that is none."""
-    words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
-    files = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
-    for file in files:
-        read_yaml(file, "--config")
-    return files
-
-
 def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str:
     """The parser's error in one sentence, with the config file that causes it."""
     text = str(error)
@@ -271,23 +267,6 @@ def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str
     return explain(error)
 
 
-def _check_intervals(steps: int, interval: int, accumulated: int) -> None:
-    if interval % accumulated:
-        raise ValueError(
-            f"trainer.val_check_interval counts batches and must be a multiple of trainer.accumulate_grad_batches"
-            f" ({accumulated}), so that steps are whole when they are validated and saved, got {interval}"
-        )
-    if steps < 1 or steps * accumulated % interval:
-        raise ValueError(
-            f"trainer.max_steps must be a multiple of trainer.val_check_interval ({interval // accumulated} steps), so"
-            f" that the last steps are validated and saved, got {steps}"
-        )
-
-
 def _listed(value: Any) -> list:
     """A value that Lightning accepts alone or in a list, as a list."""
     return value if isinstance(value, list) else [value]
-
-
-def _device(accelerator: str) -> str:
-    return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"
