@@ -74,16 +74,6 @@ def differing(there: dict, here: dict, path: str = "") -> Iterator[tuple[str, An
             yield inner, a, b
 
 
-def differences(there: dict, here: dict) -> list[str]:
-    """Differences between two results of `models.checkpoints.describe`, ignoring the residual's measured scale."""
-    sentences = []
-    for path, *values in differing(there, here):
-        a, b = (value.get("class", value) if isinstance(value, dict) else value for value in values)
-        if path.partition(".")[0] != "residual_scale":
-            sentences.append("schedule differs" if path == "betas" else f"{path} is {b} here and {a} there")
-    return sentences
-
-
 def changes(checkpoint: dict, model: Predict) -> list[str]:
     """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
     here = model.objective_values()
@@ -96,7 +86,12 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     for part in pipeline.keys() & now.keys() & set(PARTS):  # the networks of older versions had other arguments, too
         config = {key: value for key, value in pipeline[part]["config"].items() if key in now[part]["config"]}
         pipeline[part] = pipeline[part] | {"config": config}
-    return differences(pipeline, now) + differences(there, here)
+    sentences = []
+    for path, *values in [*differing(pipeline, now), *differing(there, here)]:
+        a, b = (value.get("class", value) if isinstance(value, dict) else value for value in values)
+        if path.partition(".")[0] != "residual_scale":  # it is measured
+            sentences.append("schedule differs" if path == "betas" else f"{path} is {b} here and {a} there")
+    return sentences
 
 
 def changed_settings(there: dict, here: dict) -> list[str]:
