@@ -115,8 +115,7 @@ class DeblurDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """List and report the files of a stage (fit, validate, test). Raises DatasetError or ImageError."""
         if stage == "fit":
-            entries = self._required("train")
-            sources = [_source(entry) for entry in (entries if isinstance(entries, list) else [entries])]
+            sources = self._sources("train")
             # A single dataset uses the run's seed; in a mix each has its own.
             seeds = [self.seed] if len(sources) == 1 else [seed_of(self.seed, "mix", i) for i in range(len(sources))]
             parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
@@ -124,11 +123,11 @@ class DeblurDataModule(pl.LightningDataModule):
                 raise DatasetError("data.train mixes pairs with sharp photographs: train on one kind after the other.")
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
-            self.val_set = self._frames(_source(self._required("val")), "val", self.val_crop)
+            self.val_set = self._frames(*self._sources("val"), "val", self.val_crop)
             if stage == "fit":
                 self._warn_of_shared_images()
         if stage == "test":
-            self.test_set = self._frames(_source(self._required("test")), "test", None)
+            self.test_set = self._frames(*self._sources("test"), "test", None)
 
     def _warn_of_shared_images(self) -> None:
         """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
@@ -141,10 +140,12 @@ class DeblurDataModule(pl.LightningDataModule):
                 " best-psnr.ckpt say little about new images: give another data.val, or folders train/ and val/"
             )
 
-    def _required(self, split: str) -> str | Source | list[str | Source]:
-        if not self.roots[split]:
+    def _sources(self, split: str) -> list[Source]:
+        given = self.roots[split]
+        if not given:
             raise DatasetError(f"No {split} data is given: set data.{split} to a folder.")
-        return self.roots[split]
+        entries = given if isinstance(given, list) else [given]
+        return [entry if isinstance(entry, Source) else Source.named(entry) for entry in entries]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
         options, items = {"seed": seed, "crops_per_image": self.crops_per_image}, self._items(source, "train")
@@ -254,7 +255,3 @@ def _sharp_files(dataset: Dataset) -> set[str]:
     if isinstance(dataset, Mix):
         return set().union(*map(_sharp_files, dataset.parts))
     return {os.path.abspath(getattr(item, "sharp", item)) for item in dataset.items}
-
-
-def _source(entry: str | Source) -> Source:
-    return entry if isinstance(entry, Source) else Source.named(entry)
