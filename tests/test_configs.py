@@ -32,7 +32,7 @@ def test_every_config_builds(config, tmp_path):
     built = build(config, tmp_path)
     assert isinstance(built.model, PredictAndRefine)
     assert built.trainer.max_steps > 0 and built.trainer.default_root_dir == str(tmp_path)
-    assert {"Averages", "Speed", "Scores", "Export"} <= {type(c).__name__ for c in built.trainer.callbacks}
+    assert {"Averages", "Speed", "Scores"} <= {type(c).__name__ for c in built.trainer.callbacks}
 
 
 def test_no_config_or_benchmark_chooses_a_precision_that_a_processor_may_have_to_emulate():

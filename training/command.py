@@ -28,7 +28,7 @@ from models.lightning_module import Predict, PredictAndRefine
 from models.weights import CheckpointError
 from training.averages import Averages
 from training.guards import Guard
-from training.record import Export, RecordConfig, Speed, Steps, export, log_offline_without_key, plain
+from training.record import RecordConfig, Speed, Steps, export, log_offline_without_key, plain
 from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scores import Scores
 from training.screen import Bar, quiet
@@ -176,7 +176,6 @@ class Command(LightningCLI):
         # After the others, because it stores their best scores.
         self.last = Last(root, settings.val_check_interval)
         return [
-            Export(),
             Steps(),
             TakeOver(),
             Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
@@ -221,6 +220,8 @@ class Command(LightningCLI):
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
         except SIGTERMException:
             raise Stopped(self.last.signal or signal.SIGTERM) from None  # the signal may have reached another process
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            export(self.model.pipeline(), Path(self.trainer.default_root_dir))  # the averages are in it
 
     def _report_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)

@@ -70,15 +70,6 @@ class Steps(Callback):
             pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
 
 
-class Export(Callback):
-    """After fit, write the averaged weights as a pipeline folder."""
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The averaging callback has already copied its averages into the module.
-        if trainer.is_global_zero and not trainer.fast_dev_run:
-            export(pl_module.pipeline(), Path(trainer.default_root_dir))
-
-
 def export(pipeline: DeblurPipeline, root: Path) -> None:
     """Write a pipeline to checkpoint/ in a run's folder, replacing what is there."""
     folder = root / "checkpoint"
