@@ -30,7 +30,11 @@ from data.camera import (
     cut,
 )
 
-GAMMA = 2.2  # of the response gamma
+RESPONSES = {  # light by a file's values, and the values by light, all in [0, 1]
+    "srgb": (rgb_to_linear_rgb, linear_rgb_to_rgb),
+    "gamma": (lambda values: values**2.2, lambda light: light ** (1 / 2.2)),
+    "linear": (lambda values: values, lambda light: light),
+}
 RED_GAIN, BLUE_GAIN = (1.9, 2.4), (1.5, 1.9)  # of white balance, over green
 
 
@@ -212,8 +216,8 @@ class SyntheticBlur:
             sharp = cut(sharp, self.margin - margin)
         ground_truth = cut(sharp, margin)
 
-        response = "linear" if as_light else self.response
-        light = to_light(sharp, response)
+        to_light, from_light = RESPONSES["linear" if as_light else self.response]
+        light = to_light(sharp)
         if gain:
             # Clipped light was brighter than recorded by the factor 1 + gain; the factor rises from 1 at 0.95.
             light = light * (1 + gain * ((light.amax(0) - 0.95) / 0.05).clamp(0, 1))
@@ -229,7 +233,7 @@ class SyntheticBlur:
             if noisy:
                 as_raw = between(Generator().manual_seed(seed + 5), (0, 1)) < self.raw
                 scene = (add_raw_noise if as_raw else add_noise)(scene, shot, read, grain).clamp(0, 1)
-            blurry = from_light(scene, response)
+            blurry = from_light(scene)
         if not clean:
             phone = Generator().manual_seed(seed + 4)
             blurry = shrink(sharpen(blurry, between(phone, self.halo)), between(phone, self.resample))
@@ -243,20 +247,6 @@ class SyntheticBlur:
         if len(share) != len(self.camera):
             raise ValueError(f"{name} must be {len(self.camera)} numbers, one for each camera part, or a single one.")
         return share
-
-
-def to_light(image: Tensor, response: str) -> Tensor:
-    """File values in [0, 1] as light; see SyntheticBlur for the responses."""
-    if response == "srgb":
-        return rgb_to_linear_rgb(image)
-    return image**GAMMA if response == "gamma" else image
-
-
-def from_light(light: Tensor, response: str) -> Tensor:
-    """The inverse of `to_light`."""
-    if response == "srgb":
-        return linear_rgb_to_rgb(light)
-    return light ** (1 / GAMMA) if response == "gamma" else light
 
 
 def add_noise(light: Tensor, shot: float, read: float, generator: Generator) -> Tensor:

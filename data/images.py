@@ -20,17 +20,11 @@ from data import metadata
 from data.formats import Bounded, exif_of, format_of, opened
 from data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 
-FORMATS = {
-    ".png": {"format": "PNG"},
-    ".jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
-    ".jpeg": {"format": "JPEG", "quality": 95, "subsampling": 0},
-    ".webp": {"format": "WEBP", "lossless": True, "exact": True},
-    ".tif": {"format": "TIFF"},
-    ".tiff": {"format": "TIFF"},
-    ".bmp": {"format": "BMP"},
-    ".avif": {"format": "AVIF", "quality": 95, "subsampling": "4:4:4"},
-    ".heic": {"format": "HEIF", "quality": 95, "chroma": "444"},
-    ".heif": {"format": "HEIF", "quality": 95, "chroma": "444"},
+SAVED = {  # how, by Pillow's names of the formats
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "WEBP": {"lossless": True, "exact": True},
+    "AVIF": {"quality": 95, "subsampling": "4:4:4"},
+    "HEIF": {"quality": 95, "chroma": "444"},
 }
 TRANSPARENT = WRITABLE - {".jpg", ".jpeg", ".bmp"}
 
@@ -218,8 +212,8 @@ def write(
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(FORMATS))}.")
+    if suffix not in WRITABLE:
+        raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(WRITABLE))}.")
     like = like or ImageFile(torch.empty(3, 0, 0, dtype=torch.uint8))
     deep = suffix in DEEP and (like.pixels.dtype == torch.uint16 if depth is None else depth == 16)
     levels, dtype = (65535, torch.uint16) if deep else (255, torch.uint8)
@@ -244,7 +238,8 @@ def write(
         else:
             flat, buffer = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array), io.BytesIO()
             arguments = {"compress_level": compress_level} if suffix == ".png" else metadata.arguments(fitted, suffix)
-            flat.save(buffer, **FORMATS[suffix], **arguments)
+            kind = Image.registered_extensions()[suffix]
+            flat.save(buffer, kind, **SAVED.get(kind, {}), **arguments)
             content = buffer.getvalue()
         part.write_bytes(_with_metadata(content, fitted) if suffix == ".png" else content)
 

@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 
 from data import images
-from data.blur import SyntheticBlur, from_light, to_light
-from data.images import FORMATS
+from data.blur import RESPONSES, SyntheticBlur
 from data.layouts import LISTERS, Listing, Pair
-from data.search import READ
+from data.search import READ, WRITABLE
 from evaluation import panels
 from models.diffusion import ScaleKind
 from models.slim_unet import SlimPredictor
@@ -22,8 +21,8 @@ from restoration.options import Options
 from restoration.outputs import named
 from restoration.restorer import DETAIL, Restorer, _write_comparison
 from tests.tiny import module, tiny_pipeline
-from tools.doctor import _shared_scenes
-from tools.make_pairs import regions
+from tools.doctor import leaks
+from tools.make_pairs import write_photo
 
 FACTS_OF = {"checkpoint": "checkpoint_sha256", "preset": "settings"}  # what stands for them in the manifest
 NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "overwrite"}
@@ -45,11 +44,11 @@ def test_a_size_must_be_above_zero(name, value):
         Options("out", **{name: value})
 
 
-@pytest.mark.parametrize("suffix", sorted(FORMATS))
+@pytest.mark.parametrize("suffix", sorted(WRITABLE))
 def test_a_format_keeps_each_of_its_suffixes(suffix):
     """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""
     (kind,) = (kind for kind, suffixes in READ.items() if suffix in suffixes)
-    for other in sorted(FORMATS.keys() - READ["HEIF"] - {suffix}):
+    for other in sorted(WRITABLE - set(READ["HEIF"]) - {suffix}):
         target = str(named(PurePath(f"a{suffix}"), other, False))
         assert (target == f"a{suffix}") == (other in READ[kind]), (suffix, other, target)
 
@@ -67,14 +66,15 @@ def test_a_pair_is_as_large_as_it_is_upright(tmp_path, orientation):
 @pytest.mark.parametrize("layout", sorted(LISTERS))
 def test_a_scene_in_two_splits_is_a_leak_where_the_layout_has_scenes(tmp_path, layout):
     listing = Listing(layout, "blur", [Pair("scene/1", tmp_path, tmp_path)])
-    assert bool(_shared_scenes({"train": listing, "test": listing})) == (layout in BY_SCENE)
+    assert bool(leaks({"train": listing, "test": listing}, [None, None])) == (layout in BY_SCENE)
 
 
 @pytest.mark.parametrize("response", get_args(signature(SyntheticBlur).parameters["response"].annotation))
 def test_light_goes_back_to_the_files_values(response):
     values = torch.linspace(0, 1, 30).view(3, 2, 5)
-    light = to_light(values, response)
-    assert torch.allclose(from_light(light, response), values, atol=1e-5)
+    to_light, from_light = RESPONSES[response]
+    light = to_light(values)
+    assert torch.allclose(from_light(light), values, atol=1e-5)
     if response == "gamma":
         assert torch.allclose(light, values**2.2)
 
@@ -105,8 +105,9 @@ def test_crops_are_where_the_detail_is_and_depend_on_the_seed(tmp_path):
     images.write(tmp_path / "a.png", photo)
 
     def drawn(seed, candidates):
-        found = regions("a", tmp_path / "a.png", tmp_path, 0, seed, 3, 32, candidates)
-        return torch.stack([region for _, region in found])
+        out = tmp_path / f"{seed} of {candidates}"
+        write_photo("a", (tmp_path / "a.png", tmp_path), SyntheticBlur(), out, seed, 3, 32, candidates)
+        return torch.stack([images.read(out / "sharp" / f"a_{at}.png") for at in range(3)])
 
     assert (drawn(0, 64).flatten(1).std(1) > 0.1).all()
     assert not torch.equal(drawn(0, 64), drawn(1, 64))

@@ -11,7 +11,7 @@ import torch
 from batch.command import OBJECT_STORE, WORKER_MEMORY
 from data.blur import ObjectMotion, Softening
 from data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
-from data.images import FORMATS
+from data.images import SAVED
 from data.layouts import SPLITS
 from deployment.export import MAX_ERROR, MIN_PSNR, OPSET, export
 from evaluation.controls import NOISED, SHARPENED, STRENGTHS
@@ -143,7 +143,7 @@ SENTENCES = {
         f"whose brightest colour is the {BRIGHTEST}th percentile",
         f"at most 5 of 255 levels; from 5 to {5 * RISE:g} levels the blend rises",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
-        f"are written at quality {FORMATS['.jpg']['quality']} without chroma subsampling",
+        f"are written at quality {SAVED['JPEG']['quality']} without chroma subsampling",
     ],
     "docs/evaluation.md": [
         *(grid_row(name) for name in ("demo", "presets", "quick", "results", "few_steps", "paper")),

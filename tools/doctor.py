@@ -75,17 +75,10 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
         count, published = len(listing.pairs), COUNTS.get(listing.layout, {}).get(split)
         if published not in (None, count):
             faults.append(Fault("count", f"{split} has {count} pairs, the published {listing.layout} has {published}."))
-    work = [(split, pair) for split, listing in listings.items() for pair in listing.pairs]
-    examined = on_all_cores(examine, [pair for _, pair in work], workers=num_workers, unit="pair", desc="examining")
-    leaks: dict[str | bytes, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for (split, pair), (found, mark) in zip(work, examined, strict=True):
-        faults += found
-        marks = [mark] if mark is not None else []
-        if listings[split].layout in ("gopro", "realblur"):  # those that are split by scene: names are SCENE/000001
-            marks.append(pair.name.split("/")[0])
-        for each in marks:
-            leaks[each][split].append(str(pair.sharp))
-    return Diagnosis(listings, undivided, faults + [_leak(*leak) for leak in leaks.items() if len(leak[1]) > 1])
+    pairs = [pair for listing in listings.values() for pair in listing.pairs]
+    examined = [*on_all_cores(examine, pairs, workers=num_workers, unit="pair", desc="examining")]
+    faults += [fault for found, _ in examined for fault in found]
+    return Diagnosis(listings, undivided, faults + leaks(listings, [mark for _, mark in examined]))
 
 
 def examine(pair: Pair) -> tuple[list[Fault], bytes | None]:
@@ -149,12 +142,20 @@ def detail(image: Tensor) -> float:
     return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
 
 
-def _leak(mark: str | bytes, files: dict[str, list[str]]) -> Fault:
-    """A scene, or an image by its hash, that is in several splits: the files of each."""
-    splits = " and ".join(sorted(files))
-    if isinstance(mark, str):
-        return Fault("leak", f"The scene {mark} is in {splits}.")
-    return Fault("leak", f"The same image is in {splits}: {', '.join(chain(*files.values()))}.")
+def leaks(listings: dict[str, Listing], marks: list[bytes | None]) -> list[Fault]:
+    """Images in several splits, by the marks of all pairs (see `examine`), and scenes, of layouts split by scene."""
+    places: dict[str | bytes, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    pairs = [(split, listing.layout, pair) for split, listing in listings.items() for pair in listing.pairs]
+    for (split, layout, pair), mark in zip(pairs, marks, strict=True):
+        scene = pair.name.split("/")[0] if layout in ("gopro", "realblur") else None  # names are SCENE/000001
+        for key in filter(None, (mark, scene)):
+            places[key][split].append(str(pair.sharp))
+    faults = []
+    for key, files in places.items():
+        if len(files) > 1:
+            what = f"scene {key}" if isinstance(key, str) else f"image {', '.join(chain(*files.values()))}"
+            faults.append(Fault("leak", f"The {what} is in {' and '.join(sorted(files))}."))
+    return faults
 
 
 def main(root: str, variant: str = "blur", num_workers: int | None = None) -> int:
