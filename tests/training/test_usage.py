@@ -40,10 +40,7 @@ def said(capsys, *args):
         (["--model.denoiser.channels", "x"], "model.denoiser.channels is a whole number, not x"),
         (["--model.validation.step", "3"], "model.validation.step is unknown"),
         (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
-        (
-            ["--model.predictor", "UNett"],
-            "model.predictor: not a class with its module, as models.unet.Denoiser: UNett",
-        ),
+        (["--model.predictor", "UNett"], "model.predictor: Expected a dot import path string: UNett"),
         (
             ["--model.predictor", "data.layouts.Source"],
             "model.predictor: Import path data.layouts.Source does not correspond to a subclass of Module",
