@@ -94,12 +94,6 @@ def test_lengths_are_drawn_from_their_range_and_instants_follow_them():
     assert all(len(path) == max(16, torch.ceil(4 * length)) for path, length in zip(paths, lengths, strict=True))
 
 
-def test_a_straight_trajectory_is_the_shifted_average(image):
-    path = torch.stack([torch.arange(-3.0, 4), torch.zeros(7)], dim=1)
-    average = torch.stack([image.roll(-shift, -1) for shift in range(-3, 4)]).mean(0)
-    torch.testing.assert_close(convolve(image, rasterise(path), 4), cut(average, 4), rtol=0, atol=1e-6)
-
-
 def test_a_shift_between_pixels_is_bilinear(image):
     below = (image.roll(-1, -2) + image.roll(-2, -2)) / 2
     expected = 0.75 * below + 0.25 * below.roll(-1, -1)

@@ -20,7 +20,6 @@ from data.pairs import (
     generator_of,
     shuffled,
 )
-from tests.conftest import ASSETS
 
 
 def coordinates(height, width, blue):
@@ -127,21 +126,6 @@ def test_sharp_frames_have_a_seed_from_their_name(pairs, tmp_path):
     assert sharp_frames(tmp_path / "sharp", margin=4, seed=7)[0]["seed"] == frames[1]["seed"]
     with pytest.raises(DatasetError, match=r"1\.png has 60x41 pixels"):
         sharp_frames(tmp_path / "sharp", margin=21)[0]
-
-
-def test_flatten(pairs):
-    dataset = TrainPairs(pairs, patch_size=16, crops_per_image=2)
-    batch = flatten([dataset[0], dataset[1]])
-    assert batch["sharp"].shape == (4, 3, 16, 16) and len(batch["name"]) == 4
-    assert torch.equal(batch["sharp"][2], dataset[1][0]["sharp"])
-
-
-def test_real_pairs():
-    frames = FramePairs(find_pairs(ASSETS / "pairs"))
-    sizes = [tuple(frame["sharp"].shape[1:]) for frame in frames]
-    assert sizes == [(280, 400), (50, 125), (280, 400), (300, 300)]
-    for frame in frames:  # aligned: the mean error of two photographs that have nothing in common is larger
-        assert 0.005 < (frame["blurry"] - frame["sharp"]).abs().mean() < 0.1
 
 
 def test_a_mix_gives_every_dataset_its_share(pairs):
