@@ -19,14 +19,10 @@ SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
+def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_scored(capsys):
     train_run("run")
-    assert {file.name for file in Path("run/checkpoints").iterdir()} == {
-        "previous.ckpt",
-        "last.ckpt",
-        "best-psnr.ckpt",
-        "best-lpips.ckpt",
-    }
+    kept = {f"{name}.ckpt" for name in ("previous", "last", "best-psnr", "best-lpips")}
+    assert {file.name for file in Path("run/checkpoints").iterdir()} == kept
     assert Path("run/config.yaml").is_file()
     rows = metrics("run")
     assert [row["step"] for row in rows] == list("123456")
@@ -42,15 +38,10 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline():
     assert not torch.equal(exported.denoiser.state_dict()[name], averaged["current_model_state"][f"denoiser.{name}"])
     ckpt = load_pipeline("run/checkpoints/last.ckpt", precision="fp32")
     assert ckpt.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_validate_and_test_score_a_checkpoint(capsys):
-    train_run("run")
-    for subcommand in ("validate", "test"):
-        flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
-        train.cli([subcommand, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
-        assert f"{'val' if subcommand == 'validate' else 'test'}/psnr_prediction" in capsys.readouterr().out
+    flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
+    for command, split in (("validate", "val"), ("test", "test")):
+        train.cli([command, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
+        assert f"{split}/psnr_prediction" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")
