@@ -192,9 +192,7 @@ class DeblurDataModule(pl.LightningDataModule):
 
     def _frame_loader(self, dataset: Dataset) -> DataLoader:
         """Frames in order, one at a time; several processes share them."""
-        world, rank = world_and_rank(self.trainer)
-        sampler = DistributedSampler(dataset, world, rank, shuffle=False) if world > 1 else None
-        return self._loader(dataset, sampler=sampler)
+        return self._loader(dataset, sampler=DistributedSampler(dataset, *world_and_rank(self.trainer), shuffle=False))
 
     def _loader(self, dataset: Dataset, **options) -> DataLoader:
         return DataLoader(
