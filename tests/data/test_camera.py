@@ -23,10 +23,7 @@ from data.camera import (
 )
 from data.pairs import generator_of
 from tests.conftest import ASSETS
-
-
-def generators(count, seed=0):
-    return [generator_of(seed, i) for i in range(count)]
+from tests.data.test_blur import generators
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image, ImageCms
+from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import IFDRational
 
 from data import images, metadata
 from data.search import HEIF, WRITABLE
+from tests.data.test_images import PROFILE
 
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
 # Of the first directory, by whether `private` keeps them; Software is set anew.
 FIRST = {
