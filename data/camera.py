@@ -226,7 +226,10 @@ class SixDegrees:
         scale = length / moved.norm(dim=1).max().clamp_min(1e-12)
         travelled = scale * moved.diff(dim=0).norm(dim=1).sum(0).max()
         count = min(max(math.ceil(travelled / self.spacing), 1), FINE)
-        poses = F.interpolate(path.T[None], count, mode="linear")[0].T * (trial * scale)
+        middles = (torch.arange(count) + 0.5) / count * FINE - 0.5
+        before = middles.floor().long().clamp(0, FINE - 2)
+        share = (middles - before)[:, None]
+        poses = (path[before] * (1 - share) + path[before + 1] * share) * (trial * scale)
         return poses - poses.mean(0)
 
 
