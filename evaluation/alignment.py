@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.pixels import MetricError, check_pair, require_side, ssim_map
+from evaluation.pixels import WINDOW, MetricError, check_pair, require_side, ssim_map
 
 _RECIPE = (
     "RGB, clipped to [0, 1], rounded to 8 bits; the restored image scaled by one factor to the ground truth's "
@@ -50,7 +50,7 @@ class Aligned:
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Score each image by the recipe."""
         restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, 11, "alignment")
+        require_side(sharp, WINDOW, "alignment")
         values = []
         for image, target in zip(restored / 255, sharp / 255, strict=True):
             aligned, mask = align(image, target)

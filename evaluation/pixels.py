@@ -1,33 +1,32 @@
 """The input of every metric, and PSNR and SSIM, the metrics without a network.
 
 All of them score the image as a file would hold it: RGB, clipped to [0, 1], rounded to 8 bits, the whole image. They
-are called as `evaluation.metrics.Metric`, which states shapes, ranges and errors. PSNR and SSIM are own code: they
-agree with scikit-image's, which score one NumPy array at a time and so would copy every image to the host.
+are called as `evaluation.metrics.Metric`, which states shapes, ranges and errors. PSNR is own code and SSIM kornia's:
+they agree with scikit-image's, which score one NumPy array at a time and so would copy every image to the host.
 torchmetrics' SSIM is another number, since it averages over a mirrored border, too.
 """
 
 from contextlib import AbstractContextManager
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from base.files import replacing
 
 IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
-_HERE = f"own code on torch {torch.__version__}"
-
-PSNR_RECIPE = f"PSNR in dB: {IMAGE}; range 255, one mean squared error over pixels and channels; {_HERE}"
+PSNR_RECIPE = (
+    f"PSNR in dB: {IMAGE}; range 255, one mean squared error over pixels and channels; own code on torch "
+    f"{torch.__version__}"
+)
 SSIM_RECIPE = (
     f"SSIM: {IMAGE}; Gaussian window 11 with sigma 1.5 and population covariance, as in the paper's own code, "
     "range 255, K1 0.01, K2 0.03, mean over the pixels whose window lies inside the frame, then over the channels; "
-    f"{_HERE}"
+    f"kornia {version('kornia')}"
 )
-
-_GAUSSIAN = torch.exp(-(torch.arange(-5.0, 6.0) ** 2) / (2 * 1.5**2))
-_GAUSSIAN /= _GAUSSIAN.sum()
+WINDOW = 11  # pixels
 
 
 def full_precision() -> AbstractContextManager:
@@ -87,30 +86,13 @@ def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
 def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
     """Structural similarity of each image (Wang et al. 2004), at most 1, by SSIM_RECIPE."""
     restored, sharp = check_pair(restored, sharp)
-    require_side(sharp, len(_GAUSSIAN), "SSIM")
+    require_side(sharp, WINDOW, "SSIM")
     return ssim_map(restored, sharp).mean((1, 2, 3))
 
 
 def ssim_map(restored: Tensor, sharp: Tensor, levels: float = 255.0) -> Tensor:
-    """SSIM by SSIM_RECIPE where the window fits inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10).
+    """SSIM by SSIM_RECIPE where the window fits inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10)."""
+    import kornia  # not at the top: panels, which need no SSIM, import this module
 
-    Equation 13 of Wang et al. 2004 at each pixel.
-    """
-    middle = levels / 2  # centring the values keeps more digits of a variance
-    x, y = restored - middle, sharp - middle
-    mean_x, mean_y, xx, yy, xy = _weighted_mean(torch.cat([x, y, x * x, y * y, x * y])).chunk(5)
-    variances = xx - mean_x**2 + yy - mean_y**2
-    covariance = xy - mean_x * mean_y
-    mean_x, mean_y = mean_x + middle, mean_y + middle
-    c1, c2 = (0.01 * levels) ** 2, (0.03 * levels) ** 2
-    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
-    return luminance * (2 * covariance + c2) / (variances + c2)
-
-
-def _weighted_mean(maps: Tensor) -> Tensor:
-    """Gaussian mean at each pixel where the window fits: (N, C, H, W) -> (N, C, H-10, W-10)."""
-    channels = maps.shape[1]
-    window = _GAUSSIAN.to(maps).expand(channels, 1, -1)
     with full_precision():
-        rows = F.conv2d(maps, window.unsqueeze(3), groups=channels)
-        return F.conv2d(rows, window.unsqueeze(2), groups=channels)
+        return kornia.metrics.ssim(restored, sharp, WINDOW, levels, eps=0.0, padding="valid")

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import pandas as pd
 
@@ -19,8 +19,6 @@ from evaluation.journal import Facts
 from evaluation.scoring import SECONDS_RECIPE
 from evaluation.summary import NOTHING, RowSummary, Summary
 from models.settings import SamplingSettings
-
-Cell: TypeAlias = str | int | float | bool | None
 
 
 def provenance() -> Facts:
@@ -38,7 +36,7 @@ def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = 
     """Write the three files into an existing folder."""
     with replacing(folder / "results.csv") as part:
         lines = [_line(row, summary) for row in summary.rows]
-        pd.DataFrame(lines, dtype=object).to_csv(part, index=False, lineterminator="\n")
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
     reasons = [
         "; ".join(f"{metric}: {why}" for metric, why in missing.items()) or None
         for missing in summary.scores["missing"]
@@ -119,8 +117,8 @@ def _document(summary: Summary, examples: Sequence[Example]) -> dict:
     }
 
 
-def _line(row: RowSummary, summary: Summary) -> dict[str, Cell]:
-    """One line of results.csv; numbers have nine digits."""
+def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
+    """One line of results.csv."""
     line = {"setting": row.label}
     if summary.settings:
         line |= {
@@ -134,11 +132,10 @@ def _line(row: RowSummary, summary: Summary) -> dict[str, Cell]:
     for control in controls.LABELS:
         gaps = row.verdict.differences if row.verdict else {}
         line |= _interval(f"lpips_over_{control}", gaps.get(control, NOTHING))
-    line |= {"seconds": row.seconds}
-    return {name: _cell(value) for name, value in line.items()}
+    return line | {"seconds": row.seconds}
 
 
-def _entry(row: RowSummary, name: str, summary: Summary) -> dict[str, Cell]:
+def _entry(row: RowSummary, name: str, summary: Summary) -> dict[str, Any]:
     """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
     numbers = dataclasses.asdict(estimate) | _interval("difference", difference)
@@ -149,9 +146,3 @@ def _entry(row: RowSummary, name: str, summary: Summary) -> dict[str, Cell]:
 def _interval(name: str, estimate: statistics.Estimate) -> dict[str, float | None]:
     """The mean and the ends of its interval, under a name and with its suffixes."""
     return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def _cell(value: Cell) -> Cell:
-    if not isinstance(value, float):
-        return value
-    return None if math.isnan(value) else format(value, ".9g")

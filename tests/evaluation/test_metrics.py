@@ -22,7 +22,7 @@ def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
         assert (metric.reason is None) != (metric.recipe is None), name
         if metric.reason is None:
             assert all(word in metric.recipe for word in ("RGB", "clipped to [0, 1]", "8 bits"))
-            libraries = ("torch 2", "lpips 0", "torchmetrics 1", "scipy 1", "OpenCV", "Tesseract")
+            libraries = ("torch 2", "kornia 0", "lpips 0", "torchmetrics 1", "scipy 1", "OpenCV", "Tesseract")
             assert any(library in metric.recipe for library in libraries)
     recipes = [metric.recipe for metric in made.values() if metric.recipe]
     assert len(set(recipes)) == len(recipes)
