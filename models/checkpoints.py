@@ -6,23 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from base.files import replacing
-from models.calibration import ErrorCurve
 from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
 from models.engines import Precision, Provider
-from models.index import INDEX, CheckpointError, find_folder, is_deployed, read_json
+from models.index import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json
 from models.onnx_network import OnnxNetwork
 from models.parts import DDPMScheduler, ModelMixin
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings
-from models.weights import check_keys, read_folder, read_torch
+from models.weights import load_weights, read_folder, read_torch
 
 PARTS = ("predictor", "denoiser")
 
@@ -82,50 +81,38 @@ def load_pipeline(
 def read_pipeline(
     source: str, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
 ) -> DeblurPipeline:
-    """The pipeline of a source, as it is stored. Raises CheckpointError as `load_pipeline` does."""
+    """The pipeline of a source, as it is stored; of a .ckpt with its averaged weights.
+
+    Raises CheckpointError as `load_pipeline` does.
+    """
+    known, found = known_networks(classes), {}
     if source.endswith(".ckpt"):
-        return from_ckpt(Path(source), classes)
-    return from_folder(find_folder(source), provider, precision, classes)
-
-
-def from_folder(
-    folder: Path, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
-) -> DeblurPipeline:
-    """Load the pipeline in an exported folder, unchanged. Raises CheckpointError as `load_pipeline` does."""
-    index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
+        checkpoint = read_torch(Path(source))
+        if not isinstance(checkpoint, dict) or not {"pipeline", "state_dict"} <= checkpoint.keys():
+            raise CheckpointError(
+                f"checkpoint {source} was not written by train.py: it does not say what networks it holds"
+            )
+        values, state = checkpoint["pipeline"], checkpoint["state_dict"]
+        for part in [part for part in PARTS if part in values]:
+            own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
+            name, config = values[part]["class"], values[part]["config"]
+            found[part] = _network(known, name, config, own, f"the {part} in {source}")
+        return _assemble(found, values, source)
+    folder = find_folder(source)
+    index = read_index(folder)
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
-    known = known_networks(classes)
-    found: dict[str, nn.Module] = {}
     for part in PARTS:
-        if index.get(part, [None, None])[1] is None:
-            continue
-        if is_deployed(index):
+        _, name = index.get(part, (None, None))
+        if name == ONNX:
             found[part] = OnnxNetwork(folder / part, part, provider, precision)
-            continue
-        config = read_json(folder / part / "config.json", "the checkpoint is incomplete, copy it again")
-        state = read_folder(folder / part)
-        found[part] = _network(known, index[part][1], config, state, f"{folder / part}")
+        elif name is not None:
+            config, state = read_json(folder / part / "config.json"), read_folder(folder / part)
+            found[part] = _network(known, name, config, state, f"{folder / part}")
     if "predictor" not in found:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
-    scheduler = read_json(folder / "scheduler" / "scheduler_config.json", "the checkpoint is incomplete")
-    return _assemble(found, index | {"betas": scheduler.get("trained_betas")}, str(folder))
-
-
-def from_ckpt(path: Path, classes: Classes = ()) -> DeblurPipeline:
-    """Load the pipeline in a Lightning .ckpt, with its averaged weights. Raises CheckpointError."""
-    checkpoint = read_torch(path)
-    if not isinstance(checkpoint, dict) or "pipeline" not in checkpoint or "state_dict" not in checkpoint:
-        raise CheckpointError(f"checkpoint {path} was not written by train.py: it does not say what networks it holds")
-    description, state = checkpoint["pipeline"], checkpoint["state_dict"]
-    known = known_networks(classes)
-    found: dict[str, nn.Module] = {}
-    for part in PARTS:
-        if part in description:
-            own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
-            config = description[part]["config"]
-            found[part] = _network(known, description[part]["class"], config, own, f"the {part} in {path}")
-    return _assemble(found, description, str(path))
+    betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
+    return _assemble(found, index | {"betas": betas}, str(folder))
 
 
 def checkpoint_hash(source: str) -> str:
@@ -138,7 +125,7 @@ def checkpoint_hash(source: str) -> str:
     digest = hashlib.sha256()
     for file in files:
         if file.name == INDEX:
-            digest.update(index_text(read_json(file, "") | {"presets": {}}).encode())
+            digest.update(_index_text(read_json(file) | {"presets": {}}).encode())
             continue
         with open(file, "rb") as stream:
             while block := stream.read(1 << 20):
@@ -146,28 +133,22 @@ def checkpoint_hash(source: str) -> str:
     return digest.hexdigest()
 
 
-def index_text(index: dict) -> str:
-    """model_index.json in the format that diffusers writes."""
-    return json.dumps(index, indent=2, sort_keys=True) + "\n"
-
-
 def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
     """Write settings under their names into an exported checkpoint; its other presets stay."""
-    index = read_json(folder / INDEX, "presets belong into an exported checkpoint")
     new = {name: asdict(settings) for name, settings in presets.items()}
-    write_index(folder, index | {"presets": index.get("presets", {}) | new})
+    update_index(folder, presets=read_index(folder).get("presets", {}) | new)
 
 
-def save_error_curve(folder: Path, curve: ErrorCurve) -> None:
-    """Write the curve that calibrates the expected error into an exported checkpoint."""
-    index = read_json(folder / INDEX, "the curve belongs into an exported checkpoint")
-    write_index(folder, index | {"error_curve": asdict(curve)})
-
-
-def write_index(folder: Path, index: dict) -> None:
-    """Replace a checkpoint's model_index.json."""
+def update_index(folder: Path, **values: Any) -> None:
+    """Replace values of an exported checkpoint's model_index.json."""
+    index = read_index(folder) | values
     with replacing(folder / INDEX) as part:
-        part.write_text(index_text(index))
+        part.write_text(_index_text(index))
+
+
+def _index_text(index: dict) -> str:
+    """model_index.json in the format that diffusers writes."""
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def describe(pipeline: DeblurPipeline) -> dict:
@@ -215,8 +196,7 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
     if not state and network.state_dict():
         raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
-    check_keys(network, state, what)
-    network.load_state_dict(state)
+    load_weights(network, state, what)
     return network
 
 
@@ -241,8 +221,7 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
             state = found[part].state_dict()
             # A size head may be added to a predictor that was trained without one.
             state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
-            check_keys(network, state, f"the {part} of {source}")
-            network.load_state_dict(state)
+            load_weights(network, state, f"the {part} of {source}")
 
 
 def _plain(config: Mapping) -> dict:

@@ -103,19 +103,18 @@ def stored_index(source: str) -> dict | None:
             raise CheckpointError(f"checkpoint {source} does not exist")
         return None
     if os.path.isdir(source):
-        return read_json(Path(source) / INDEX, "an exported checkpoint has one; train.py writes it after fit")
+        return read_index(Path(source))
     require_hub_id(source)
     return None
 
 
-def is_deployed(index: dict) -> bool:
-    """Whether a checkpoint's networks are ONNX files."""
-    predictor = index.get("predictor")
-    return isinstance(predictor, list) and predictor[-1:] == [ONNX]
+def read_index(folder: Path) -> dict:
+    """The model_index.json of an exported checkpoint. Raises CheckpointError if it is missing or damaged."""
+    return read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
 
 
-def read_json(path: Path, hint: str) -> dict:
-    """Read a JSON file that holds an object; if there is none, the error ends with `hint`."""
+def read_json(path: Path, hint: str = "the checkpoint is incomplete, copy it again") -> dict:
+    """Read a JSON file that holds an object. CheckpointError if there is none, which ends with `hint`."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: {hint}")
     try:

@@ -89,7 +89,7 @@ class GraphFacts:
 
 def read_facts(folder: Path) -> GraphFacts:
     """Read graph.json in a network's folder. Raises CheckpointError if it is invalid."""
-    values = read_json(folder / FACTS, "the checkpoint is incomplete, copy it again")
+    values = read_json(folder / FACTS)
     try:
         return GraphFacts(**values)
     except (TypeError, ValueError) as error:

@@ -38,7 +38,7 @@ class OnnxNetwork(nn.Module):
         precision: Precision = "auto",
     ):
         super().__init__()
-        self.config = read_json(folder / "config.json", "the checkpoint is incomplete, copy it again")
+        self.config = read_json(folder / "config.json")
         self.facts = read_facts(folder)
         self.prediction_type = self.facts.prediction_type
         if self.prediction_type not in (None, *PREDICTION_TYPES):

@@ -1,5 +1,6 @@
 """Read weight files: names and tensors, never code. Every error is one sentence."""
 
+import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,10 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{files[0]} is damaged: {error}") from error
 
 
-def check_keys(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
-    """Raise CheckpointError, naming the first differing key, unless all keys and shapes are those of the network."""
-    expected, found = ({k: tuple(v.shape) for k, v in tensors.items()} for tensors in (network.state_dict(), state))
-    for key in sorted(expected.keys() | found.keys()):
-        if key not in found:
-            difference = f"it lacks {key} {expected[key]}"
-        elif key not in expected:
-            difference = f"it has {key} {found[key]}, which is not expected"
-        elif expected[key] != found[key]:
-            difference = f"{key} has shape {found[key]}, expected {expected[key]}"
-        else:
-            continue
-        raise CheckpointError(f"{what} is of another architecture: {difference}")
+def load_weights(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
+    """Load weights. Raises CheckpointError, naming the first differing keys, if they are not those of the network."""
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:  # of several lines, the first of which names the class
+        difference = textwrap.shorten(str(error).splitlines()[1], 200)
+        raise CheckpointError(f"{what} is of another architecture: {difference}") from None

@@ -16,8 +16,7 @@ import tests.test_evaluate
 import train
 from data import images
 from evaluation.metrics import psnr
-from models.calibration import ErrorCurve
-from models.checkpoints import save_error_curve, save_presets
+from models.checkpoints import save_presets, update_index
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.tiny import tiny_pipeline
@@ -76,7 +75,7 @@ def place(tmp_path_factory):
     nn.init.constant_(drifting.denoiser.unet.head.bias, 0.5)
     drifting.save_pretrained(folder / "drifting")
     tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(folder / "calibrated")
-    save_error_curve(folder / "calibrated", ErrorCurve([1.0], [2.0], [4.0]))
+    update_index(folder / "calibrated", error_curve={"estimate": [1.0], "mean": [2.0], "bound": [4.0]})
     (folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     (folder / "two.yaml").write_text("settings: [{steps: 2, blend: 0.0}, {steps: 2}]\n")
     return folder

@@ -12,7 +12,7 @@ must not be those that it is tested on, and stored in the checkpoint; the table 
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,7 +25,7 @@ from base.stop import run_command
 from data.layouts import find_pairs
 from data.pairs import read_pair
 from models.calibration import ErrorCurve
-from models.checkpoints import load_pipeline, save_error_curve
+from models.checkpoints import load_pipeline, update_index
 from models.index import locate
 from models.pipeline import DeblurPipeline
 
@@ -98,7 +98,7 @@ def calibrate(
     curve = pipeline.error_curve
     if save:
         curve = ErrorCurve.fit(estimate, actual)
-        save_error_curve(folder, curve)
+        update_index(folder, error_curve=asdict(curve))
     print(ROW.format("fifth", "expected", "actual", "ratio", "covered"))
     for number, row in enumerate(fifths(estimate, actual, curve), start=1):
         covered = "" if row.covered is None else f"{row.covered:.3f}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from models.checkpoints import from_folder
+from models.checkpoints import read_pipeline
 from models.heads import ZeroPredictor
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings, sharing_samples
@@ -25,7 +25,7 @@ def blurry():
 def test_the_noisiest_level_of_training_is_kept_and_bounds_what_the_denoiser_is_told(tmp_path, blurry, monkeypatch):
     first = tiny_pipeline()
     DeblurPipeline(first.predictor, first.denoiser, first.scheduler, 0.1, sigma_max=2.0).save_pretrained(tmp_path)
-    pipeline, told = from_folder(tmp_path), []
+    pipeline, told = read_pipeline(str(tmp_path)), []
     assert pipeline.config.sigma_max == 2.0 and "sigma_max" not in first.config
     forward = pipeline.denoiser.forward
     monkeypatch.setattr(pipeline.denoiser, "forward", lambda *args: told.append(args[2]) or forward(*args))
@@ -112,7 +112,7 @@ def test_an_unknown_output_type_is_refused(blurry):
 def test_a_predictor_alone_is_saved_loaded_and_only_predicts(tmp_path, blurry):
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path)
-    alone = from_folder(tmp_path)
+    alone = read_pipeline(str(tmp_path))
     images = alone(blurry, SamplingSettings(blend=0.0), output_type="pt").images
     assert torch.allclose(images, blurry, atol=1e-6)
     with pytest.raises(ValueError, match="no denoiser"):
