@@ -30,20 +30,19 @@ _RECIPES = {
 
 
 class Aligned:
-    """PSNR or SSIM after alignment by OpenCV; `reason`, `recipe` and calls as for `evaluation.metrics.Metric`."""
+    """PSNR or SSIM after alignment by OpenCV, called as `evaluation.metrics.Metric`; MetricError without OpenCV."""
 
     inputs = "restored", "sharp"
 
     def __init__(self, score: Literal["psnr", "ssim"]):
-        self.score, self.reason, self.recipe = score, None, None
         try:
             import cv2
         except ImportError:
-            self.reason = (
+            raise MetricError(
                 f"Aligned {score.upper()} is missing: it needs OpenCV; pip install opencv-python-headless "
                 "(requirements-extra.txt)."
-            )
-            return
+            ) from None
+        self.score = score
         self.recipe = f"{_RECIPES[score]}; OpenCV {cv2.__version__}"
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ class Metric:
 
     Attributes:
         column: how it is shown.
-        function: what computes it, called with its `inputs`.
+        function: what computes it, called with its `inputs`; None if the metric is missing.
         recipe: how the number is computed; None if the metric is missing.
         reason: None, or why the metric is missing.
         inputs: the arguments of a call that `function` takes, in its order. A metric that does not take `sharp` also
@@ -41,7 +41,7 @@ class Metric:
     """
 
     column: Column
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor] | None
     recipe: str | None
     reason: str | None = None
     inputs: Sequence[Literal["restored", "sharp", "names"]] = ("restored", "sharp")
@@ -95,8 +95,11 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
     }
     made = {"psnr": Metric(METRICS["psnr"], psnr, PSNR_RECIPE), "ssim": Metric(METRICS["ssim"], ssim, SSIM_RECIPE)}
     for name in names & classes.keys():
-        own = classes[name]()
-        made[name] = Metric(METRICS[name], own, own.recipe, own.reason, own.inputs)
+        try:
+            own = classes[name]()
+            made[name] = Metric(METRICS[name], own, own.recipe, inputs=own.inputs)
+        except MetricError as error:
+            made[name] = Metric(METRICS[name], None, None, str(error))
     users = sorted(names - METRICS.keys())
     made |= {path: _user_metric(path) for path in users}
     return {name: made[name] for name in (*METRICS, *users) if name in names}

@@ -29,9 +29,9 @@ _RATIOS = gamma(2 / _SHAPES) ** 2 / (gamma(1 / _SHAPES) * gamma(3 / _SHAPES))
 
 
 class Niqe:
-    """NIQE of restored images, lower is better; `reason`, `recipe`, `inputs` as for `evaluation.metrics.Metric`."""
+    """NIQE of restored images, lower is better; called as `evaluation.metrics.Metric`."""
 
-    reason, recipe, inputs = None, RECIPE, ("restored",)
+    recipe, inputs = RECIPE, ("restored",)
 
     def __init__(self):
         with np.load(PRISTINE, allow_pickle=False) as stored:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from evaluation.pixels import IMAGE, check_pair, full_precision, require_side
+from evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
 
 Net = Literal["alex", "squeeze"]
 _WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"
@@ -31,7 +31,7 @@ class FeatureDistance:
     Attributes:
         network: of (restored, sharp), (N, 3, H, W) in the range from `low` to 1, to N distances.
         title, least_side: its name, and the smallest side of an image that it takes.
-        recipe, reason: as in `Metric`.
+        recipe: as in `Metric`.
     """
 
     inputs = "restored", "sharp"
@@ -39,8 +39,7 @@ class FeatureDistance:
     title: str
     least_side: int
     network: nn.Module
-    recipe: str | None = None
-    reason: str | None = None
+    recipe: str
 
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
@@ -103,7 +102,10 @@ class PerceptualLoss:
 
 
 class Dists(FeatureDistance):
-    """DISTS (Ding et al. 2020), structure and texture similarity of VGG16's features, by torchmetrics."""
+    """DISTS (Ding et al. 2020), structure and texture similarity of VGG16's features, by torchmetrics.
+
+    MetricError without VGG16's weights.
+    """
 
     title, least_side = "DISTS", 16
 
@@ -115,11 +117,10 @@ class Dists(FeatureDistance):
                 self.network = DISTSNetwork().eval()
         except Exception as error:  # a download raises many types, some without a message
             why = " ".join(str(error).split()) or type(error).__name__
-            self.reason = (
+            raise MetricError(
                 f"DISTS is missing: VGG16's weights could not be loaded ({why}); put torchvision's "
                 f"vgg16-397923af.pth into {torch.hub.get_dir()}/checkpoints."
-            )
-            return
+            ) from None
         weights = {name: weight.contiguous() for name, weight in self.network.state_dict().items()}
         self.recipe = (
             f"DISTS: {IMAGE}, not resized; VGG16, weights sha256 {_sha256(weights)}; "

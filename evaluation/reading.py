@@ -22,7 +22,7 @@ PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
 class ErrorRate:
     """The edit distance of what Tesseract reads to the text that is printed, over the text's length; 0 is perfect.
 
-    `reason`, `recipe`, `inputs` and calls are those of `evaluation.metrics.Metric`. It may exceed 1.
+    It may exceed 1. It is called as `evaluation.metrics.Metric`; MetricError without the texts, Tesseract or a package.
 
     Args:
         unit: characters (cer) or words (wer).
@@ -34,19 +34,18 @@ class ErrorRate:
 
     def __init__(self, unit: Literal["character", "word"], folder: Path, language: str = "eng"):
         self.unit, self.texts, self.language = unit, folder / "text", language
-        self.reason = _missing(self.texts, language)
-        self.recipe = None
-        if self.reason is None:
-            import pytesseract
+        if (reason := _missing(self.texts, language)) is not None:
+            raise MetricError(reason)
+        import pytesseract
 
-            digest = hashlib.sha256()
-            for file in sorted(self.texts.rglob("*.txt")):
-                digest.update(file.read_bytes())
-            self.recipe = (
-                f"{unit} error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "
-                f"page mode {PAGE_MODE}; Unicode NFKC, white space as single spaces; edit distance by rapidfuzz "
-                f"{version('rapidfuzz')} over the number of {unit}s in the text (texts {digest.hexdigest()[:12]})"
-            )
+        digest = hashlib.sha256()
+        for file in sorted(self.texts.rglob("*.txt")):
+            digest.update(file.read_bytes())
+        self.recipe = (
+            f"{unit} error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "
+            f"page mode {PAGE_MODE}; Unicode NFKC, white space as single spaces; edit distance by rapidfuzz "
+            f"{version('rapidfuzz')} over the number of {unit}s in the text (texts {digest.hexdigest()[:12]})"
+        )
 
     def __call__(self, restored: Tensor, names: Sequence[str]) -> Tensor:
         """(N, 3, H, W) of about [0, 1] and the images' names -> (N,). MetricError where a text is missing or empty."""

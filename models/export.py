@@ -17,8 +17,8 @@ from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
 from models.checkpoints import describe, networks, read_pipeline
+from models.index import CheckpointError
 from models.pipeline import DeblurPipeline
-from models.weights import CheckpointError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data import images
-from models.weights import CheckpointError
+from models.index import CheckpointError
 from tests import processes
 from tests.test_evaluate import ROOT, arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
 

@@ -17,7 +17,7 @@ ALLOWED["batch"] = {"base", "batch", "restoration", "data", "models"}
 ALLOWED["tools"] = {"base", "tools", "data", "models"}
 ALLOWED["web"] = {"base", "web", "data", "models", "restoration"}
 MODELS_ORDER = [
-    {"settings", "index", "schedules", "diffusion", "memory", "devices", "weights", "parts", "arrays", "optimizer"}
+    {"settings", "index", "schedules", "diffusion", "memory", "devices", "parts", "arrays", "optimizer"}
     | {"heads", "onnx_files", "engines", "calibration"},
     {"unet", "tiling", "onnx_network"},
     {"sampling", "samples", "objective", "u2net", "slim_unet"},

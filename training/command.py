@@ -24,8 +24,8 @@ from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
 from models.checkpoints import load_pipeline, networks
 from models.devices import has_bf16
+from models.index import CheckpointError
 from models.lightning_module import Predict, PredictAndRefine
-from models.weights import CheckpointError
 from training.averages import Averages
 from training.guards import Guard
 from training.record import RecordConfig, Speed, Steps, export, log_offline_without_key, plain

@@ -17,10 +17,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.files import replacing
 from base.stop import Stopped
-from models.checkpoints import PARTS, describe
+from models.checkpoints import PARTS, describe, read_torch
+from models.index import CheckpointError
 from models.lightning_module import Predict
 from models.objective import Objective, PredictorLoss, Residual
-from models.weights import CheckpointError, read_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 # Config keys that identify a run and its place, and do not affect training.

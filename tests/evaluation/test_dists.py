@@ -5,6 +5,7 @@ import torch
 from torchmetrics.functional.image import deep_image_structure_and_texture_similarity
 from torchvision.models import vgg16
 
+from evaluation.metrics import make_metrics
 from evaluation.perceptual import Dists, SkippedInitialisation
 from evaluation.pixels import MetricError
 from tests.evaluation.images import RESTORED, SHARP, tensor
@@ -32,7 +33,7 @@ def test_dists_is_the_library_s_on_the_images_of_a_file(no_network):
     drawn = torch.get_rng_state()
     dists = Dists()
     assert torch.equal(torch.get_rng_state(), drawn), "a run with the metric draws other numbers than one without"
-    assert dists.reason is None and "8 bits" in dists.recipe and "VGG16, weights sha256 " in dists.recipe
+    assert "8 bits" in dists.recipe and "VGG16, weights sha256 " in dists.recipe
     images = [tensor(image[:64, :64]) for image in (RESTORED["few levels"], RESTORED["every second row"], SHARP)]
     restored, sharp = torch.cat(images), images[2].expand(3, -1, -1, -1)
     values = dists(restored + 0.4 / 255, sharp)
@@ -50,7 +51,7 @@ def test_without_weights_dists_is_missing_with_a_reason(no_network, spoilt):
     if spoilt:
         no_network.mkdir(parents=True)
         (no_network / FILE).write_text("half a download")
-    dists = Dists()
+    dists = make_metrics(["dists"])["dists"]
     assert dists.recipe is None and "\n" not in dists.reason
     assert dists.reason.startswith("DISTS is missing: VGG16's weights could not be loaded (")
     assert dists.reason.endswith(f"; put torchvision's {FILE} into {no_network}.")

@@ -75,16 +75,19 @@ def test_a_page_without_its_text_is_missing_alone(pages):
 
 
 def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
-    assert "is no folder: it should have a text file for each image" in ErrorRate("word", tmp_path / "none").reason
+    assert (
+        "is no folder: it should have a text file for each image"
+        in make_metrics(["wer"], tmp_path / "none")["wer"].reason
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
-    reason = ErrorRate("character", pages).reason
+    reason = make_metrics(["cer"], pages)["cer"].reason
     assert reason == "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
 
     def not_there(package):
         raise reading.PackageNotFoundError(package)
 
     monkeypatch.setattr(reading, "version", not_there)
-    assert "package pytesseract is not installed" in ErrorRate("character", pages).reason
+    assert "package pytesseract is not installed" in make_metrics(["cer"], pages)["cer"].reason
 
 
 @needs_tesseract

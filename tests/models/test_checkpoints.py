@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from models import index
 from models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
+from models.index import CheckpointError
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
-from models.weights import CheckpointError
 from tests.conftest import Hostile
 from tests.tiny import tiny_pipeline
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from base.files import FolderInUse
 from models.checkpoints import load_pipeline
 from models.export import export
+from models.index import CheckpointError
 from models.lightning_module import PredictAndRefine
 from models.optimizer import Optimizer
 from models.unet import Denoiser, UNetPredictor
-from models.weights import CheckpointError
 from tests.models.test_checkpoints import WEIGHTS, sentence
 from tests.tiny import fit, tiny_pipeline
 

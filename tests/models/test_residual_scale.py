@@ -10,13 +10,13 @@ from torch import nn
 from models.checkpoints import load_pipeline
 from models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
 from models.heads import IdentityPredictor
+from models.index import CheckpointError
 from models.lightning_module import PredictAndRefine
 from models.objective import Residual
 from models.pipeline import DeblurPipeline, Prediction
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser
 from models.unet import Denoiser, UNetPredictor
-from models.weights import CheckpointError
 from tests.tiny import tiny_pipeline
 
 
