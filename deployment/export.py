@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
-from models.checkpoints import load_pipeline, networks
+from models.checkpoints import load_pipeline, networks, update_index
 from models.engines import Provider
 from models.index import ONNX, CheckpointError, find_folder
 from models.memory import bytes_per_pixel
@@ -117,16 +117,11 @@ def engines(target_device: TargetDevice) -> tuple[Provider, ...]:
 
 
 def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
-    """Write everything in a checkpoint's folder except its networks."""
-    folder.mkdir(parents=True)
-    for name, network in networks(pipeline).items():
-        network.save_config(folder / name)
-        pipeline.register_to_config(**{name: ["models.onnx_network", ONNX]})
-    if pipeline.denoiser is None:
-        pipeline.register_to_config(denoiser=[None, None])
-    pipeline.scheduler.save_pretrained(folder / "scheduler")
-    pipeline.register_to_config(scheduler=["diffusers", type(pipeline.scheduler).__name__])
-    pipeline.save_config(folder)
+    """Write everything in a checkpoint's folder except its networks' weights."""
+    pipeline.save_pretrained(folder)
+    for weights in folder.rglob("*.safetensors"):
+        weights.unlink()
+    update_index(folder, **{name: ["models.onnx_network", ONNX] for name in networks(pipeline)})
     card = None if source.endswith(".ckpt") else find_folder(source) / "README.md"
     if card is not None and card.is_file():
         shutil.copyfile(card, folder / card.name)
@@ -140,9 +135,6 @@ def write_network(
     Raises:
         CheckpointError: torch cannot export it, or the tile size does not suit it.
     """
-    class_name = type(network).__name__
-    names = INPUTS[name]
-    example = examples(names, side or LEAST * network.stride, axes=axes)
     try:
         facts = GraphFacts(
             precision,
@@ -161,7 +153,8 @@ def write_network(
             f" {least}, or no --tile"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
-    model = _traced(network, class_name, names, example, facts)
+    example = examples(INPUTS[name], side or LEAST * network.stride, axes=axes)
+    model = _traced(network, INPUTS[name], example, facts)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     write_facts(folder, facts)
 
@@ -171,10 +164,8 @@ def write_facts(folder: Path, facts: GraphFacts) -> None:
     (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
 
 
-def _traced(
-    network: nn.Module, class_name: str, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts
-):
-    """Export a network to an ONNX model."""
+def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts) -> Any:
+    """A network as an ONNX model."""
     from onnxscript.optimizer import fold_constants
 
     nn.Module.to(network, memory_format=torch.contiguous_format)
@@ -201,7 +192,8 @@ def _traced(
             )
     except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise CheckpointError(f"torch cannot export {class_name} to ONNX: {reason.strip()}") from error
+        kind = type(network).__name__
+        raise CheckpointError(f"torch cannot export {kind} to ONNX: {reason.strip()}") from error
     fold_constants(program.model, input_size_limit=1 << 24, output_size_limit=1 << 24)  # halves of large weights, too
     model = program.model_proto
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):

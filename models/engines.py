@@ -107,25 +107,8 @@ def _core():
 def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provider, threads: int) -> Engine:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # its warnings only say which operator runs where
-    options.enable_cpu_mem_arena = facts.side is not None  # with varying sizes the arena keeps the largest allocation
-    chosen = _providers(provider, facts, folder)
-    session = onnxruntime.InferenceSession(graph, options, providers=chosen)
-    session.disable_fallback()
-    if session.get_providers()[0] != chosen[0][0]:
-        raise CheckpointError(_no_provider(provider))
-    names = frozenset(port.name for port in session.get_inputs())
-    return Engine(lambda port: session.run([OUTPUT], port)[0], names, facts.precision, f"onnxruntime {provider}")
-
-
-def _providers(provider: Provider, facts: GraphFacts, folder: Path) -> list[tuple[str, dict]]:
-    """onnxruntime's names and options: first the requested provider, then fallbacks for operators it lacks."""
-    import onnxruntime
-
     cpu, cuda = ("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
-    engines = {
+    built = {
         "trt_engine_cache_enable": True,
         "trt_engine_cache_path": str(folder / CACHE),
         "trt_timing_cache_enable": True,
@@ -133,17 +116,25 @@ def _providers(provider: Provider, facts: GraphFacts, folder: Path) -> list[tupl
         "trt_fp16_enable": facts.precision != "fp32",
         "trt_int8_enable": facts.precision == "int8",
     }
-    chosen = {"cpu": [cpu], "cuda": [cuda, cpu], "tensorrt": [("TensorrtExecutionProvider", engines), cuda, cpu]}
-    if chosen[provider][0][0] not in onnxruntime.get_available_providers():
-        raise CheckpointError(_no_provider(provider))
-    if provider == "tensorrt":
-        (folder / CACHE).mkdir(exist_ok=True)
-    return chosen[provider]
-
-
-def _no_provider(provider: Provider) -> str:
+    # Behind the requested provider stand those for operators that it lacks.
+    chosen = {"cpu": [cpu], "cuda": [cuda, cpu], "tensorrt": [("TensorrtExecutionProvider", built), cuda, cpu]}[
+        provider
+    ]
+    if chosen[0][0] in onnxruntime.get_available_providers():
+        if provider == "tensorrt":
+            (folder / CACHE).mkdir(exist_ok=True)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # its warnings only say which operator runs where
+        options.enable_cpu_mem_arena = facts.side is not None  # with other sizes it keeps the largest allocation
+        session = onnxruntime.InferenceSession(graph, options, providers=chosen)
+        session.disable_fallback()
+        if session.get_providers()[0] == chosen[0][0]:
+            names = frozenset(port.name for port in session.get_inputs())
+            place = f"onnxruntime {provider}"
+            return Engine(lambda inputs: session.run([OUTPUT], inputs)[0], names, facts.precision, place)
     libraries = " and the libraries of TensorRT (pip install tensorrt)" if provider == "tensorrt" else ""
-    return (
+    raise CheckpointError(
         f"the onnxruntime installed here cannot run on {provider}: pip install onnxruntime-gpu in place of"
         f" onnxruntime{libraries}, or omit --provider"
     )

@@ -122,14 +122,17 @@ def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # of protobuf, which is not a direct requirement
         raise CheckpointError(f"{path} is damaged or no ONNX file: copy it again") from error
-    fault = _fault(model, name) or _growth(model, facts)
+    try:
+        fault = _fault(model, name) or _growth(model, facts)
+    except Exception as error:  # onnx's C++ code raises many types
+        fault = f"is not valid ({str(error).strip().splitlines()[0]})"
     if fault is not None:
         raise CheckpointError(f"{path} {fault}, and was not loaded")
     return content
 
 
 def _fault(model: "ModelProto", name: str) -> str | None:
-    """What is wrong with a model, as the end of a sentence; None if nothing is."""
+    """What is wrong with a model, as the end of a sentence; None if nothing is. Raises what onnx's checker raises."""
     import onnx
     from onnx.external_data_helper import uses_external_data
 
@@ -151,10 +154,7 @@ def _fault(model: "ModelProto", name: str) -> str | None:
             onnx.numpy_helper.to_array(tensor)
         except Exception:  # of numpy and onnx
             return f"holds fewer or more values of the tensor {tensor.name} than it says"
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:  # onnx's C++ code raises many types
-        return _invalid(error)
+    onnx.checker.check_model(model)
     return None
 
 
@@ -183,10 +183,7 @@ def _growth(model: "ModelProto", facts: GraphFacts) -> str | None:
             elif dim.dim_value != side:
                 return f"takes no tiles of {side} pixels, as {FACTS} says"
     probe.graph.output[0].type.tensor_type.ClearField("shape")
-    try:
-        graph = onnx.shape_inference.infer_shapes(probe, check_type=True, strict_mode=True, data_prop=True).graph
-    except Exception as error:  # onnx's C++ code raises many types
-        return _invalid(error)
+    graph = onnx.shape_inference.infer_shapes(probe, check_type=True, strict_mode=True, data_prop=True).graph
     sizes = {}
     for value in (*graph.value_info, *graph.output):
         kind = value.type.tensor_type
@@ -198,7 +195,3 @@ def _growth(model: "ModelProto", facts: GraphFacts) -> str | None:
         if sizes[result] > LARGEST * side**2:
             return f"has a value, {result}, out of all proportion to the image"
     return None
-
-
-def _invalid(error: Exception) -> str:
-    return f"is not valid ({str(error).strip().splitlines()[0]})"
