@@ -46,6 +46,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     # Not at the top: these take seconds to import, and checks of the command line do not need them.
     from base.progress import ProgressBar
     from models.devices import choose_device
+    from models.tiling import sides_in_words
     from restoration.restorer import Restorer
 
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -63,7 +64,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
                     failures.append(restoration.failure)
                     continue
                 if not written:
-                    bar.write(f"{restorer.title}{restoration.tiles_in_words}")
+                    bar.write(restorer.title + sides_in_words(restoration.out.tiles))
                 for remark in restoration.remarks(outputs.is_file or options.format is not None):
                     bar.write(f"{restoration.path}: {remark}", sys.stderr)
                 replaced += manifest.replaces(restoration.path, list(restoration.files))

@@ -1,7 +1,7 @@
 """The classes of networks that checkpoints may name: those of this program, and a user's own, which the user names."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from inspect import signature
 
@@ -69,16 +69,15 @@ def require_network(network: nn.Module, part: str) -> None:
         raise ValueError(f"{path} is not derived from models.parts.ModelMixin and ConfigMixin (docs/extend.md)")
     if kind.__name__ in NETWORKS:
         raise ValueError(f"{path} has the name of a class of this program, so its checkpoint would not load: rename it")
-    config: Mapping = getattr(network, "_internal_dict", {})
-    missing = [name for name in signature(kind.__init__).parameters if name != "self" and name not in config]
-    if missing or not hasattr(network, "_internal_dict"):
+    config = getattr(network, "_internal_dict", None)
+    if config is None or not signature(kind.__init__).parameters.keys() - {"self"} <= config.keys():
         raise ValueError(f"{path}.__init__ lacks @register_to_config, so its checkpoint would not load")
     try:
         json.dumps(dict(config))
     except TypeError as error:
         raise ValueError(f"{path} has an argument that a checkpoint cannot store: {error}") from None
-    needed = ("receptive_field", "stride", *(("prediction_type",) if part == "denoiser" else ()))
-    if lacking := [name for name in needed if not hasattr(network, name)]:
+    needed = {"receptive_field", "stride"} | ({"prediction_type"} if part == "denoiser" else set())
+    if lacking := sorted(name for name in needed if not hasattr(network, name)):
         raise ValueError(f"{path} lacks the attribute {lacking[0]} (docs/extend.md)")
     if part == "denoiser" and network.prediction_type not in PREDICTION_TYPES:
         raise ValueError(f"{path} has a prediction_type that is none of {', '.join(PREDICTION_TYPES)}")

@@ -85,7 +85,7 @@ class LocalPredictor(Predictor):
         self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
 
     def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1] -> x_init of the same shape, float32, not clipped.
+        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
 
         With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """

@@ -167,8 +167,7 @@ class SlimPredictor(LocalPredictor):
 
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
-        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
-            features. Its loss sends no gradient into them.
+        size_head: as in `models.unet.UNetPredictor`.
     """
 
     @register_to_config
@@ -195,8 +194,7 @@ class SlimDenoiser(LocalDenoiser):
 
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
-        prediction_type: what the network predicts: "v_prediction", "epsilon" or "sample".
-        embedding_channels: width of the noise-level embedding.
+        prediction_type, embedding_channels: as in `models.unet.Denoiser`.
     """
 
     @register_to_config

@@ -96,12 +96,10 @@ class U2NetPredictor(Predictor):
         variant: "full" (44.0 M parameters), "lite" (1.1 M), or "small" (3.6 M; for `unshuffle` 2).
         norm: "batch" (official), "pixel" (over the channels of each pixel, once per block) or "none". With the last two
             the output never depends on statistics of the crop.
-        unshuffle: side k of the pixel blocks that are moved to channels (Shi et al., CVPR 2016), so that the first
-            resolution is 1/k and the heads predict k^2 pixels per position; 1 is official.
+        unshuffle: as in `models.unet.UNetPredictor`; 1 is official.
         side_outputs: fuse six side outputs and supervise them (official); otherwise the last stage's head gives x_init.
         upsample: "bilinear" (official), or "nearest", whose gradient is five times as fast on a CPU.
-        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
-            stage's features. Its loss sends no gradient into them.
+        size_head: as in `models.unet.UNetPredictor`, from the last stage's features.
     """
 
     receptive_field = None  # most of an image: stages at 1/32 resolution pool by 32 again or dilate by 8
@@ -138,10 +136,7 @@ class U2NetPredictor(Predictor):
         self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
     def forward(self, blurry: Tensor) -> Tensor:
-        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
-
-        With a size head the result is (N, 4, H, W); the last channel is the log of the expected |x - x_init|.
-        """
+        """As `models.heads.LocalPredictor.forward`."""
         return self.estimates(blurry)[0]
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:

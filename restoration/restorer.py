@@ -19,12 +19,14 @@ from models.index import name_of, pretrained
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
 from models.samples import faults
-from models.tiling import TooLittleMemory, refusal, sides_in_words
+from models.tiling import TooLittleMemory, refusal
 from restoration.maps import write_map
 from restoration.options import Options
 from restoration.outputs import batches, usual
 
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
+# Options that a restoration depends on, beside those that its facts have in another form.
+FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "tile", "predictor_tile"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,6 @@ class Restoration:
         several = len(restored) > 1
         names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
         return {target.with_name(name): image for name, image in zip(names, restored, strict=True)}
-
-    @property
-    def tiles_in_words(self) -> str:
-        """The sides of the networks' tiles."""
-        return sides_in_words(self.out.tiles)
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -94,12 +91,12 @@ class Restorer:
         how = f"{name}, {preset}" if preset else name
         self.title = f"{how}: {self.settings}; {self.pipeline.place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
-        self.facts = {"checkpoint_sha256": checkpoint_hash(source), "settings": asdict(self.settings)}
-        self.facts["precision"] = precision
-        written = ["metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth"]
-        for option in ["seed", *written, "tile", "predictor_tile"]:
-            self.facts[option] = getattr(options, option)
-        self.facts["format"] = options.suffix and usual(options.suffix)
+        self.facts = {name: getattr(options, name) for name in FACTS} | {
+            "checkpoint_sha256": checkpoint_hash(source),
+            "settings": asdict(self.settings),
+            "precision": precision,
+            "format": options.suffix and usual(options.suffix),
+        }
 
     @property
     def steps(self) -> int:
