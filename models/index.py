@@ -30,8 +30,7 @@ def pretrained() -> str:
 
 def shipped() -> list[str]:
     """The names of the checkpoints that come with the repository, the default first."""
-    names = sorted(index.parent.name for index in SHIPPED.glob(f"*/{INDEX}"))
-    return sorted(names, key=lambda name: name != PRETRAINED.name)
+    return sorted((f.parent.name for f in SHIPPED.glob(f"*/{INDEX}")), key=lambda name: (name != PRETRAINED.name, name))
 
 
 def locate(source: str) -> str:

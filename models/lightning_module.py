@@ -187,8 +187,7 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        scale = self.scale()
-        scale = scale.flatten().tolist() if isinstance(scale, Tensor) and scale.ndim else float(scale)
+        scale = torch.as_tensor(self.scale()).squeeze().tolist()
         kind, sigma_max = self.residual.scale_kind, self.objective.sigma_max
         return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=kind, sigma_max=sigma_max)
 
@@ -268,8 +267,8 @@ class PredictAndRefine(Predict):
         super().on_save_checkpoint(checkpoint)
         if self.residual.scale is None:
             # The averaging callback has already replaced the raw weights by the averages.
-            scale = checkpoint["state_dict"]["residual_square"].sqrt()
-            checkpoint["pipeline"]["residual_scale"] = scale.flatten().tolist() if scale.ndim else scale.item()
+            square = checkpoint["state_dict"]["residual_square"]
+            checkpoint["pipeline"]["residual_scale"] = square.sqrt().squeeze().tolist()
 
     @torch.no_grad()
     def _measure_residual(self, missed: Tensor) -> None:
