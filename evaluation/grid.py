@@ -1,17 +1,14 @@
 """Read a grid of sampling settings from a YAML file."""
 
-import dataclasses
 import itertools
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from base.files import read_yaml
-from base.messages import UsageError
+from base.messages import UsageError, explain
 from models.settings import SamplingSettings
-
-Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"  # what YAML holds
 
 
 def read_grid(path: str | Path) -> list[SamplingSettings]:
@@ -43,12 +40,11 @@ def read_grid(path: str | Path) -> list[SamplingSettings]:
     return list(dict.fromkeys(_setting(entry, parser, path) for entry in entries))
 
 
-def _setting(entry: dict[str, Value], parser: ArgumentParser, path: str | Path) -> SamplingSettings:
-    known = [field.name for field in dataclasses.fields(SamplingSettings)]
+def _setting(entry: dict[str, Any], parser: ArgumentParser, path: str | Path) -> SamplingSettings:
+    known = vars(SamplingSettings())
     if unknown := [name for name in entry if name not in known]:
         raise UsageError(f"Grid file {path}: unknown field {unknown[0]!r}; known are {', '.join(known)}.")
     try:
         return SamplingSettings(**parser.parse_object(entry).as_dict())
     except (ArgumentError, ValueError) as error:
-        reason = " ".join(str(error).replace("Parser key ", "").split())
-        raise UsageError(f"Grid file {path}: {reason}.") from None
+        raise UsageError(f"Grid file {path}: {explain(error)}.") from None

@@ -44,6 +44,8 @@ class OnnxNetwork(nn.Module):
         if self.prediction_type not in (None, *PREDICTION_TYPES):
             raise CheckpointError(f"{folder / FACTS} was not written by deployment.export: {self.prediction_type}")
         self.stride, self.receptive_field, self.side = self.facts.stride, self.facts.receptive_field, self.facts.side
+        self.bytes_per_pixel = self.facts.bytes_per_pixel
+        self.fixed_tile = (self.side, self.facts.halo) if self.side else None
         graph = read_graph(folder / GRAPH, name, self.facts)
         self.engine = open_engine(graph, self.facts, folder, provider, precision, torch.get_num_threads())
         self.inputs = INPUTS[name]

@@ -318,12 +318,8 @@ class DeblurPipeline(ConfigMixin):
         self, name: Literal["predictor", "denoiser"], tile: int | None, memory: int | None, fields: int = 1
     ) -> Tiling:
         """How a network is called on images of any size."""
-        network, fixed = getattr(self, name), None
-        if isinstance(network, OnnxNetwork):
-            network = network.facts
-            fixed, takes = (network.side, network.halo) if network.side else None, network.bytes_per_pixel
-        else:
-            takes = bytes_per_pixel(network)
+        network = getattr(self, name)
+        takes, fixed = bytes_per_pixel(network), getattr(network, "fixed_tile", None)
         self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
         return self._tilings[name]
 

@@ -47,16 +47,16 @@ def test_several_products_and_yaml_s_textual_exponents(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("product: {steps: {from: 1, to: 5}}", "\"steps\": Expected a <class 'int'>"),
+        ("product: {steps: {from: 1, to: 5}}", "steps is a whole number, not {'from': 1, 'to': 5}"),
         ("product: {stepz: [5]}", "unknown field 'stepz'; known are sampler, schedule, steps"),
-        ("product: {sampler: [ddim, euler]}", "'ddim', 'dpmsolver++', 'unipc']. Got value: euler"),
+        ("product: {sampler: [ddim, euler]}", "sampler is one of ddpm, ddim, dpmsolver++, unipc, not euler"),
         ("product: {steps: [5, 0]}", "steps must be a whole number of 1 or more, got 0"),
-        ("product: {steps: 2.5}", "\"steps\": Expected a <class 'int'>. Got value: 2.5"),
-        ("product: {steps: true}", "\"steps\": Expected a <class 'int'>. Got value: True"),
-        ("product: {beta_end: much}", "\"beta_end\": Expected a <class 'float'>. Got value: much"),
+        ("product: {steps: 2.5}", "steps is a whole number, not 2.5"),
+        ("product: {steps: true}", "steps is a whole number, not True"),
+        ("product: {beta_end: much}", "beta_end is a number, not much"),
         ("product: {beta_end: .nan}", "beta_end must be a finite number, got nan"),
-        ("product: {average: 1}", "\"average\": Expected a <class 'bool'>. Got value: 1"),
-        ("settings: [{steps: [5, 10]}]", "\"steps\": Expected a <class 'int'>. Got value: [5, 10]"),
+        ("product: {average: 1}", "average is true or false, not 1"),
+        ("settings: [{steps: [5, 10]}]", "steps is a whole number, not [5, 10]"),
         ("product: [5]", "'product' must hold fields with their values"),
         ("settings: {steps: 5}", "'settings' must hold fields with their values"),
         ("products: {steps: 5}", "must hold the keys 'product' or 'settings' and no others"),
@@ -72,11 +72,6 @@ def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
     assert f"Grid file {tmp_path / 'grid.yaml'}" in str(caught.value)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_grid_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"absent\.yaml cannot be read: No such file"):
-        read_grid(tmp_path / "absent.yaml")
 
 
 def test_the_grid_files_of_the_repository():
