@@ -9,7 +9,7 @@ import torch
 from data import images
 from evaluation.controls import SHARPENED
 from evaluation.rows import CONTROLS, rows_of
-from evaluation.scoring import batch_size_for, score_images, steps_of
+from evaluation.scoring import batch_size_for, score_images
 from models.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Toy, decibels, score_of, summary
 
@@ -94,11 +94,6 @@ def test_images_of_one_size_are_restored_together(tmp_path):
 def test_a_batch_fills_the_device():
     assert batch_size_for("cpu", (64, 64)) == 16 and batch_size_for("cpu", (720, 1280)) == 1
     assert batch_size_for("cuda", (720, 1280)) == 4 and batch_size_for("cuda", (8, 8)) == 32
-
-
-def test_steps_of_settings_that_share_samples():
-    group = [SamplingSettings(steps=2, num_samples=3, average=True), SamplingSettings(steps=2, blend=0.5)]
-    assert (steps_of(group), steps_of(group[1:]), steps_of([SamplingSettings(blend=0.0)]), steps_of([])) == (6, 2, 0, 0)
 
 
 def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):

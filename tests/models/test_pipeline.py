@@ -131,12 +131,6 @@ EVERY_KIND = [
 ]
 
 
-def test_settings_that_share_samples_are_one_group():
-    groups = sharing_samples(EVERY_KIND)
-    assert [len(group) for group in groups] == [1, 3, 1, 1, 1, 1]
-    assert groups[1] == EVERY_KIND[1:4] and groups[-1] == EVERY_KIND[-1:]
-
-
 def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
     pipeline = tiny_pipeline()
     x_init = pipeline.predict(blurry)

@@ -59,13 +59,6 @@ def test_learned_is_the_predictor_s_estimate_within_its_bounds():
     assert Prediction(prediction[:, :3], prediction[:, 3:]).expected_error.max() == MOST / 2  # of the range [0, 1]
 
 
-def test_a_map_is_divided_by_and_multiplied_with():
-    sharp, x_init, s = torch.rand(2, 3, 6, 7), torch.rand(2, 3, 6, 7), 0.01 + torch.rand(2, 1, 6, 7)
-    r_0 = residual(sharp, x_init, s)
-    assert torch.allclose(r_0 * s, sharp - x_init, atol=1e-6)
-    assert torch.allclose(add_residual(x_init, r_0, s), sharp, atol=1e-6)
-
-
 def test_three_scales_are_of_luma_and_chroma():
     s = torch.tensor([2.0, 0.5, 0.25]).view(1, 3, 1, 1).expand(2, 3, 6, 7) * (0.1 + torch.rand(2, 1, 6, 7))
     grey = torch.rand(2, 1, 6, 7).expand(2, 3, 6, 7)
