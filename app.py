@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from base.command_line import make_parser
 from base.stop import run_command
-from models.index import pretrained, shipped, stored_index
+from models.index import PRETRAINED, shipped, stored_index
 from restoration.options import Options
 from web.served import LOCAL, Served
 
@@ -29,7 +29,7 @@ def start(served: Served, options: Options, folder: Path) -> "Page":
 
     Without a checkpoint visitors choose one of the repository's. ValueError or OSError: the page cannot be served.
     """
-    named = [options.checkpoint] if options.checkpoint else shipped() or [pretrained()]
+    named = [options.checkpoint] if options.checkpoint else shipped() or [PRETRAINED]
     stored_index(named[0])
     os.environ |= {"GRADIO_TEMP_DIR": str(folder / "served"), "GRADIO_ANALYTICS_ENABLED": "False"}
     # Not at the top: these take seconds to import, and gradio reads the environment at import.

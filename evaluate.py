@@ -19,7 +19,7 @@ from base.command_line import make_parser
 from base.files import require_writable, sole_user
 from base.stop import Stopped, run_command
 from evaluation.catalogue import require_known
-from models.index import locate, pretrained, stored_index
+from models.index import PRETRAINED, locate, stored_index
 from models.settings import SamplingSettings
 from restoration.options import require_known as require_device
 
@@ -260,7 +260,7 @@ def _checkpoint(evaluation: Evaluation) -> str | None:
     """The checkpoint to score; None if only another program's images are scored."""
     checkpoint = evaluation.checkpoint and locate(evaluation.checkpoint)
     if checkpoint is None and (evaluation.settings or not evaluation.outputs):
-        checkpoint = pretrained()
+        checkpoint = PRETRAINED
     if evaluation.save_presets and not (checkpoint and Path(checkpoint).is_dir()):
         raise ValueError(f"--save_presets needs an exported checkpoint folder to write into, got {checkpoint}")
     return checkpoint

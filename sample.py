@@ -17,7 +17,7 @@ from base.command_line import Parser, make_parser
 from base.files import require_writable
 from base.messages import UsageError
 from base.stop import Stopped, run_command
-from models.index import name_of, pretrained, stored_index
+from models.index import PRETRAINED, name_of, stored_index
 from models.settings import SamplingSettings, preset_settings
 from restoration.manifest import Manifest
 from restoration.options import Options, check_settings
@@ -106,7 +106,7 @@ def _parser(args: list[str]) -> Parser:
     if {"-h", "--help"} & set(args):
         named = dict(word[2:].partition("=")[::2] for word in parser.in_order(args))
         checkpoint, preset = named.get("checkpoint"), named.get("preset")
-        source = checkpoint or pretrained()
+        source = checkpoint or PRETRAINED
         index = stored_index(source) or {}
         settings = preset_settings(index.get("presets", {}), preset)
         parser.set_defaults(asdict(settings))

@@ -21,7 +21,7 @@ from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.devices import choose_device
-from models.index import pretrained
+from models.index import PRETRAINED
 from tools.resumable import resumable
 
 
@@ -40,7 +40,7 @@ def main(pairs: str, output: str, checkpoint: str | None = None, split: str = "t
     folder, found = Path(output), find_pairs(pairs, split)
     if folder.exists():
         raise DatasetError(f"{folder} is there already: give a new folder.")
-    on, checkpoint = choose_device(device), checkpoint or pretrained()
+    on, checkpoint = choose_device(device), checkpoint or PRETRAINED
     pipeline = load_pipeline(checkpoint, on)
     facts = {"pairs": pairs, "split": split, "teacher": checkpoint, "sha256": checkpoint_hash(checkpoint)}
     with resumable(folder, "teacher.json", facts) as part:

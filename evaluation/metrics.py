@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal
 
 import torch
@@ -107,11 +107,11 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
 
 def _user_metric(path: str) -> Metric:
     """A user's function of (restored, sharp), by its path MODULE.FUNCTION; its code belongs to the recipe."""
-    module, _, name = path.rpartition(".")
     try:
-        function = getattr(import_module(module), name)
+        function = resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise MetricError(f"metric {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
     code = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     higher = not getattr(function, "lower_is_better", False)
+    name = path.rpartition(".")[2]
     return Metric(Column(name, 4, higher), function, f"{inspect.getdoc(function) or name} (code {code})")

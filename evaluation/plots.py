@@ -66,24 +66,13 @@ def _draw_rows(
     for index, sampler in enumerate(samplers):
         looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
     for series in [*samplers, BLURRY, PREDICTOR]:
-        drawn = [row for row in rows if _series(row) == series]
-        if not drawn:
-            continue
-        marker, colour, size = looks[series]
-        for row in drawn:
-            across, up = (_interval(row.estimates[name]) for name in ("psnr", perception))
-            look = {"ecolor": colour, "elinewidth": 0.9, "alpha": 0.5}
-            axes.errorbar(*places[row.label], up, across, fmt="none", **look, zorder=1)
-        axes.scatter(
-            *zip(*(places[row.label] for row in drawn), strict=True),
-            s=size,
-            marker=marker,
-            color=colour,
-            edgecolors="white",
-            linewidths=0.6,
-            zorder=4,
-            label=series,
-        )
+        if drawn := [row for row in rows if _series(row) == series]:
+            marker, colour, size = looks[series]
+            x, y = zip(*(places[row.label] for row in drawn), strict=True)
+            intervals = ([_interval(row.estimates[name]) for row in drawn] for name in ("psnr", perception))
+            across, up = (list(zip(*ends, strict=True)) for ends in intervals)
+            axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.9, alpha=0.5, zorder=1)
+            axes.scatter(x, y, size, colour, marker, edgecolors="white", linewidths=0.6, zorder=4, label=series)
 
 
 def _name_axes(axes: Axes, summary: Summary) -> None:
@@ -115,11 +104,11 @@ def _label(row: RowSummary, preset: str | None) -> str:
     return f"{name} {preset}" if preset else name
 
 
-def _interval(estimate: Estimate) -> list[list[float]] | None:
-    """The distances from the mean to the interval's ends, in matplotlib's format."""
+def _interval(estimate: Estimate) -> tuple[float, float]:
+    """The distances from the mean to the interval's ends; 0 without an interval."""
     if estimate.low is None:
-        return None
-    return [[max(0, estimate.mean - estimate.low)], [max(0, estimate.high - estimate.mean)]]
+        return 0.0, 0.0
+    return max(0.0, estimate.mean - estimate.low), max(0.0, estimate.high - estimate.mean)
 
 
 def _place_labels(

@@ -188,12 +188,11 @@ def _verdict(table: pd.DataFrame, scores: pd.DataFrame, seed: int) -> Verdict:
 def _front(rows: Sequence[RowSummary], perception: str) -> list[RowSummary]:
     """The rows that none of them beats on both axes, in order of increasing PSNR."""
     sign = 1 if perception == "ssim" else -1
-    points = [
-        (row.mean("psnr"), sign * row.mean(perception), row)
-        for row in rows
-        if row.mean("psnr") is not None and row.mean(perception) is not None
-    ]
-    front = [
-        (x, y, row) for x, y, row in points if not any(a >= x and b >= y and (a, b) != (x, y) for a, b, _ in points)
-    ]
-    return [row for _, _, row in sorted(front, key=lambda point: (point[0], -point[1]))]
+    scored = [row for row in rows if row.mean("psnr") is not None and row.mean(perception) is not None]
+    places = {row.label: (row.mean("psnr"), sign * row.mean(perception)) for row in scored}
+
+    def is_beaten(x: float, y: float) -> bool:
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in places.values())
+
+    front = [row for row in scored if not is_beaten(*places[row.label])]
+    return sorted(front, key=lambda row: (places[row.label][0], -places[row.label][1]))

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
 from inspect import signature
+from pkgutil import resolve_name
 
 import torch
 from torch import nn
@@ -34,19 +34,16 @@ def known_networks(classes: Classes = ()) -> dict[str, type]:
     """
     known = dict(NETWORKS)
     for given in classes.split(",") if isinstance(classes, str) else classes:
-        found = _imported(given) if isinstance(given, str) else given
+        try:
+            found = resolve_name(given.strip()) if isinstance(given, str) else given
+        except (ImportError, AttributeError, ValueError) as error:
+            raise CheckpointError(
+                f"class {given} cannot be imported ({error}): its folder must be on PYTHONPATH"
+            ) from None
         if not (isinstance(found, type) and issubclass(found, ModelMixin) and issubclass(found, ConfigMixin)):
             raise CheckpointError(f"class {given} is neither a Predictor nor a denoiser (docs/extend.md)")
         known[found.__name__] = found
     return known
-
-
-def _imported(path: str) -> type:
-    module, _, name = path.strip().rpartition(".")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"class {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
 
 
 def require_network(network: nn.Module, part: str) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from base.command_line import call
 from base.files import replacing, require_free
@@ -81,14 +81,10 @@ def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> Non
             )
     for part, network in networks(pipelines[0]).items():
         states = [getattr(pipeline, part).state_dict() for pipeline in pipelines]
-        network.load_state_dict({key: _mean([state[key] for state in states]) for key in states[0]})
+        means = {key: torch.stack([state[key] for state in states]).double().mean(0) for key in states[0]}
+        network.load_state_dict(means)  # which rounds, such as BatchNorm's counts of batches
     scales = np.mean([pipeline.config.residual_scale for pipeline in pipelines], axis=0)
     pipelines[0].register_to_config(residual_scale=scales.tolist())
-
-
-def _mean(values: list[Tensor]) -> Tensor:
-    """The mean; of whole numbers, such as BatchNorm's count of batches, the first."""
-    return torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
 
 
 def main(args: list[str] | None = None) -> None:

@@ -26,6 +26,13 @@ class Predictor(ModelMixin, ConfigMixin):
         return [self(blurry)]
 
 
+def zeroed(layer: nn.Module) -> nn.Module:
+    """A layer whose weights and biases are set to zero, so that at the start it adds nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 class SizeHead(nn.Module):
     """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
 
@@ -35,8 +42,7 @@ class SizeHead(nn.Module):
     def __init__(self, channels: int, unshuffle: int):
         super().__init__()
         self.unshuffle = unshuffle
-        self.conv = nn.Conv2d(channels, unshuffle**2, 3, padding=1)
-        nn.init.zeros_(self.conv.weight)
+        self.conv = zeroed(nn.Conv2d(channels, unshuffle**2, 3, padding=1))
         nn.init.constant_(self.conv.bias, math.log(0.02))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -58,9 +64,7 @@ class PixelBlocks(nn.Module):
 
     def add_heads(self, width: int, out_channels: int, size_head: bool) -> None:
         """Add the head, and a `SizeHead` if wanted, for features of `width` channels."""
-        self.head = nn.Conv2d(width, out_channels * self.unshuffle**2, 3, padding=1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = zeroed(nn.Conv2d(width, out_channels * self.unshuffle**2, 3, padding=1))
         self.log_size = SizeHead(width, self.unshuffle) if size_head else None
 
     def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 SHIPPED = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
-PRETRAINED = SHIPPED / "lite"
+PRETRAINED = str(SHIPPED / "lite")  # the default
 FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
 PURPOSES = {  # of the repository's own
     "lite": "photographs",
@@ -21,16 +21,9 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used. The message is one sentence that says which, why and what to do."""
 
 
-def pretrained() -> str:
-    """The checkpoint that comes with the repository. Raises CheckpointError if it is missing."""
-    if not PRETRAINED.is_dir():
-        raise CheckpointError(f"no checkpoint is named, and there is no {PRETRAINED}: give one with --checkpoint")
-    return str(PRETRAINED)
-
-
 def shipped() -> list[str]:
     """The names of the checkpoints that come with the repository, the default first."""
-    return sorted((f.parent.name for f in SHIPPED.glob(f"*/{INDEX}")), key=lambda name: (name != PRETRAINED.name, name))
+    return sorted((f.parent.name for f in SHIPPED.glob(f"*/{INDEX}")), key=lambda name: (name != "lite", name))
 
 
 def locate(source: str) -> str:
@@ -45,7 +38,7 @@ def locate(source: str) -> str:
 
 def name_of(checkpoint: str | None) -> str:
     """A checkpoint's display name: as the user gave it, or the name of the repository's own if none was given."""
-    return checkpoint or PRETRAINED.relative_to(PRETRAINED.parents[1]).as_posix()
+    return checkpoint or "pretrained/lite"
 
 
 def require_hub_id(source: str) -> None:

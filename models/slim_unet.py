@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.diffusion import PredictionType, residual
-from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks
+from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks, zeroed
 from models.parts import register_to_config
 from models.unet import PixelNorm
 
@@ -29,9 +29,7 @@ class ScaleShift(nn.Module):
 
     def __init__(self, embedding_channels: int, channels: int):
         super().__init__()
-        self.dense = nn.Linear(embedding_channels, 2 * channels)
-        nn.init.zeros_(self.dense.weight)
-        nn.init.zeros_(self.dense.bias)
+        self.dense = zeroed(nn.Linear(embedding_channels, 2 * channels))
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         factor, shift = self.dense(F.silu(embedding))[:, :, None, None].chunk(2, dim=1)
@@ -48,10 +46,8 @@ class PlainBlock(nn.Module):
         self.norm = PixelNorm(channels)
         self.modulation = ScaleShift(embedding_channels, channels) if embedding_channels else None
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = zeroed(nn.Conv2d(channels, channels, 3, padding=1))
         nn.init.kaiming_normal_(self.conv1.weight)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
 
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         h = self.norm(x)
@@ -71,12 +67,9 @@ class NafBlock(nn.Module):
         self.modulation = ScaleShift(embedding_channels, channels) if embedding_channels else None
         self.expand = nn.Conv2d(channels, 2 * channels, 1)
         self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
-        self.project = nn.Conv2d(channels, channels, 1)
+        self.project = zeroed(nn.Conv2d(channels, channels, 1))
         self.wide = nn.Conv2d(channels, 2 * channels, 1)
-        self.narrow = nn.Conv2d(channels, channels, 1)
-        for layer in (self.project, self.narrow):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        self.narrow = zeroed(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         h = self.norm1(x)

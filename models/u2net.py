@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads import Predictor, SizeHead
+from models.heads import Predictor, SizeHead, zeroed
 from models.parts import register_to_config
 from models.unet import PixelNorm
 
@@ -124,11 +124,8 @@ class U2NetPredictor(Predictor):
             widths[stage] = i = o
         names = ("stage1d", "stage2d", "stage3d", "stage4d", "stage5d", "stage6")
         for k, stage in enumerate(names if side_outputs else names[:1], start=1):
-            side = nn.Conv2d(widths[stage], heads, 3, padding=1)
             # All side outputs start at zero, so the untrained predictor is the identity.
-            nn.init.zeros_(side.weight)
-            nn.init.zeros_(side.bias)
-            self.add_module(f"side{k}", side)
+            self.add_module(f"side{k}", zeroed(nn.Conv2d(widths[stage], heads, 3, padding=1)))
         if side_outputs:
             self.outconv = nn.Conv2d(6 * heads, heads, 1)
             nn.init.zeros_(self.outconv.bias)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.diffusion import PredictionType
-from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks
+from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks, zeroed
 from models.parts import register_to_config
 
 UNetNorm = Literal["none", "pixel"]
@@ -60,14 +60,12 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
         self.embed = nn.Linear(embedding_channels, out_channels) if embedding_channels else None
         self.dropout = nn.Dropout(dropout)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.conv2 = zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1))
         self.skip = nn.Conv2d(in_channels, out_channels, 1, bias=False)
 
         # Nothing normalises the activations, so the block must preserve their variance at the start: the branch
         # adds nothing, and the skip is the identity where possible.
         nn.init.kaiming_normal_(self.conv1.weight)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
         if in_channels == out_channels:
             nn.init.dirac_(self.skip.weight)
         else:

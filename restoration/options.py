@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from base.messages import one_of
-from models.index import pretrained, stored_index
+from models.index import PRETRAINED, stored_index
 from models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings
 
 DEVICES = ["auto", "cpu", "cuda", "mps"]
@@ -105,7 +105,7 @@ def check_settings(options: Options, numbers: dict[str, Any]) -> None:
         numbers: sampling settings that override the preset's, by field of `SamplingSettings`.
     """
     SamplingSettings(**numbers)
-    source = options.checkpoint or pretrained()
+    source = options.checkpoint or PRETRAINED
     index = stored_index(source)
     if index is not None:
         preset_settings(index.get("presets", {}), options.preset).changed(numbers)

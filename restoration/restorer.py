@@ -15,7 +15,7 @@ from base.progress import counted
 from data import images, metadata
 from data.images import ImageFile
 from models.checkpoints import checkpoint_hash, load_pipeline
-from models.index import name_of, pretrained
+from models.index import PRETRAINED, name_of
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
 from models.samples import faults
@@ -76,7 +76,7 @@ class Restorer:
     """
 
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
-        source = options.checkpoint or pretrained()
+        source = options.checkpoint or PRETRAINED
         self.options = options
         how = device or options.device, options.precision, options.provider, options.classes or ()
         self.pipeline = load_pipeline(source, *how)

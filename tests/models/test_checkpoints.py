@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import index
 from models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
 from models.index import CheckpointError
 from models.settings import SamplingSettings
@@ -134,14 +133,6 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
     assert not (tmp_path / "executed").exists()
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
-
-
-def test_without_the_repository_s_checkpoint_a_sentence_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.index.PRETRAINED", tmp_path / "pretrained" / "lite")
-    with pytest.raises(CheckpointError, match="no checkpoint is named"):
-        index.pretrained()
-    (tmp_path / "pretrained" / "lite").mkdir(parents=True)
-    assert index.pretrained() == str(tmp_path / "pretrained" / "lite")
 
 
 def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
