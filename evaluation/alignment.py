@@ -1,9 +1,8 @@
 """RealBlur's aligned scores (Rim et al. 2020): PSNR and SSIM after registering the restored image to the ground truth.
 
-RealBlur's ground truth comes from a second camera, so a good result may be shifted against it. The authors' script
-(rimchang/RealBlur, evaluation_RealBlur_ecc.py) scales the result's intensity, finds the homography that maximises the
-enhanced correlation coefficient (Evangelidis and Psarakis 2008), warps the result, and scores the pixels that both
-images cover. The OpenCV functions of that script are used here; OpenCV is an optional dependency.
+RealBlur's ground truth comes from a second camera, so a good result may be shifted against it. The steps below, which
+maximise the enhanced correlation coefficient (Evangelidis and Psarakis 2008), and their OpenCV functions are those of
+the authors' script (rimchang/RealBlur, evaluation_RealBlur_ecc.py); OpenCV is an optional dependency.
 """
 
 from typing import Literal

@@ -71,16 +71,14 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
     setting = dataclasses.replace(best.row.settings, num_samples=PANEL_SAMPLES, average=False)
     count = min(PANEL_IMAGES, len(plan.images))
     images = [plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)]
-    columns = {name: [] for name in ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")}
-    steps = count * steps_of([setting])
-    with ProgressBar(total=steps, desc="panel", unit="step") as bar:
+    rows = []
+    with ProgressBar(total=count * steps_of([setting]), desc="panel", unit="step") as bar:
         for image in images:
             blurry, sharp, prediction = _predict(plan, image)
             [out] = plan.pipeline.refine_shared(blurry, prediction, [setting], plan.seed, [image.name], counted(bar, 1))
-            shown = (blurry[0], out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp)
-            for column, tensor in zip(columns.values(), shown, strict=True):
-                column.append(tensor.cpu())
-    panel(columns, path)
+            rows.append((blurry[0], out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp))
+    names = ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")
+    panel(dict(zip(names, zip(*rows, strict=True), strict=True)), path)
 
 
 def _choose(summary: Summary) -> list[Example]:

@@ -168,12 +168,8 @@ def checkpoint_hash(source: str) -> str:
         files = sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors", ".onnx"))
     digest = hashlib.sha256()
     for file in files:
-        if file.name == INDEX:
-            digest.update(_index_text(read_json(file) | {"presets": {}}).encode())
-            continue
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        is_index = file.name == INDEX
+        digest.update(_index_text(read_json(file) | {"presets": {}}).encode() if is_index else file.read_bytes())
     return digest.hexdigest()
 
 

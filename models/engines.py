@@ -117,9 +117,7 @@ def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provid
         "trt_int8_enable": facts.precision == "int8",
     }
     # Behind the requested provider stand those for operators that it lacks.
-    chosen = {"cpu": [cpu], "cuda": [cuda, cpu], "tensorrt": [("TensorrtExecutionProvider", built), cuda, cpu]}[
-        provider
-    ]
+    chosen = {"cpu": [], "cuda": [cuda], "tensorrt": [("TensorrtExecutionProvider", built), cuda]}[provider] + [cpu]
     if chosen[0][0] in onnxruntime.get_available_providers():
         if provider == "tensorrt":
             (folder / CACHE).mkdir(exist_ok=True)

@@ -1,9 +1,7 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
-Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. A crop's noise follows from the run's
-seed and the crop's number in the training stream. So a resumed run draws what an uninterrupted one would, and several
-processes, or several accumulated batches, draw what one process would for one large batch. Dropout follows from
-the seed, the rank and the number of the batch.
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. What the random numbers of a crop and
+of dropout follow from is decision 9 of docs/design.md.
 """
 
 from typing import Any, Literal

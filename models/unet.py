@@ -1,8 +1,7 @@
 """The paper's U-Net, without normalisation and attention, so that its output does not depend on the image's size.
 
 It is SR3's U-Net (Saharia et al. 2021) with BigGAN residual blocks (Brock et al. 2019), as modified by Whang et al.
-2022: no self-attention, positional encoding or group normalisation. It is used twice, as `UNetPredictor`
-(c = 64, 26.6 M parameters) and as `Denoiser` (c = 32, 6.8 M).
+2022: no self-attention, positional encoding or group normalisation.
 """
 
 from collections.abc import Sequence
