@@ -176,9 +176,7 @@ def _resize(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:
         return _resize_in_onnx(x, like, mode)
     if x.shape[-2:] == like.shape[-2:]:
         return x
-    if mode == "nearest":
-        return F.interpolate(x, size=like.shape[-2:], mode=mode)
-    return F.interpolate(x, size=like.shape[-2:], mode=mode, align_corners=False)
+    return F.interpolate(x, like.shape[-2:], mode=mode, align_corners=False if mode == "bilinear" else None)
 
 
 def _resize_in_onnx(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:

@@ -196,13 +196,9 @@ class Restorer:
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
     """The part of a batch's output (of `count` images) that belongs to image `i`."""
-    return replace(
-        out,
-        images=out.images.unflatten(0, (count, -1))[i],
-        predictions=out.predictions[i : i + 1],
-        std=None if out.std is None else out.std[i : i + 1],
-        expected_error=None if out.expected_error is None else out.expected_error[i : i + 1],
-    )
+    own = {"predictions": out.predictions, "std": out.std, "expected_error": out.expected_error}
+    own = {name: None if values is None else values[i : i + 1] for name, values in own.items()}
+    return replace(out, images=out.images.unflatten(0, (count, -1))[i], **own)
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
