@@ -13,36 +13,10 @@ from PIL import Image
 
 import sample
 from data import images
-from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings
 from restoration.options import Options
 from tests.conftest import ROOT
 from tests.sample.conftest import restored, run, with_presets
-
-
-def test_a_folder_keeps_its_tree_and_sizes(checkpoint, photos, tmp_path):
-    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
-    found = {file.relative_to(tmp_path / "out").as_posix(): file for file in (tmp_path / "out").rglob("*.*")}
-    assert set(found) == {"a.png", "sub/b.jpg", "c.webp", "manifest.json", ".manifest.json.lock"}
-    assert Image.open(found["a.png"]).size == (31, 20) and Image.open(found["c.webp"]).size == (1, 1)
-
-
-def test_what_is_written_is_what_the_pipeline_restores(checkpoint, photos, tmp_path):
-    run(
-        photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--seed", "3", "--precision", "fp32"
-    )
-    pipeline = load_pipeline(str(checkpoint), precision="fp32")
-    blurry = images.read(photos / "a.png")
-    settings = sample.SamplingSettings(steps=2)
-    expected = pipeline(blurry, settings, seed=3, names=["a"], output_type="pt").images[0]
-    assert (images.read(tmp_path / "out" / "a.png") - expected).abs().max() <= 0.51 / 255
-
-
-def test_a_seed_reproduces_alone_or_in_a_folder(checkpoint, photos, tmp_path):
-    for output, source, seed in (("1", photos, 5), ("2", photos / "a.png", 5), ("3", photos / "a.png", 6)):
-        run(source, "--checkpoint", checkpoint, "--output", tmp_path / output, "--seed", seed)
-    one, two, three = ((tmp_path / output / "a.png").read_bytes() for output in "123")
-    assert one == two and one != three
 
 
 def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
@@ -191,13 +165,6 @@ def test_a_comparison_shows_the_blurry_the_predicted_and_the_restored_image(chec
     assert len(columns) > 0 and columns.min() > 0.6 * panel.shape[2]
 
 
-def test_another_depth_is_other_settings(checkpoint, photos, tmp_path, capsys):
-    command = [photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path]
-    assert run(*command) == 0 and run(*command, "--depth", "16") == 0
-    assert "wrote 1 of 1" in capsys.readouterr().out.splitlines()[-1]
-    assert images.read_file(tmp_path / "a.png").pixels.dtype == torch.uint16
-
-
 def test_one_image_and_a_suffix_are_a_file(checkpoint, photos, tmp_path):
     assert run(photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path / "new" / "sharp.tif") == 0
     assert set(restored(tmp_path / "new")) == {"sharp.tif"}
@@ -296,13 +263,3 @@ def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tm
     run(tmp_path / "other" / "a.png", *command[1:])
     assert "replaced 1" in capsys.readouterr().out
     assert list(json.loads((out / "manifest.json").read_text())) == [str(tmp_path / "other" / "a.png")]
-
-
-def test_memory_that_is_too_little_for_an_image_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
-    images.write(tmp_path / "large.png", torch.rand(3, 300, 300))
-    images.write(tmp_path / "small.png", torch.rand(3, 20, 20))
-    monkeypatch.setattr("models.tiling.used_memory", lambda device: 7_999_999_000)
-    files = [tmp_path / "large.png", tmp_path / "small.png", "--checkpoint", checkpoint, "--output", tmp_path / "out"]
-    assert run(*files, "--memory", "8") == 1
-    assert "large.png does not fit into --memory: give 8.1 or more" in capsys.readouterr().err
-    assert set(restored(tmp_path / "out")) == {"small.png"}
