@@ -115,14 +115,22 @@ def exif_of(image: Image.Image) -> Image.Exif:
 
 
 def _check_exif(image: Image.Image) -> None:
-    """Read all values once within bounds. They may overlap, so that a small block can stand for many."""
+    """Read and write all values once within bounds: they may overlap, so that a small block can stand for many.
+
+    A block with which Pillow cannot do that becomes empty, since damaged EXIF is no damaged image.
+    """
     block = image.info.get("exif") or b""
     while block.startswith(b"Exif\0\0"):
         block = block[6:]
-    if block:
-        exif = Image.Exif()
-        exif.load_from_fp(Bounded(io.BytesIO(block)))
-        exif.tobytes()
+    try:
+        if block:
+            exif = Image.Exif()
+            exif.load_from_fp(Bounded(io.BytesIO(block)))
+            exif.tobytes()
+    except TooMuchError:
+        raise
+    except Exception:  # Pillow raises what its parser and writer happen to raise
+        image.info["exif"] = b""
 
 
 def _check_chunks(file: BinaryIO) -> None:

@@ -26,6 +26,7 @@ SAVED = {  # how, by Pillow's names of the formats
     "AVIF": {"quality": 95, "subsampling": "4:4:4"},
     "HEIF": {"quality": 95, "chroma": "444"},
 }
+SEVERAL = "has several frames, the first is restored"  # a remark
 TRANSPARENT = WRITABLE - {".jpg", ".jpeg", ".bmp"}
 
 
@@ -143,18 +144,22 @@ def _read_tiff(path: Path) -> ImageFile | None:
         array = page.asarray()
         if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
             array = np.moveaxis(array, 0, -1)
-        return _image_file(array, exif, icc, xmp, several=exif._info.next > 0, tiff=True)
+        return _image_file(array, exif, icc, xmp, (SEVERAL,) if exif._info.next > 0 else (), tiff=True)
 
 
 def _read_pillow(path: Path) -> ImageFile:
     with opened(path) as image:
         deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")
-        exif, ink, several = exif_of(image), image.mode == "CMYK", getattr(image, "is_animated", False)
+        exif, ink, remarks = exif_of(image), image.mode == "CMYK", ()
+        if image.info.get("exif") == b"":
+            remarks += ("has EXIF data that cannot be read, which are left out",)
+        if getattr(image, "is_animated", False):
+            remarks += (SEVERAL,)
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc, xmp, tiff = None if ink else image.info.get("icc_profile"), image.info.get("xmp"), image.format == "TIFF"
         if deep_png:
             array = imagecodecs.png_decode(path.read_bytes())  # Pillow reads 16-bit colour with 8 bits
-            return _image_file(array, exif, icc, xmp, several, tiff)
+            return _image_file(array, exif, icc, xmp, remarks, tiff)
         upright = ImageOps.exif_transpose(image)  # Pillow rotates some formats itself and accounts for that here
         exif.pop(ExifTags.Base.Orientation, None)
         deep = upright.mode[0] in "IF"  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
@@ -167,11 +172,11 @@ def _read_pillow(path: Path) -> ImageFile:
         else:
             mode = ("LA" if grey else "RGBA") if upright.has_transparency_data else "L" if grey else "RGB"
             array = np.array(upright.convert(mode))
-        return _image_file(array, exif, icc, xmp, several, tiff)
+        return _image_file(array, exif, icc, xmp, remarks, tiff)
 
 
 def _image_file(
-    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, several: bool, tiff: bool
+    array: np.ndarray, exif: Image.Exif, icc: bytes | None, xmp: bytes | None, remarks: tuple[str, ...], tiff: bool
 ) -> ImageFile:
     """Make an ImageFile from an array (H, W) or (H, W, 1 to 4): grey, grey and alpha, RGB or RGBA.
 
@@ -191,7 +196,6 @@ def _image_file(
     channels = torch.from_numpy(np.moveaxis(array, -1, 0).copy())  # a 1-pixel array may have negative strides
     grey, alpha = len(channels) < 3, channels[-1:] if len(channels) in (2, 4) else None
     pixels = channels[:1].expand(3, -1, -1).contiguous() if grey else channels[:3]
-    remarks = ("has several frames, the first is restored",) if several else ()
     return ImageFile(pixels, alpha, grey, exif.tobytes() if len(exif) else None, icc, xmp, remarks)
 
 

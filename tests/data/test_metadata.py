@@ -171,3 +171,17 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
         directory = metadata.exif_of(found).get_ifd(EXIF)
         assert directory[ExifTags.Base.LensModel] == "7 mm" and metadata.SOURCE.encode() in found.xmp
         assert (ExifTags.Base.MakerNote in directory) == (b"a" * 70_000 in found.xmp) == holds
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize(
+    "block",
+    [b"no EXIF", b"MM\0*\0\0", b"II*\0\10\0\0\0\1\0\32\1\1\0\1\0\0\0H\0\0\0\0\0\0\0"],
+    ids=["no EXIF", "too short", "a resolution in bytes"],
+)
+def test_exif_that_cannot_be_read_is_left_out_and_the_image_restored(tmp_path, suffix, block):
+    picture = Image.new("RGB", (40, 30), (200, 30, 40))
+    picture.save(tmp_path / f"photo{suffix}", exif=b"Exif\0\0" + block)
+    image = images.read_file(tmp_path / f"photo{suffix}")
+    assert image.exif is None and image.remarks == ("has EXIF data that cannot be read, which are left out",)
+    assert (image.values.mean((1, 2)) * 255 - torch.tensor([200, 30, 40])).abs().max() < 4
