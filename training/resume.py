@@ -119,9 +119,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 f"checkpoint {path} could not be written ({error}); those before it are whole: make room, then run the"
                 " same command again"
             ) from None
-        folder = os.open(path.parent, os.O_RDONLY)  # the directory entries must be on disk, too
-        os.fsync(folder)
-        os.close(folder)
+        if os.name == "posix":  # the directory entries must be on disk, too; Windows cannot open a folder
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
 
     def load_checkpoint(self, path, map_location=None, weights_only=None) -> dict:
         return read_checkpoint(Path(path))
