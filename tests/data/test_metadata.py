@@ -180,8 +180,8 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
     ids=["no EXIF", "too short", "a resolution in bytes"],
 )
 def test_exif_that_cannot_be_read_is_left_out_and_the_image_restored(tmp_path, suffix, block):
-    picture = Image.new("RGB", (40, 30), (200, 30, 40))
-    picture.save(tmp_path / f"photo{suffix}", exif=b"Exif\0\0" + block)
+    photo = Image.new("RGB", (40, 30), (200, 30, 40))
+    photo.save(tmp_path / f"photo{suffix}", exif=b"Exif\0\0" + block)
     image = images.read_file(tmp_path / f"photo{suffix}")
     assert image.exif is None and image.remarks == ("has EXIF data that cannot be read, which are left out",)
     assert (image.values.mean((1, 2)) * 255 - torch.tensor([200, 30, 40])).abs().max() < 4

@@ -51,7 +51,7 @@ def test_every_kind_prints_its_text_and_nothing_that_its_font_lacks_and_the_same
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_draws_every_kind_as_ever(kind):
-    """Each word, rule and bar, which the small pictures do not show; `python -m tests.golden` after a change."""
+    """Each word, rule and bar, which the small images do not show; `python -m tests.golden` after a change."""
     assert digest(kind) == json.loads((ASSETS / "printed" / "digests.json").read_text())[kind]
 
 
