@@ -59,6 +59,9 @@ def explain(error: BaseException, dashes: str = "") -> str:
         return one_of(name, value, [str(choice) for choice in ast.literal_eval(wanted.removeprefix("typing.Literal"))])
     if value:
         return f"{name} is {WORDS.get(wanted, f'a {wanted}')}, not {value}"
+    reason = reason.replace(
+        "Expected a dot import path string:", "not a class with its module, as models.unet.Denoiser:"
+    )
     return f"{name}: {reason}" if names else reason
 
 

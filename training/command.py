@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from base.command_line import STRICT, Formatter
-from base.files import remove_parts, sole_user
+from base.files import read_yaml, remove_parts, sole_user
 from base.messages import UsageError, explain, nearest
 from base.stop import Stopped
 from models.checkpoints import load_pipeline, networks
@@ -108,6 +108,8 @@ class Command(LightningCLI):
             parser.epilog = model.format_help().removeprefix("usage: ")
         words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
         configs = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+        for file in configs:
+            read_yaml(file, "--config")
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
