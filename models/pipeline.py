@@ -178,9 +178,7 @@ class DeblurPipeline(ConfigMixin):
         """
         if self.denoiser is None:
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        names, count = [""] * len(blurry) if names is None else names, settings.num_samples
-        if len(names) != len(blurry):
-            raise ValueError(f"{len(blurry)} images, but {len(names)} names")
+        names, count = _names(names, len(blurry)), settings.num_samples
         fields = 3 + 2 * (count > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
         tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
         blurry = to_network(blurry.float())
@@ -219,6 +217,7 @@ class DeblurPipeline(ConfigMixin):
         Returns:
             `DeblurOutput` of tensors for each of the settings.
         """
+        names = _names(names, len(blurry))
         collected = [Samples(setting) for setting in settings]
         most = max(settings, key=lambda setting: setting.num_samples)
         if most.blend == 0:
@@ -332,3 +331,10 @@ class DeblurPipeline(ConfigMixin):
             known = prediction.log_size.expand(-1, 4, -1, -1)
         size = residual_size(kind, known, blurry)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
+
+
+def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:
+    """One name for each image, empty if none are given."""
+    if names is not None and len(names) != images:
+        raise ValueError(f"{images} images, but {len(names)} names")
+    return [""] * images if names is None else names

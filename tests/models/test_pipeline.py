@@ -63,6 +63,12 @@ def test_without_a_compiler_a_sentence_says_so(monkeypatch):
         tiny_pipeline().compile_networks()
 
 
+@pytest.mark.parametrize("blend", [0.0, 1.0])
+def test_an_image_has_one_name(blurry, blend):
+    with pytest.raises(ValueError, match="2 images, but 3 names"):
+        tiny_pipeline()(blurry, SamplingSettings(steps=1, blend=blend), names=["a", "b", "c"])
+
+
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++", "unipc"])
 def test_noise_is_an_image_s_own_whatever_the_batch_or_order(blurry, sampler):
     # Layers of zeros, so that nothing but the noise can differ between batches.
