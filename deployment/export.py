@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from base.command_line import call
 from base.files import replacing, require_free
 from base.stop import run_command
-from models.checkpoints import load_pipeline, networks, update_index
+from models.checkpoints import load_pipeline, networks
 from models.engines import Provider
 from models.index import ONNX, CheckpointError, find_folder
 from models.memory import bytes_per_pixel
@@ -117,11 +117,16 @@ def engines(target_device: TargetDevice) -> tuple[Provider, ...]:
 
 
 def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
-    """Write everything in a checkpoint's folder except its networks' weights."""
-    pipeline.save_pretrained(folder)
-    for weights in folder.rglob("*.safetensors"):
-        weights.unlink()
-    update_index(folder, **{name: ["models.onnx_network", ONNX] for name in networks(pipeline)})
+    """Write everything in a checkpoint's folder except its networks."""
+    folder.mkdir(parents=True)
+    for name, network in networks(pipeline).items():
+        network.save_config(folder / name)
+        pipeline.register_to_config(**{name: ["models.onnx_network", ONNX]})
+    if pipeline.denoiser is None:
+        pipeline.register_to_config(denoiser=[None, None])
+    pipeline.scheduler.save_pretrained(folder / "scheduler")
+    pipeline.register_to_config(scheduler=["diffusers", type(pipeline.scheduler).__name__])
+    pipeline.save_config(folder)
     card = None if source.endswith(".ckpt") else find_folder(source) / "README.md"
     if card is not None and card.is_file():
         shutil.copyfile(card, folder / card.name)

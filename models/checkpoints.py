@@ -168,8 +168,12 @@ def checkpoint_hash(source: str) -> str:
         files = sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors", ".onnx"))
     digest = hashlib.sha256()
     for file in files:
-        is_index = file.name == INDEX
-        digest.update(_index_text(read_json(file) | {"presets": {}}).encode() if is_index else file.read_bytes())
+        if file.name == INDEX:
+            digest.update(_index_text(read_json(file) | {"presets": {}}).encode())
+            continue
+        with open(file, "rb") as stream:  # a .ckpt may be larger than the memory
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 
