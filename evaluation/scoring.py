@@ -139,20 +139,10 @@ class _Batch:
         """
         samples = images.split(len(images) // len(sharp))
         for name, restored, truth in zip(self.names, samples, sharp, strict=True):
-            if (row.key, name) not in self.lacking:
-                continue
-            if file := self.plan.file(row, name):
-                write_png(file, restored[0])
-            values, missing = {}, {}
-            for column, metric in self.plan.computed.items():
-                try:
-                    if row.label == SHARP and "sharp" in metric.inputs:
-                        raise MetricError("it is the ground truth itself")
-                    scores = metric(restored, truth.expand_as(restored), [name] * len(restored))
-                    values[column] = scores.double().mean().item()
-                except MetricError as error:
-                    values[column], missing[column] = None, str(error)
-            self.plan.journal.add(Score(row.key, name, seconds, values, missing))
+            if (row.key, name) in self.lacking:
+                if file := self.plan.file(row, name):
+                    write_png(file, restored[0])
+                self.plan.journal.add(_score(self.plan.computed, row, name, restored, truth, seconds))
 
 
 def depends_on(
@@ -249,3 +239,19 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def _score(
+    metrics: Mapping[str, Metric], row: Row, name: str, restored: Tensor, sharp: Tensor, seconds: float
+) -> Score:
+    """The scores of one image, averaged over its samples (K, 3, H, W)."""
+    values, missing = {}, {}
+    for column, metric in metrics.items():
+        try:
+            if row.label == SHARP and "sharp" in metric.inputs:
+                raise MetricError("it is the ground truth itself")
+            samples = metric(restored, sharp.expand_as(restored), [name] * len(restored))
+            values[column] = samples.double().mean().item()
+        except MetricError as error:
+            values[column], missing[column] = None, str(error)
+    return Score(row.key, name, seconds, values, missing)

@@ -28,8 +28,8 @@ class ErrorCurve:
     bound: Sequence[float]
 
     def __post_init__(self):
-        rises = (0 < low <= high for column in vars(self).values() for low, high in pairwise([*column[:1], *column]))
-        if not (len(self.estimate) == len(self.mean) == len(self.bound) > 0) or not all(rises):
+        columns = vars(self).values()
+        if not (len(self.estimate) == len(self.mean) == len(self.bound) > 0) or not all(map(_rises, columns)):
             raise ValueError("error_curve must hold estimate, mean and bound: rising numbers above 0, equally many")
 
     @classmethod
@@ -55,6 +55,10 @@ class ErrorCurve:
     def bounding(self, expected: Tensor) -> Tensor:
         """The error that COVERAGE of the pixels stay below, from what `expected` returned."""
         return _follow(expected, self.mean, self.bound)
+
+
+def _rises(column: Sequence[float]) -> bool:
+    return column[0] > 0 and all(low <= high for low, high in pairwise(column))
 
 
 def _follow(values: Tensor, x: Sequence[float], y: Sequence[float]) -> Tensor:

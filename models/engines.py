@@ -118,21 +118,22 @@ def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provid
     }
     # Behind the requested provider stand those for operators that it lacks.
     chosen = {"cpu": [], "cuda": [cuda], "tensorrt": [("TensorrtExecutionProvider", built), cuda]}[provider] + [cpu]
-    if chosen[0][0] in onnxruntime.get_available_providers():
-        if provider == "tensorrt":
-            (folder / CACHE).mkdir(exist_ok=True)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3  # its warnings only say which operator runs where
-        options.enable_cpu_mem_arena = facts.side is not None  # with other sizes it keeps the largest allocation
-        session = onnxruntime.InferenceSession(graph, options, providers=chosen)
-        session.disable_fallback()
-        if session.get_providers()[0] == chosen[0][0]:
-            names = frozenset(port.name for port in session.get_inputs())
-            place = f"onnxruntime {provider}"
-            return Engine(lambda inputs: session.run([OUTPUT], inputs)[0], names, facts.precision, place)
     libraries = " and the libraries of TensorRT (pip install tensorrt)" if provider == "tensorrt" else ""
-    raise CheckpointError(
+    lacking = CheckpointError(
         f"the onnxruntime installed here cannot run on {provider}: pip install onnxruntime-gpu in place of"
         f" onnxruntime{libraries}, or omit --provider"
     )
+    if chosen[0][0] not in onnxruntime.get_available_providers():
+        raise lacking
+    if provider == "tensorrt":
+        (folder / CACHE).mkdir(exist_ok=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # its warnings only say which operator runs where
+    options.enable_cpu_mem_arena = facts.side is not None  # with varying sizes the arena keeps the largest allocation
+    session = onnxruntime.InferenceSession(graph, options, providers=chosen)
+    session.disable_fallback()
+    if session.get_providers()[0] != chosen[0][0]:
+        raise lacking
+    names = frozenset(port.name for port in session.get_inputs())
+    return Engine(lambda port: session.run([OUTPUT], port)[0], names, facts.precision, f"onnxruntime {provider}")
