@@ -36,7 +36,7 @@ def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = 
     """Write the three files into an existing folder."""
     with replacing(folder / "results.csv") as part:
         lines = [_line(row, summary) for row in summary.rows]
-        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g", lineterminator="\n")
     reasons = [
         "; ".join(f"{metric}: {why}" for metric, why in missing.items()) or None
         for missing in summary.scores["missing"]
@@ -118,7 +118,7 @@ def _document(summary: Summary, examples: Sequence[Example]) -> dict:
 
 
 def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
-    """One line of results.csv."""
+    """One line of results.csv, whose numbers are written with nine digits."""
     line = {"setting": row.label}
     if summary.settings:
         line |= {

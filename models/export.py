@@ -82,7 +82,7 @@ def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> Non
     for part, network in networks(pipelines[0]).items():
         states = [getattr(pipeline, part).state_dict() for pipeline in pipelines]
         means = {key: torch.stack([state[key] for state in states]).double().mean(0) for key in states[0]}
-        network.load_state_dict(means)  # which rounds, such as BatchNorm's counts of batches
+        network.load_state_dict(means)  # in its own types: BatchNorm's counts of batches are whole numbers
     scales = np.mean([pipeline.config.residual_scale for pipeline in pipelines], axis=0)
     pipelines[0].register_to_config(residual_scale=scales.tolist())
 

@@ -185,7 +185,8 @@ class PredictAndRefine(Predict):
     def pipeline(self) -> DeblurPipeline:
         betas = self.schedule_betas.tolist()
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
-        scale = torch.as_tensor(self.scale()).squeeze().tolist()
+        scale = self.scale()
+        scale = scale.squeeze().tolist() if isinstance(scale, Tensor) else float(scale)
         kind, sigma_max = self.residual.scale_kind, self.objective.sigma_max
         return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=kind, sigma_max=sigma_max)
 
