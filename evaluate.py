@@ -165,8 +165,8 @@ def check(evaluation: Evaluation) -> None:
     for checkpoint in checkpoints:
         stored_index(checkpoint)
     evaluation.settings  # noqa: B018 (reads the grid)
-    for folder in (evaluation.panel_path.parent, Path(evaluation.output)):
-        require_writable(folder)
+    require_writable(evaluation.panel_path.parent, "--panel" if evaluation.panel else "--output")
+    require_writable(Path(evaluation.output))
 
 
 def _evaluate(evaluation: Evaluation, processes: "Fabric") -> "tuple[Summary, list[Example]] | None":

@@ -32,14 +32,14 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(part)
 
 
-def require_writable(folder: Path) -> None:
-    """Create a folder if it is missing. OSError, in one sentence, if no file can be written into it."""
+def require_writable(folder: Path, flag: str = "--output") -> None:
+    """Create a folder if it is missing. OSError, which names the flag to change, if no file can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(f"cannot write into the folder {folder}: {error.strerror}; give another --output") from error
+        raise OSError(f"cannot write into the folder {folder}: {error.strerror}; give another {flag}") from error
 
 
 def require_free(folder: Path) -> None:

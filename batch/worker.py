@@ -87,7 +87,7 @@ class Worker:
                     continue
                 files, facts = self.restorer.write(restoration)
                 contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
-                done = self.row(row, written=list(contents), remarks=list(restoration.image.remarks), **facts)
+                done = self.row(row, written=list(contents), remarks=restoration.notes, **facts)
                 sent.append((threads.submit(self.job.target.write, contents), done))
             for writing, done in sent:
                 writing.result()

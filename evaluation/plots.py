@@ -72,7 +72,7 @@ def _draw_rows(
             intervals = ([_interval(row.estimates[name]) for row in drawn] for name in ("psnr", perception))
             across, up = (list(zip(*ends, strict=True)) for ends in intervals)
             axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.9, alpha=0.5, zorder=1)
-            axes.scatter(x, y, size, colour, marker, edgecolors="white", linewidths=0.6, zorder=4, label=series)
+            axes.scatter(x, y, size, colour, marker=marker, edgecolors="white", linewidths=0.6, zorder=4, label=series)
 
 
 def _name_axes(axes: Axes, summary: Summary) -> None:

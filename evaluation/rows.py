@@ -36,19 +36,22 @@ class Row:
 
 
 def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
-    """A row for each setting; one row, `blend 0`, for all those without a sample, whose other values have no effect.
+    """A row for each setting; one row for those without a sample that keep the same sharp images: `blend 0` if none.
 
     A label holds sampler, steps, and the fields that vary in the grid and differ from the default.
     """
-    prediction = SamplingSettings(blend=0.0)
-    settings = list(dict.fromkeys(setting if setting.blend > 0 else prediction for setting in settings))
+    alone = [SamplingSettings(blend=0.0, keep_sharp=setting.keep_sharp) for setting in settings]
+    settings = [setting if setting.blend > 0 else other for setting, other in zip(settings, alone, strict=True)]
+    settings = list(dict.fromkeys(settings))
     sampled = [setting for setting in settings if setting.blend > 0]
     others = [field for field in fields(SamplingSettings) if field.name not in ("sampler", "steps")]
     varying = [field for field in others if len({getattr(setting, field.name) for setting in sampled}) > 1]
-    return [Row(_label(setting, varying) if setting.blend > 0 else "blend 0", setting) for setting in settings]
+    return [Row(_label(setting, varying), setting) for setting in settings]
 
 
 def _label(setting: SamplingSettings, varying: Sequence[Field]) -> str:
+    if setting.blend == 0:
+        return "blend 0" + f" keep_sharp={setting.keep_sharp}" * bool(setting.keep_sharp)
     words = [setting.sampler, str(setting.steps)]
     for field in varying:
         value = getattr(setting, field.name)

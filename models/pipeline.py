@@ -20,7 +20,7 @@ from models.diffusion import ScaleKind, expected_size, residual_size
 from models.memory import bytes_per_pixel
 from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
-from models.samples import Samples, blended, refined_share, to_network, to_world
+from models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
 from models.schedules import level_of
 from models.settings import SamplingSettings, preset_settings
@@ -65,6 +65,8 @@ class DeblurOutput(BaseOutput):
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
             calibrated if the checkpoint is; None if it has no size head.
+        share: weights of the restored images over their inputs (N, 1, 1, 1), by `models.samples.restored_share`; None
+            if all are restored in full.
         tiles: side of each network's tiles, without their halo; None for the whole image.
     """
 
@@ -72,6 +74,7 @@ class DeblurOutput(BaseOutput):
     predictions: Tensor | list[PIL.Image.Image] | list[np.ndarray]
     std: Tensor | None
     expected_error: Tensor | None = None
+    share: Tensor | None = None
     tiles: dict[str, int | None] | None = None
 
 
@@ -219,27 +222,28 @@ class DeblurPipeline(ConfigMixin):
         """
         names = _names(names, len(blurry))
         collected = [Samples(setting) for setting in settings]
+        levels = {setting.keep_sharp for setting in settings}
+        shares = {level: restored_share(blurry, prediction.x_init, level) for level in levels}
         most = max(settings, key=lambda setting: setting.num_samples)
-        if most.blend == 0:
+        if most.blend == 0 or not any(share is None or share.any() for share in shares.values()):
             for samples in collected:
                 for _ in range(samples.setting.num_samples):
-                    samples.add(prediction.images)
+                    samples.add(kept(prediction.images, blurry, shares[samples.setting.keep_sharp]))
         else:
             s = self.scale(prediction, blurry)
-            error = prediction.expected_error
-            shares = {level: refined_share(error, level) for level in {setting.keep_sharp for setting in settings}}
-            del error
             drawn = self.sample(blurry, prediction, most, seed, names, progress, tile, memory)
             for k, r_0 in enumerate(drawn):
                 wanted = [samples for samples in collected if k < samples.setting.num_samples]
                 for samples in wanted:
                     setting, last = samples.setting, samples is wanted[-1]  # the last one may overwrite r_0
-                    share = shares[setting.keep_sharp]
-                    size = s * share if setting.keep_sharp else s
-                    samples.add(blended(prediction.x_init, r_0, size, setting.blend, in_place=last))
+                    x = blended(prediction.x_init, r_0, s, setting.blend, in_place=last)
+                    samples.add(kept(x, blurry, shares[setting.keep_sharp]))
                 del r_0
         images, error = prediction.images, prediction.expected_error
-        return [DeblurOutput(samples.images(), images, samples.std(), error) for samples in collected]
+        return [
+            DeblurOutput(samples.images(), images, samples.std(), error, shares[samples.setting.keep_sharp])
+            for samples in collected
+        ]
 
     @torch.no_grad()
     def __call__(

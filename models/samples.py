@@ -7,7 +7,7 @@ from models.diffusion import add_residual
 from models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
-RISE = 1.2  # from the largest mean expected error of an image that is left alone to that of one that is fully refined
+RISE = 1.2  # from the largest change of an image that is kept to the smallest of one that is fully restored
 
 
 def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool = False) -> Tensor:
@@ -23,25 +23,29 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
-def refined_share(expected_error: Tensor | None, keep_sharp: float) -> Tensor | float:
-    """The factor on each image's blend (N, 1, 1, 1): 0 for a sharp image, which keeps its prediction, 1 for a blurry.
+def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor | None:
+    """The weight of each restored image over its input (N, 1, 1, 1): 0 for a sharp image, which stays as it is.
 
-    It rises from 0 to 1 while the mean expected error rises from `keep_sharp` to RISE times as much. A perceptual
-    refiner adds detail everywhere, and a sharp photograph must stay as it is.
+    It rises from 0 to 1 while the root mean square of x_init - blurry rises from `keep_sharp` to RISE times as much: what
+    a predictor hardly changes was sharp, and is worse for it. Large even areas, which never change, weigh less in it
+    than in a mean of sizes.
 
     Args:
-        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range.
-        keep_sharp: mean expected error in 8-bit levels; 0: every image is refined.
-
-    Raises:
-        ValueError: the predictor has no size head, so nothing is expected.
+        blurry: (N, 3, H, W) in [0, 1].
+        x_init: the prediction in [-1, 1].
+        keep_sharp: in 8-bit levels; 0: every image is restored, and None is returned.
     """
     if keep_sharp == 0:
-        return 1.0
-    if expected_error is None:
-        raise ValueError("keep_sharp needs a predictor with a size head, and this checkpoint's has none: leave it at 0")
-    levels = 255 * expected_error.mean((1, 2, 3), keepdim=True)
-    return ((levels / keep_sharp - 1) / (RISE - 1)).clamp(0, 1)
+        return None
+    # Channel by channel, which saves memory on large photographs.
+    squares = [(to_world(x_init[:, c]) - blurry[:, c]).square_().mean((1, 2)) for c in range(3)]
+    change = 255 * (sum(squares) / 3).sqrt()
+    return ((change / keep_sharp - 1) / (RISE - 1)).clamp(0, 1).view(-1, 1, 1, 1)
+
+
+def kept(x: Tensor, blurry: Tensor, share: Tensor | None) -> Tensor:
+    """Restored images weighted by `restored_share` against their inputs, all (N, 3, H, W) in [0, 1]; overwrites x."""
+    return x if share is None else torch.lerp(blurry.float(), x, share, out=x)
 
 
 class Samples:
@@ -71,6 +75,14 @@ class Samples:
     def std(self) -> Tensor | None:
         """Standard deviation over the samples (N, 3, H, W); None for one sample."""
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
+
+
+def of_sharp(share: Tensor | None) -> list[str]:
+    """A sentence that says if one image's `restored_share` (1, 1, 1, 1) is not whole, since it looks sharp."""
+    if share is None or share.item() == 1:
+        return []
+    amount = f"restored by {share.item():.0%}" if share.item() else "kept as it is"
+    return [f"looks sharp already, and is {amount} (keep_sharp)"]
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:

@@ -48,9 +48,8 @@ class SamplingSettings:
         num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
-        keep_sharp: keep the prediction of a sharp image, whatever the blend: mean expected error in 8-bit levels up to
-            which an image counts as sharp; above, the blend rises to its full value. Needs a predictor with a size
-            head. 0: refine every image.
+        keep_sharp: keep a sharp image as it is, whatever the blend: an image that the predictor changes by at most this
+            many 8-bit levels (root mean square); up to 1.2 times as much it is restored in part. 0: restore every image.
     """
 
     sampler: Sampler = "ddim"
@@ -90,13 +89,14 @@ class SamplingSettings:
 
     def __str__(self) -> str:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
+        kept = [f"sharp images kept up to {self.keep_sharp:g}"] if self.keep_sharp else []
         if self.blend == 0:
-            return "the prediction alone"
+            return ", ".join(["the prediction alone", *kept])
         words = [self.sampler, f"{self.steps} step{'s' * (self.steps > 1)}", f"blend {self.blend:g}"]
         words[1:1] = [f"eta {self.eta:g}"] if self.eta else []
         words[2:2] = [f"schedule {self.schedule}"] if self.schedule != "training" else []
         words += [f"from sigma {self.start:g}"] if self.start is not None else []
-        words += [f"sharp images kept up to {self.keep_sharp:g}"] if self.keep_sharp else []
+        words += kept
         if self.num_samples > 1:
             words.append(f"{'the mean of ' * self.average}{self.num_samples} samples")
         return ", ".join(words)
@@ -124,7 +124,7 @@ class SamplingSettings:
         if self.schedule not in ("linear", "sigmoid"):
             unused |= dict.fromkeys(("beta_start", "beta_end"), "the schedule has no betas: linear and sigmoid do")
         if self.blend == 0:
-            drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", "keep_sharp", *unused)
+            drawn = ("sampler", "schedule", "steps", "start", "eta", "num_samples", "average", *unused)
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 

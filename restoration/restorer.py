@@ -18,7 +18,7 @@ from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import PRETRAINED, name_of
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
-from models.samples import faults
+from models.samples import faults, of_sharp
 from models.tiling import TooLittleMemory, refusal
 from restoration.maps import write_map
 from restoration.options import Options
@@ -50,9 +50,14 @@ class Restoration:
         names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
         return {target.with_name(name): image for name, image in zip(names, restored, strict=True)}
 
+    @property
+    def notes(self) -> list[str]:
+        """What is notable in the image, in words."""
+        return [*self.image.remarks, *of_sharp(self.out.share)]
+
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
-        yield from self.image.remarks
+        yield from self.notes
         if self.target.suffix != self.path.suffix and not named:
             yield f"is written as {self.target.name}"
         yield from (fault + ", the prediction is written" * self.back for fault in self.faults)
@@ -189,14 +194,15 @@ class Restorer:
                 yield Restoration(path, target, f"{path} {out}")
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
-            found = faults(part.images[0], part.predictions[0], image.pixels) if self.settings.blend > 0 else []
+            drawn = self.settings.blend > 0 and (part.share is None or part.share.item() > 0)
+            found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
             yield Restoration(path, target, None, image, part, found, back, seconds + time.perf_counter() - start)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
     """The part of a batch's output (of `count` images) that belongs to image `i`."""
-    own = {"predictions": out.predictions, "std": out.std, "expected_error": out.expected_error}
+    own = {name: getattr(out, name) for name in ("predictions", "std", "expected_error", "share")}
     own = {name: None if values is None else values[i : i + 1] for name, values in own.items()}
     return replace(out, images=out.images.unflatten(0, (count, -1))[i], **own)
 

@@ -76,7 +76,7 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
         ({"device": "gpu"}, "--device is one of auto, cpu, cuda, mps, not gpu"),
         ({"limit": 0}, "--limit must be 1 or more"),
         ({"panel": "panel"}, "--panel must name a .png file"),
-        ({"panel": "/dev/null/panel.png"}, "cannot write into the folder /dev/null:"),
+        ({"panel": "/dev/null/panel.png"}, "give another --panel"),
         ({"output": "/dev/null/out"}, "cannot write into the folder /dev/null/out:"),
     ],
 )

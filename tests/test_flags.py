@@ -201,7 +201,7 @@ SAMPLE_APART = {
     "classes": "test_own_networks_are_named",
     "memory": "test_memory_chooses_the_tiles",
     "overwrite": "test_overwrite_restores_again",
-    "keep_sharp": "test_keep_sharp_keeps_the_prediction",
+    "keep_sharp": "test_keep_sharp_keeps_what_the_predictor_hardly_changes",
 }
 
 
@@ -225,14 +225,20 @@ def test_own_networks_are_named(called):
         assert "class mypred.Net cannot be imported" in called(script, "--classes", "mypred.Net").said
 
 
-def test_keep_sharp_keeps_the_prediction(called, tmp_path):
-    def of_sized(args):
-        return sample.main(["photos", *args, "--checkpoint", "calibrated", "--steps", "2"])
+def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_path):
+    still = tiny_pipeline()
+    nn.init.zeros_(still.predictor.unet.head.weight), nn.init.zeros_(still.predictor.unet.head.bias)
+    still.save_pretrained(tmp_path / "still")
 
-    kept, refined = (called(of_sized, "--keep_sharp", level) for level in ("1000", "0"))
-    assert kept.files == called(of_sized, "--blend", "0").files and kept.files != refined.files
-    refused = called(of_sample, "--keep_sharp", "5")
-    assert refused.code == 2 and "keep_sharp needs a predictor with a size head" in refused.said
+    def of_still(args):
+        return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "still"), "--steps", "2"])
+
+    kept, restored = (called(of_still, "--keep_sharp", level) for level in ("0.1", "0"))
+    assert "a.png: looks sharp already, and is kept as it is" in kept.said and "looks sharp" not in restored.said
+    for name in ("a.png", "b.png"):
+        pixels = images.read_file(place / "photos" / name).pixels
+        assert torch.equal(images.read_file(kept.folder / name).pixels, pixels)
+        assert not torch.equal(images.read_file(restored.folder / name).pixels, pixels)
 
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ SENTENCES = {
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
         f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {MOST_AT_ONCE} images",
         f"whose brightest colour is the {BRIGHTEST}th percentile",
-        f"at most 5 of 255 levels; from 5 to {5 * RISE:g} levels the blend rises",
+        f"at most 2.5 of 255 levels (root mean square): it was sharp. From there to {2.5 * RISE:g} levels",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
         f"are written at quality {SAVED['JPEG']['quality']} without chroma subsampling",
     ],

@@ -6,8 +6,8 @@
 PAIRS is a dataset in any layout of docs/data.md. All pixels are sorted by the expected error and split into fifths of
 equal size. For each fifth the table has the mean expected and the mean actual |x - x_init|, in 8-bit levels, their
 ratio, which is 1 for a calibrated map, and the share of pixels whose error is below the bound, which should be 0.9.
-Below it is the range of the images' mean expected errors. With --save a monotone curve is fitted to these pairs, which
-must not be those that it is tested on, and stored in the checkpoint; the table is then that of the curve.
+With --save a monotone curve is fitted to these pairs, which must not be those that it is tested on, and stored in the
+checkpoint; the table is then that of the curve.
 """
 
 import sys
@@ -103,8 +103,6 @@ def calibrate(
     for number, row in enumerate(fifths(estimate, actual, curve), start=1):
         covered = "" if row.covered is None else f"{row.covered:.3f}"
         print(ROW.format(number, *(f"{value:.2f}" for value in (row.expected, row.actual, row.ratio)), covered))
-    means = [(one if curve is None else 255 * curve.expected(one / 255)).mean().item() for one, _ in images]
-    print(f"mean expected error of an image (for keep_sharp): {min(means):.1f} to {max(means):.1f}")
     if save:
         print(f"the curve of {len(curve.mean)} points is stored in {folder}")
 

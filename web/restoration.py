@@ -17,7 +17,7 @@ from models.arrays import read_images
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import find_folder
 from models.memory import allowed_memory, give_back, require_memory
-from models.samples import faults, refined_share
+from models.samples import faults, of_sharp
 from models.settings import SamplingSettings
 from models.tiling import refusal, sides_in_words
 from restoration.options import Options
@@ -99,8 +99,8 @@ class PhotoRestorer:
                 raise
         facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
         result = Result(visit.runs, photo, folder, settings, self.name, preset or settings.sampler, facts)
-        warnings = list(photo.image.remarks)
-        if result.samples and settings.blend > 0:
+        warnings = [*photo.image.remarks, *of_sharp(result.share)]
+        if result.samples and settings.blend > 0 and (result.share is None or result.share > 0):
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
         if warnings:
             result.facts = {"warning": "; ".join(warnings)} | facts
@@ -142,8 +142,7 @@ class PhotoRestorer:
         store("x_init", prediction.x_init)
         predicted = time.perf_counter()
         if total:
-            share = refined_share(prediction.expected_error, settings.keep_sharp)
-            store("s", pipeline.scale(prediction, blurry) * share)
+            store("s", pipeline.scale(prediction, blurry))
             names = [Path(photo.name).stem]  # which the noise depends on
             for k, r_0 in enumerate(pipeline.sample(blurry, prediction, settings, seed, names, watch, memory=memory)):
                 store(f"r_{k}", r_0)

@@ -1,6 +1,7 @@
 """A visitor's restoration: kept on disk, and blended again without running a network."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data.images import ImageFile
-from models.samples import Samples, blended, to_world
+from models.samples import Samples, blended, kept, restored_share, to_world
 from models.settings import SamplingSettings
 from restoration.outputs import named
 
@@ -61,6 +62,11 @@ class Result:
             return ["prediction", *["restored"] * count]
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
 
+    @cached_property
+    def share(self) -> Tensor | None:
+        """The weight (1, 1, 1, 1) of what is restored over the upload, if sharp images are kept."""
+        return restored_share(self.photo.image.values[None], self._read("x_init"), self.settings.keep_sharp)
+
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
         k = self.kinds.index(kind) - 1
@@ -78,7 +84,8 @@ class Result:
         return f"{target.stem}_{k}{target.suffix}" if self.samples > 1 and 0 <= k < self.samples else target.name
 
     def _sample(self, k: int) -> Tensor:
-        return blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
+        sample = blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
+        return kept(sample, self.photo.image.values[None], self.share)
 
     def _collected(self) -> Samples:
         samples = Samples(replace(self.settings, average=True))

@@ -1,59 +1,76 @@
-"""Sharp images keep their prediction: the share of the blend by the mean expected error."""
+"""Sharp images stay as they are: the share of each restored image by how much the predictor changes it."""
 
 import pytest
 import torch
 
-from models.samples import refined_share
+from models.samples import kept, of_sharp, restored_share
 from models.settings import SamplingSettings, sharing_samples
-from models.unet import UNetPredictor
 from tests.tiny import tiny_pipeline
 
 
 def test_the_share_rises_from_the_level_to_a_fifth_above_it():
-    levels = torch.tensor([0.0, 5.0, 5.5, 6.0, 50.0])
-    error = (levels / 255).view(-1, 1, 1, 1).expand(-1, 1, 4, 6).clone()
-    error[:, :, :2] *= 2  # only the mean matters
-    error[:, :, 2:] = 0
-    found = refined_share(error, 5.0)
-    assert found.shape == (5, 1, 1, 1) and torch.allclose(found.flatten(), torch.tensor([0, 0, 0.5, 1, 1.0]), atol=1e-5)
-    assert refined_share(error, 0.0) == refined_share(None, 0.0) == 1.0
-    with pytest.raises(ValueError, match="keep_sharp needs a predictor with a size head"):
-        refined_share(None, 5.0)
+    levels = torch.tensor([0.0, 2.0, 2.2, 2.4, 50.0])
+    changes = torch.tensor([2.0, 0, 1])[:, None] * torch.tensor([0.6, -(0.6**0.5) * 2**0.5])
+    changes = changes / changes.square().mean().sqrt()  # only the root mean square over channels and pixels matters
+    blurry = torch.full((5, 3, 4, 6), 0.5)
+    x = blurry + (levels.view(-1, 1, 1, 1) / 255) * changes.repeat_interleave(3, 1)[None, :, None]
+    share = restored_share(blurry, 2 * x - 1, 2.0)
+    assert share.shape == (5, 1, 1, 1) and torch.allclose(share.flatten(), torch.tensor([0, 0, 0.5, 1, 1]), atol=1e-3)
+    assert restored_share(blurry, 2 * x - 1, 0.0) is None
+    assert [of_sharp(one[None]) for one in share[[0, 2, 4]]] == [
+        ["looks sharp already, and is kept as it is (keep_sharp)"],
+        ["looks sharp already, and is restored by 50% (keep_sharp)"],
+        [],
+    ]
 
 
-@pytest.fixture
-def pipeline():
-    """Its size head expects 4 levels of error everywhere."""
-    pipeline = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True))
-    torch.nn.init.zeros_(pipeline.predictor.unet.log_size.conv.weight)
-    torch.nn.init.constant_(pipeline.predictor.unet.log_size.conv.bias, torch.tensor(2 * 4 / 255).log().item())
-    return pipeline
+def test_a_kept_image_is_the_input_to_the_last_bit():
+    blurry, x = torch.rand(3, 3, 5, 7), torch.rand(3, 3, 5, 7)
+    share = torch.tensor([0, 0.25, 1]).view(3, 1, 1, 1)
+    result = kept(x.clone(), blurry, share)
+    assert torch.equal(result[0], blurry[0]) and torch.equal(result[2], x[2])
+    assert torch.allclose(result[1], 0.75 * blurry[1] + 0.25 * x[1])
+    assert torch.equal(kept(x.clone(), blurry, None), x)
 
 
-def test_each_image_of_a_batch_has_its_own_share(pipeline):
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+def test_each_image_of_a_batch_has_its_own_share(blend):
+    pipeline = tiny_pipeline()
     blurry = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(1))
     prediction = pipeline.predict(blurry)
-    prediction.log_size[1] += torch.tensor(1.1).log()  # the second image: 4.4 levels
-    settings = [SamplingSettings(steps=2, keep_sharp=level) for level in (0.0, 4.0, 10.0)]
+    change = 255 * (prediction.images - blurry)
+    for image, level in enumerate((2.0, 2.2)):
+        prediction.x_init[image] = 2 * blurry[image] - 1
+        prediction.x_init[image] += change[image].sign() * 2 * level / 255 * (blurry[image] - 0.5).abs().lt(0.45)
+    level = 255 * (prediction.images - blurry).square().mean((1, 2, 3)).sqrt()
+    levels = [0.0, (level[1] / 1.1).item(), 4.0]
+    settings = [SamplingSettings(steps=2, blend=blend, keep_sharp=level) for level in levels]
     assert [len(group) for group in sharing_samples(settings)] == [3]
-    full, half, none = (output.images for output in pipeline.refine_shared(blurry, prediction, settings))
-    assert torch.allclose(none, prediction.images, atol=1e-6) and (full - none).abs().max() > 0.05
-    assert torch.allclose(half[0], none[0], atol=1e-5)
-    inside = ((torch.stack([full[1], none[1]]) - 0.5).abs() < 0.49).all(0)  # neither is clipped
-    assert torch.allclose(half[1][inside], (0.5 * (full[1] + none[1]))[inside], atol=1e-4)
+    outputs = pipeline.refine_shared(blurry, prediction, settings)
+    full, half, none = (output.images for output in outputs)
+    assert torch.equal(none, blurry) and (full - none).abs().max() > 0.004
+    shares = ((level / levels[1] - 1) / 0.2).clamp(0, 1).view(-1, 1, 1, 1)
+    assert shares[1].item() == pytest.approx(0.5, abs=1e-3) and shares[0] < 0.4
+    assert torch.allclose(half, blurry + shares * (full - blurry), atol=1e-5)
+    assert outputs[0].share is None and torch.allclose(outputs[1].share, shares, atol=1e-4)
 
 
-def test_a_missing_size_head_is_said_before_any_step():
+def test_no_step_is_taken_for_images_that_are_all_kept():
     def progress(steps):
         raise AssertionError("a step was taken")
 
-    with pytest.raises(ValueError, match="keep_sharp needs a predictor with a size head"):
-        tiny_pipeline()(torch.rand(1, 3, 16, 24), SamplingSettings(steps=2, keep_sharp=5.0), progress=progress)
+    pipeline, blurry = tiny_pipeline(), torch.full((1, 3, 16, 24), 0.5)
+    prediction = pipeline.predict(blurry)
+    prediction.x_init.zero_()
+    settings = SamplingSettings(steps=2, num_samples=2, keep_sharp=1.0)
+    [output] = pipeline.refine_shared(blurry, prediction, [settings], progress=progress)
+    assert torch.equal(output.images, blurry.expand(2, -1, -1, -1)) and not output.std.any()
 
 
 def test_a_level_below_zero_is_refused_and_the_words_name_it():
     with pytest.raises(ValueError, match="keep_sharp must be 0 or more, got -1"):
         SamplingSettings(keep_sharp=-1)
-    assert "sharp images kept up to 5" in str(SamplingSettings(keep_sharp=5.0))
-    (said,) = SamplingSettings(blend=0.0).without_effect(["keep_sharp"])
-    assert said == "--keep_sharp has no effect: with blend 0 no sample is drawn"
+    assert "sharp images kept up to 2" in str(SamplingSettings(keep_sharp=2.0))
+    alone = SamplingSettings(blend=0.0, keep_sharp=2.0)
+    assert str(alone) == "the prediction alone, sharp images kept up to 2"
+    assert not alone.without_effect(["keep_sharp"])
