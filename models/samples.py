@@ -26,9 +26,9 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool
 def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor | None:
     """The weight of each restored image over its input (N, 1, 1, 1): 0 for a sharp image, which stays as it is.
 
-    It rises from 0 to 1 while the root mean square of x_init - blurry rises from `keep_sharp` to RISE times as much: what
-    a predictor hardly changes was sharp, and is worse for it. Large even areas, which never change, weigh less in it
-    than in a mean of sizes.
+    It rises from 0 to 1 while the root mean square of x_init - blurry rises from `keep_sharp` to RISE times as much:
+    what a predictor hardly changes was sharp, and is worse for it. Large even areas, which never change, weigh less in
+    it than in a mean of sizes.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
