@@ -79,7 +79,7 @@ def train_arm(
     Args:
         config: the arm's.
         folder: of the run.
-        source: what it trains on, as --data.train.
+        source: what it trains on, as --data.train, unless its config says.
         val: folder of pairs for its learning curve, or none.
         compute: {"teraflop": operations of the run} or {"core_minutes": processor time of the run}.
         seed: of the run.
@@ -91,7 +91,8 @@ def train_arm(
     path = folder / "arm.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     arguments = ["--config", str(path), "--seed_everything", str(seed), "--data.seed", str(seed)]
-    arguments += ["--data.train", source, "--data.val", val or "null", "--trainer.logger", "false"]
+    arguments += [] if "train" in config["data"] else ["--data.train", source]
+    arguments += ["--data.val", val or "null", "--trainer.logger", "false"]
     arguments += [] if val else ["--trainer.limit_val_batches", "0"]
     built = train.cli([*arguments, "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"], run=False)
     data = built.datamodule
@@ -278,7 +279,7 @@ def main(
         only: names of arms, separated by commas without spaces; none: all.
         budget: compute of every run in the file's unit, overriding the file's.
         minutes: start no run after this time; the same command resumes. A run is never cut short.
-        pairs: folders of pairs to train on, with equal shares, in place of photos.
+        pairs: folders of pairs to train on, with equal shares, in place of photos; an arm's data.train wins.
         tests: name -> folder of pairs to score the predictions on, with `pairs`.
         val: folder of pairs for learning curves (validations in each run's logs), with `pairs`.
     """

@@ -16,7 +16,7 @@ from data import images
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLAN, PREDICTORS = BENCHMARKS / "ablation.yaml", BENCHMARKS / "predictors.yaml"
-PLANS = [PLAN, PREDICTORS, BENCHMARKS / "recipe.yaml"]
+PLANS = [PLAN, PREDICTORS, BENCHMARKS / "recipe.yaml", BENCHMARKS / "photographs.yaml"]
 
 PUBLISHED = [
     ("U2-Net", 3.5, 35),
@@ -105,7 +105,9 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
     plan["base"]["data"] |= {"patch_size": 32, "batch_size": 1, "val_crop": 32}
     small = {"class_path": "models.slim_unet.SlimPredictor", "init_args": {"widths": [4, 8], "blocks": [1, 1]}}
     plan["base"]["model"]["init_args"]["predictor"] = small
-    plan["arms"] = {plan["reference"]: {}, "Wide-Net": {"model.init_args.predictor.init_args.widths": [8, 8]}}
+    own = {"data.train": [{"root": str(tmp_path / "b"), "weight": 3}]}
+    wide = {"model.init_args.predictor.init_args.widths": [8, 8]}
+    plan["arms"] = {plan["reference"]: {}, "Wide-Net": wide | own}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     pairs = [str(tmp_path / "a"), str(tmp_path / "b")]
     given = {"arms": str(tmp_path / "plan.yaml"), "pairs": pairs, "tests": {"own": str(tmp_path / "test")}}
@@ -124,5 +126,6 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
         assert run["curve"] == scores and len(scores) >= min(12, run["steps"]) and scores[-1][0] == run["steps"]
         config = yaml.safe_load((own / "config.yaml").read_text())
         sources = [source.get("init_args", source) for source in config["data"]["train"]]
-        assert {source["root"]: source["weight"] for source in sources} == dict.fromkeys(pairs, 1)
+        weights = {pairs[1]: 3} if run["arm"] == "Wide-Net" else dict.fromkeys(pairs, 1)
+        assert {source["root"]: source["weight"] for source in sources} == weights
     assert images.read(tmp_path / "out" / "curves.png").shape[0] == 3
