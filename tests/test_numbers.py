@@ -88,10 +88,12 @@ def test_a_measured_number_of_a_table_is_that_of_the_results(page):
 
 def test_a_row_of_the_ablation_is_that_of_an_arm():
     records = []
-    for stored in (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors")):
+    for stored in (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors", "photographs")
+    ):
         ends = {run["arm"]: run["curve"][-1][1] for run in stored["runs"] if "curve" in run}  # on validation crops
         for arm in stored["rows"]:
-            means = [one["mean"] for one in arm.values() if isinstance(one, dict)]
+            means = [one["mean"] for one in arm.values() if isinstance(one, dict)] + [arm["steps"]]
             records.append(sorted([*means, *filter(None, [ends.get(arm["arm"])])]))
     rows = [line for line in (ROOT / "docs/ablation.md").read_text().splitlines() if line.startswith("|")]
     for row in rows[2:]:
