@@ -40,9 +40,8 @@ def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
 
     A label holds sampler, steps, and the fields that vary in the grid and differ from the default.
     """
-    alone = [SamplingSettings(blend=0.0, keep_sharp=setting.keep_sharp) for setting in settings]
-    settings = [setting if setting.blend > 0 else other for setting, other in zip(settings, alone, strict=True)]
-    settings = list(dict.fromkeys(settings))
+    alone = {s: SamplingSettings(blend=0.0, keep_sharp=s.keep_sharp) for s in settings if s.blend == 0}
+    settings = list(dict.fromkeys(alone.get(setting, setting) for setting in settings))
     sampled = [setting for setting in settings if setting.blend > 0]
     others = [field for field in fields(SamplingSettings) if field.name not in ("sampler", "steps")]
     varying = [field for field in others if len({getattr(setting, field.name) for setting in sampled}) > 1]

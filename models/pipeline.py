@@ -65,8 +65,7 @@ class DeblurOutput(BaseOutput):
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
             calibrated if the checkpoint is; None if it has no size head.
-        share: weights of the restored images over their inputs (N, 1, 1, 1), by `models.samples.restored_share`; None
-            if all are restored in full.
+        share: weights of the restored images over their inputs (N, 1, 1, 1), by `models.samples.restored_share`.
         tiles: side of each network's tiles, without their halo; None for the whole image.
     """
 
@@ -225,7 +224,7 @@ class DeblurPipeline(ConfigMixin):
         levels = {setting.keep_sharp for setting in settings}
         shares = {level: restored_share(blurry, prediction.x_init, level) for level in levels}
         most = max(settings, key=lambda setting: setting.num_samples)
-        if most.blend == 0 or not any(share is None or share.any() for share in shares.values()):
+        if most.blend == 0 or not any(share.any() for share in shares.values()):
             for samples in collected:
                 for _ in range(samples.setting.num_samples):
                     samples.add(kept(prediction.images, blurry, shares[samples.setting.keep_sharp]))

@@ -23,7 +23,7 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
-def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor | None:
+def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor:
     """The weight of each restored image over its input (N, 1, 1, 1): 0 for a sharp image, which stays as it is.
 
     It rises from 0 to 1 while the root mean square of x_init - blurry rises from `keep_sharp` to RISE times as much:
@@ -33,19 +33,19 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
         x_init: the prediction in [-1, 1].
-        keep_sharp: in 8-bit levels; 0: every image is restored, and None is returned.
+        keep_sharp: in 8-bit levels; 0: every image is restored in full.
     """
     if keep_sharp == 0:
-        return None
+        return blurry.new_ones((len(blurry), 1, 1, 1), dtype=torch.float32)
     # Channel by channel, which saves memory on large photographs.
     squares = [(to_world(x_init[:, c]) - blurry[:, c]).square_().mean((1, 2)) for c in range(3)]
     change = 255 * (sum(squares) / 3).sqrt()
     return ((change / keep_sharp - 1) / (RISE - 1)).clamp(0, 1).view(-1, 1, 1, 1)
 
 
-def kept(x: Tensor, blurry: Tensor, share: Tensor | None) -> Tensor:
+def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
     """Restored images weighted by `restored_share` against their inputs, all (N, 3, H, W) in [0, 1]; overwrites x."""
-    return x if share is None else torch.lerp(blurry.float(), x, share, out=x)
+    return x if (share == 1).all() else torch.lerp(blurry.float(), x, share, out=x)
 
 
 class Samples:
@@ -77,9 +77,9 @@ class Samples:
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
 
 
-def of_sharp(share: Tensor | None) -> list[str]:
+def sharp_remarks(share: Tensor) -> list[str]:
     """A sentence that says if one image's `restored_share` (1, 1, 1, 1) is not whole, since it looks sharp."""
-    if share is None or share.item() == 1:
+    if share.item() == 1:
         return []
     amount = f"restored by {share.item():.0%}" if share.item() else "kept as it is"
     return [f"looks sharp already, and is {amount} (keep_sharp)"]

@@ -18,7 +18,7 @@ from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import PRETRAINED, name_of
 from models.memory import allowed_memory, require_memory
 from models.pipeline import DeblurOutput
-from models.samples import faults, of_sharp
+from models.samples import faults, sharp_remarks
 from models.tiling import TooLittleMemory, refusal
 from restoration.maps import write_map
 from restoration.options import Options
@@ -53,7 +53,7 @@ class Restoration:
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        return [*self.image.remarks, *of_sharp(self.out.share)]
+        return [*self.image.remarks, *sharp_remarks(self.out.share)]
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -194,7 +194,7 @@ class Restorer:
                 yield Restoration(path, target, f"{path} {out}")
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
-            drawn = self.settings.blend > 0 and (part.share is None or part.share.item() > 0)
+            drawn = self.settings.blend > 0 and part.share.item() > 0
             found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
             yield Restoration(path, target, None, image, part, found, back, seconds + time.perf_counter() - start)

@@ -17,7 +17,7 @@ from models.arrays import read_images
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.index import find_folder
 from models.memory import allowed_memory, give_back, require_memory
-from models.samples import faults, of_sharp
+from models.samples import faults, sharp_remarks
 from models.settings import SamplingSettings
 from models.tiling import refusal, sides_in_words
 from restoration.options import Options
@@ -99,8 +99,8 @@ class PhotoRestorer:
                 raise
         facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
         result = Result(visit.runs, photo, folder, settings, self.name, preset or settings.sampler, facts)
-        warnings = [*photo.image.remarks, *of_sharp(result.share)]
-        if result.samples and settings.blend > 0 and (result.share is None or result.share > 0):
+        warnings = [*photo.image.remarks, *sharp_remarks(result.share)]
+        if result.samples and settings.blend > 0 and result.share > 0:
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
         if warnings:
             result.facts = {"warning": "; ".join(warnings)} | facts

@@ -63,8 +63,8 @@ class Result:
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
 
     @cached_property
-    def share(self) -> Tensor | None:
-        """The weight (1, 1, 1, 1) of what is restored over the upload, if sharp images are kept."""
+    def share(self) -> Tensor:
+        """The weight (1, 1, 1, 1) of what is restored over the upload, below 1 if it is sharp."""
         return restored_share(self.photo.image.values[None], self._read("x_init"), self.settings.keep_sharp)
 
     def image(self, kind: str) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.samples import kept, of_sharp, restored_share
+from models.samples import kept, restored_share, sharp_remarks
 from models.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
@@ -16,8 +16,8 @@ def test_the_share_rises_from_the_level_to_a_fifth_above_it():
     x = blurry + (levels.view(-1, 1, 1, 1) / 255) * changes.repeat_interleave(3, 1)[None, :, None]
     share = restored_share(blurry, 2 * x - 1, 2.0)
     assert share.shape == (5, 1, 1, 1) and torch.allclose(share.flatten(), torch.tensor([0, 0, 0.5, 1, 1]), atol=1e-3)
-    assert restored_share(blurry, 2 * x - 1, 0.0) is None
-    assert [of_sharp(one[None]) for one in share[[0, 2, 4]]] == [
+    assert torch.equal(restored_share(blurry, 2 * x - 1, 0.0), torch.ones(5, 1, 1, 1))
+    assert [sharp_remarks(one[None]) for one in share[[0, 2, 4]]] == [
         ["looks sharp already, and is kept as it is (keep_sharp)"],
         ["looks sharp already, and is restored by 50% (keep_sharp)"],
         [],
@@ -30,7 +30,7 @@ def test_a_kept_image_is_the_input_to_the_last_bit():
     result = kept(x.clone(), blurry, share)
     assert torch.equal(result[0], blurry[0]) and torch.equal(result[2], x[2])
     assert torch.allclose(result[1], 0.75 * blurry[1] + 0.25 * x[1])
-    assert torch.equal(kept(x.clone(), blurry, None), x)
+    assert torch.equal(kept(x.clone(), blurry, torch.ones(3, 1, 1, 1)), x)
 
 
 @pytest.mark.parametrize("blend", [0.0, 0.5])
@@ -52,7 +52,7 @@ def test_each_image_of_a_batch_has_its_own_share(blend):
     shares = ((level / levels[1] - 1) / 0.2).clamp(0, 1).view(-1, 1, 1, 1)
     assert shares[1].item() == pytest.approx(0.5, abs=1e-3) and shares[0] < 0.4
     assert torch.allclose(half, blurry + shares * (full - blurry), atol=1e-5)
-    assert outputs[0].share is None and torch.allclose(outputs[1].share, shares, atol=1e-4)
+    assert torch.equal(outputs[0].share, torch.ones(2, 1, 1, 1)) and torch.allclose(outputs[1].share, shares, atol=1e-4)
 
 
 def test_no_step_is_taken_for_images_that_are_all_kept():
