@@ -227,14 +227,16 @@ def test_own_networks_are_named(called):
 
 def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_path):
     still = tiny_pipeline()
-    nn.init.zeros_(still.predictor.unet.head.weight), nn.init.zeros_(still.predictor.unet.head.bias)
+    nn.init.zeros_(still.predictor.unet.head.weight)
+    nn.init.constant_(still.predictor.unet.head.bias, 2 * 3 / 255)  # three levels brighter: a fault of a sample
     still.save_pretrained(tmp_path / "still")
 
     def of_still(args):
         return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "still"), "--steps", "2"])
 
-    kept, restored = (called(of_still, "--keep_sharp", level) for level in ("0.1", "0"))
+    kept, restored = (called(of_still, "--keep_sharp", level) for level in ("4", "0"))
     assert "a.png: looks sharp already, and is kept as it is" in kept.said and "looks sharp" not in restored.said
+    assert not kept.entry["faults"]
     for name in ("a.png", "b.png"):
         pixels = images.read_file(place / "photos" / name).pixels
         assert torch.equal(images.read_file(kept.folder / name).pixels, pixels)

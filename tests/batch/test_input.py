@@ -103,6 +103,15 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     assert len(listed) == (k - 1 if k <= 3 else 3) and ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
 
 
+def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
+    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
+    worker = Worker(Job(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
+    [row] = worker(
+        pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png"}])
+    ).to_pylist()
+    assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
+
+
 @pytest.mark.parametrize(
     ("total", "options", "flags", "workers", "cpus", "gpus"),
     [
