@@ -109,7 +109,10 @@ def exif_of(image: Image.Image) -> Image.Exif:
         image.load()  # it may follow the pixels
         text = image.info.pop("Raw profile type exif", None)  # of ImageMagick; Pillow would parse it without a limit
         if text and "exif" not in image.info:
-            image.info["exif"] = bytes.fromhex("".join(text.split("\n")[3:]))
+            try:
+                image.info["exif"] = bytes.fromhex("".join(text.split("\n")[3:]))
+            except ValueError:  # damaged
+                image.info["exif"] = b""
         _check_exif(image)
     return image.getexif()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngInfo
 from PIL.TiffImagePlugin import IFDRational
 
 from data import images, metadata
@@ -185,3 +186,12 @@ def test_exif_that_cannot_be_read_is_left_out_and_the_image_restored(tmp_path, s
     image = images.read_file(tmp_path / f"photo{suffix}")
     assert image.exif is None and image.remarks == ("has EXIF data that cannot be read, which are left out",)
     assert (image.values.mean((1, 2)) * 255 - torch.tensor([200, 30, 40])).abs().max() < 4
+
+
+@pytest.mark.parametrize(("text", "read"), [(exif().tobytes().hex(), True), ("no EXIF", False)])
+def test_imagemagick_s_text_form_of_exif_is_read_or_left_out(tmp_path, text, read):
+    lines = PngInfo()
+    lines.add_text("Raw profile type exif", f"\nexif\n{len(text) // 2:8}\n{text}", zip=True)
+    Image.new("RGB", (40, 30)).save(tmp_path / "photo.png", pnginfo=lines)
+    image = images.read_file(tmp_path / "photo.png")
+    assert (image.exif is not None) == read == (not image.remarks)
