@@ -107,12 +107,6 @@ def exif_of(image: Image.Image) -> Image.Exif:
     """The EXIF of an opened image; TooMuchError if its values are too long together."""
     if image.format == "PNG":
         image.load()  # it may follow the pixels
-        text = image.info.pop("Raw profile type exif", None)  # of ImageMagick; Pillow would parse it without a limit
-        if text and "exif" not in image.info:
-            try:
-                image.info["exif"] = bytes.fromhex("".join(text.split("\n")[3:]))
-            except ValueError:  # damaged
-                image.info["exif"] = b""
         _check_exif(image)
     return image.getexif()
 
@@ -122,10 +116,13 @@ def _check_exif(image: Image.Image) -> None:
 
     A block with which Pillow cannot do that becomes empty, since damaged EXIF is no damaged image.
     """
-    block = image.info.get("exif") or b""
-    while block.startswith(b"Exif\0\0"):
-        block = block[6:]
+    text = image.info.pop("Raw profile type exif", None)  # of ImageMagick; Pillow would parse it without a limit
     try:
+        if text and "exif" not in image.info:
+            image.info["exif"] = bytes.fromhex("".join(text.split("\n")[3:]))
+        block = image.info.get("exif") or b""
+        while block.startswith(b"Exif\0\0"):
+            block = block[6:]
         if block:
             exif = Image.Exif()
             exif.load_from_fp(Bounded(io.BytesIO(block)))
