@@ -3,18 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import timm.optim.muon
-import torch
-from timm.optim import Muon
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
-
-# Emulated bf16 is slow.
-timm.optim.muon.zeropower_via_newtonschulz.__defaults__ = tuple(
-    torch.float32 if value is torch.bfloat16 else value
-    for value in timm.optim.muon.zeropower_via_newtonschulz.__defaults__
-)
 
 
 @dataclass(frozen=True)
@@ -26,7 +17,6 @@ class Optimizer:
         weight_decay: of AdamW.
         betas: of AdamW.
         warmup_steps: steps of linear warm-up.
-        muon: timm's Muon in place of AdamW, which keeps one-dimensional and depthwise weights.
         decay_steps: length of the decay to zero, which ends at trainer.max_steps. The learning rate stays at its peak
             before it, so a run can be made longer until the decay begins (Hägele et al. 2024). none: the decay starts
             after the warm-up.
@@ -37,15 +27,11 @@ class Optimizer:
     betas: tuple[float, float] = (0.9, 0.999)
     warmup_steps: int = 1000
     decay_steps: int | None = None
-    muon: bool = False
 
     def build(self, parameters: list[nn.Parameter], max_steps: int) -> tuple[AdamW, LambdaLR]:
         """The optimizer of parameters, and the scheduler of its learning rate, which steps once per step."""
         fused = all(parameter.device.type in ("cuda", "cpu") for parameter in parameters) or None
-        if self.muon:
-            optimizer = Muon(parameters, self.lr, nesterov=True, ns_steps=3, betas=self.betas)
-        else:
-            optimizer = AdamW(parameters, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+        optimizer = AdamW(parameters, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
 
         def factor(step: int) -> float:
             if step < self.warmup_steps:
