@@ -188,7 +188,9 @@ def test_exif_that_cannot_be_read_is_left_out_and_the_image_restored(tmp_path, s
     assert (image.values.mean((1, 2)) * 255 - torch.tensor([200, 30, 40])).abs().max() < 4
 
 
-@pytest.mark.parametrize(("text", "read"), [(exif().tobytes().hex(), True), ("no EXIF", False)])
+@pytest.mark.parametrize(
+    ("text", "read"), [(exif().tobytes().hex(), True), ("no EXIF", False)], ids=["read", "left out"]
+)
 def test_imagemagick_s_text_form_of_exif_is_read_or_left_out(tmp_path, text, read):
     lines = PngInfo()
     lines.add_text("Raw profile type exif", f"\nexif\n{len(text) // 2:8}\n{text}", zip=True)
