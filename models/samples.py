@@ -7,7 +7,7 @@ from models.diffusion import add_residual
 from models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
-RISE = 1.2  # from the largest change of an image that is kept to the smallest of one that is fully restored
+RISE = 2.2  # from the largest change of an image that is kept to the smallest of one that is fully restored
 
 
 def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool = False) -> Tensor:
@@ -81,8 +81,9 @@ def sharp_remarks(share: Tensor) -> list[str]:
     """A sentence that says if one image's `restored_share` (1, 1, 1, 1) is not whole, since it looks sharp."""
     if share.item() == 1:
         return []
-    amount = f"restored by {share.item():.0%}" if share.item() else "kept as it is"
-    return [f"looks sharp already, and is {amount} (keep_sharp)"]
+    if share.item() == 0:
+        return ["looks sharp already, and is kept as it is (keep_sharp)"]
+    return [f"looks nearly sharp, and is restored by {share.item():.0%} (keep_sharp)"]
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:

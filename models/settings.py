@@ -49,7 +49,7 @@ class SamplingSettings:
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
         keep_sharp: keep a sharp image as it is, whatever the blend: one that the predictor changes by at most this many
-            8-bit levels (root mean square); up to 1.2 times as much it is restored in part. 0: restore every image.
+            8-bit levels (root mean square); up to 2.2 times as much it is restored in part. 0: restore every image.
     """
 
     sampler: Sampler = "ddim"

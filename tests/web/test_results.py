@@ -71,14 +71,14 @@ def test_every_image_is_the_pipeline_s_to_the_bit_at_every_strength(page, visit,
 def test_a_sharp_upload_is_kept_as_the_pipeline_keeps_it(page, visit, monkeypatch, part):
     pipeline, pixels = page.actions.restorer.pipeline, visit.photo.image.pixels
     change = pipeline.predict(visit.photo.image.values[None]).images[0] - visit.photo.image.values
-    level = 255 * change.square().mean().sqrt().item() / (1.1 if part else 0.9)
+    level = 255 * change.square().mean().sqrt().item() / (1.6 if part else 0.9)
     settings = replace(pipeline.preset("balanced"), keep_sharp=level)
     monkeypatch.setattr(pipeline, "preset", lambda name: settings)
-    result, said = run(page), "restored by 50%" if part else "kept as it is"
+    result, said = run(page), "nearly sharp, and is restored by 50%" if part else "sharp already, and is kept as it is"
     out = pipeline(pixels, settings, 3, ["a photo"], "pt")
     assert torch.equal(result.image("restored"), out.images[0]) and out.share.item() == pytest.approx(part, abs=1e-3)
     assert torch.equal(result.image("restored"), visit.photo.image.values) == (part == 0)
-    assert result.facts["warning"].startswith(f"looks sharp already, and is {said} (keep_sharp)")
+    assert result.facts["warning"].startswith(f"looks {said} (keep_sharp)")
     assert part or result.facts["warning"].endswith("(keep_sharp)")  # what is kept has no fault
 
 
