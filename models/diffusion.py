@@ -107,7 +107,16 @@ def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
 
 def _box_mean(x: Tensor, side: int) -> Tensor:
     """Mean over side x side pixels; at the border, over those inside the image."""
-    return F.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=False)
+    return _box_sum(x, side) / _box_sum(torch.ones_like(x[:1, :1]), side)
+
+
+def _box_sum(x: Tensor, side: int) -> Tensor:
+    """Sums over side x side pixels, by shifted images: avg_pool2d takes three times as long on a CPU."""
+    half = side // 2
+    for axis, padding in ((-1, (half, half)), (-2, (0, 0, half, half))):
+        padded = F.pad(x, padding)
+        x = sum(padded.narrow(axis, k, x.shape[axis]) for k in range(side))
+    return x
 
 
 def sample_alpha_bar(alphas_cumprod: Tensor, u: Tensor) -> Tensor:

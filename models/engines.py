@@ -92,7 +92,7 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     request = core.compile_model(core.read_model(graph), "CPU", hints).create_infer_request()
     names = frozenset(name for port in request.model_inputs for name in port.names)
     shown = within if facts.precision == "fp32" else facts.precision
-    return Engine(lambda inputs: request.infer(dict(inputs))[OUTPUT], names, shown, "openvino cpu")
+    return Engine(lambda inputs: request.infer(dict(inputs), share_inputs=True)[OUTPUT], names, shown, "openvino cpu")
 
 
 @functools.cache
