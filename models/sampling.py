@@ -80,8 +80,10 @@ def sample_residual(
     r_t = math.sqrt(1 - levels[0]) * randn_tensor(like.shape, generators, like.device, like.dtype)
     step = Stepper(scheduler, eta, generators)
     for t, alpha_bar in zip(scheduler.timesteps.tolist(), progress(levels), strict=True):
-        step(denoise(r_t, alpha_bar), t, r_t)
-    return r_t
+        r_0 = denoise(r_t, alpha_bar)
+        if t > 0:  # the last step of every sampler ends at its estimate
+            step(r_0, t, r_t)
+    return r_0
 
 
 class Stepper:
@@ -99,9 +101,6 @@ class Stepper:
 
     def __call__(self, r_0: Tensor, t: int, r_t: Tensor) -> None:
         """Replace r_t by r_{t-1}, given the estimate of r_0; all (N, 3, H, W)."""
-        if t == 0 and self.options:  # the last step of DDIM and DDPM ends at the estimate itself
-            r_t.copy_(r_0)
-            return
         rows = max(1, BAND // r_t.shape[-1])
         self.bands = self.bands or [deepcopy(self.scheduler) for _ in range(0, r_t.shape[-2], rows)]
         parts = zip(self.bands, r_0.split(rows, dim=-2), r_t.split(rows, dim=-2), strict=True)
