@@ -75,10 +75,17 @@ class PixelBlocks(nn.Module):
             x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
         h = self.trunk(h, None if embedding is None else embedding.to(dtype))
-        out = F.pixel_shuffle(self.head(h), self.unshuffle)
-        if self.log_size is not None:
-            out = torch.cat([out.float(), self.log_size(h)], dim=1)
-        return out[..., :height, :width]
+        return self.outputs(h)[..., :height, :width]
+
+    def outputs(self, h: Tensor) -> Tensor:
+        """Both heads' outputs one after the other, (N, channels, H, W), from the trunk's features."""
+        if self.log_size is None:
+            return F.pixel_shuffle(self.head(h), self.unshuffle)
+        if torch.onnx.is_in_onnx_export():  # as one convolution: engines would copy whole images to join them
+            heads = (self.head, self.log_size.conv)
+            weight, bias = torch.cat([head.weight for head in heads]), torch.cat([head.bias for head in heads])
+            return F.pixel_shuffle(F.conv2d(h, weight, bias, padding=1), self.unshuffle).float()
+        return torch.cat([F.pixel_shuffle(self.head(h), self.unshuffle).float(), self.log_size(h)], dim=1)
 
 
 class LocalPredictor(Predictor):
@@ -93,9 +100,10 @@ class LocalPredictor(Predictor):
 
         With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """
-        out = self.unet(blurry).float()
-        x_init = blurry.float() + out[:, :3]
-        return x_init if out.shape[1] == 3 else torch.cat([x_init, out[:, 3:]], dim=1)
+        out, known = self.unet(blurry).float(), blurry.float()
+        if out.shape[1] > 3:
+            known = F.pad(known, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel
+        return known + out
 
 
 class LocalDenoiser(ModelMixin, ConfigMixin):
