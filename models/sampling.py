@@ -83,6 +83,7 @@ def sample_residual(
         r_0 = denoise(r_t, alpha_bar)
         if t > 0:  # the last step of every sampler ends at its estimate
             step(r_0, t, r_t)
+            del r_0  # before the next one is made: a large photo has no memory for both
     return r_0
 
 

@@ -173,7 +173,7 @@ models.sampling.BAND = 1 << 18  # so that a test's photo has several
 peaks = []
 for side in (256, 1700):
     images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))
-    flags = ["--steps", "1", "--tile", "256", "--predictor_tile", "256", "--sampler", sys.argv[2]]
+    flags = ["--steps", "2", "--tile", "256", "--predictor_tile", "256", "--sampler", sys.argv[2]]
     assert sample.main([f"{side}.bmp", "--checkpoint", sys.argv[1], "--output", "out", *flags]) == 0
     status = Path("/proc/self/status").read_text().splitlines()
     peaks.append(next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM")))
@@ -187,7 +187,7 @@ def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     done = processes.run("-c", [PEAK, checkpoint, "ddim"])
     fields = float(done.stdout.splitlines()[-1]) / 12  # of three floats a pixel
-    assert 3 < fields < 7.5
+    assert 3 < fields < 7.8
 
 
 def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path):
