@@ -107,11 +107,12 @@ def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
 
 def _box_mean(x: Tensor, side: int) -> Tensor:
     """Mean over side x side pixels; at the border, over those inside the image."""
-    return _box_sum(x, side) / _box_sum(torch.ones_like(x[:1, :1]), side)
+    rows, columns = (_box_sum(torch.ones_like(line), side) for line in (x[:1, :1, :, :1], x[:1, :1, :1]))
+    return _box_sum(x, side) / (rows * columns)
 
 
 def _box_sum(x: Tensor, side: int) -> Tensor:
-    """Sums over side x side pixels, by shifted images: avg_pool2d takes three times as long on a CPU."""
+    """Sums over side x side pixels, by shifted images: avg_pool2d takes several times as long on a CPU."""
     half = side // 2
     for axis, padding in ((-1, (half, half)), (-2, (0, 0, half, half))):
         padded = F.pad(x, padding)

@@ -79,11 +79,10 @@ class Samples:
 
 def sharp_remarks(share: Tensor) -> list[str]:
     """A sentence that says if one image's `restored_share` (1, 1, 1, 1) is not whole, since it looks sharp."""
-    if share.item() == 1:
+    if (amount := share.item()) == 1:
         return []
-    if share.item() == 0:
-        return ["looks sharp already, and is kept as it is (keep_sharp)"]
-    return [f"looks nearly sharp, and is restored by {share.item():.0%} (keep_sharp)"]
+    result = f"nearly sharp, and is restored by {amount:.0%}" if amount else "sharp already, and is kept as it is"
+    return [f"looks {result} (keep_sharp)"]
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
