@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-.PHONY: demo web test test-slow mutate lint gpu-check
+.PHONY: demo web test test-slow lint gpu-check
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
@@ -32,10 +32,6 @@ test: $(VENV)/extras
 
 test-slow: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs -m slow
-
-# Put 150 mutants into a copy of the program, one at a time, and show those that no test notices: hours.
-mutate: $(VENV)/extras
-	$(PY) -m tests.mutation
 
 # On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed

@@ -120,11 +120,6 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    if "COVERAGE_PROCESS_START" in os.environ:
-        import coverage
-
-        coverage.Coverage.current().stop()
-        coverage.process_startup(force=True)  # under the name of the test that started this process
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # as Lightning finds it when it is imported
     if fatal is not None:
         _kill_at(*fatal)
