@@ -65,6 +65,7 @@ def _follow(values: Tensor, x: Sequence[float], y: Sequence[float]) -> Tensor:
     """The polyline through (0, 0) and the points (x, y), in 8-bit levels, at values in units of the [0, 1] range."""
     x, y = (torch.tensor([0.0, *column], device=values.device) / 255 for column in (x, y))
     slopes = torch.cat([y.diff() / x.diff().clamp(min=1e-9), y[-1:] / x[-1:]])
-    starts = torch.cat([x[:-1], x.new_zeros(1)]), torch.cat([y[:-1], y.new_zeros(1)])
-    at = torch.bucketize(values, x[1:], out_int32=True)
-    return starts[1][at] + (values - starts[0][at]) * slopes[at]
+    offsets = torch.cat([y[:-1] - slopes[:-1] * x[:-1], x.new_zeros(1)])
+    at = torch.bucketize(values, x[1:], out_int32=True).flatten()
+    slope, offset = (line.index_select(0, at).view_as(values) for line in (slopes, offsets))  # faster than line[at]
+    return torch.addcmul(offset, slope, values)
