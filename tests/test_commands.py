@@ -93,13 +93,13 @@ COPIED = [
     ("PAGES_TEST --names", "PAGES_TEST/test.txt", "page.txt"),
 ]
 CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
-EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "cer,wer": "rapidfuzz"}
+EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "lpips,cer": "rapidfuzz"}
 EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
     *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.posterior"),
     *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
-    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "cer,wer"),
+    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
 )
 
 

@@ -120,7 +120,7 @@ def test_the_text_beside_a_page_is_what_is_read_on_it(kind, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "page.txt").write_text("\n".join(page.lines))
     page.image.save(tmp_path / "page.png")
-    assert ErrorRate("character", tmp_path)(images.read(tmp_path / "page.png")[None], ["page"]) < 0.15
+    assert ErrorRate(tmp_path)(images.read(tmp_path / "page.png")[None], ["page"]) < 0.15
 
 
 def test_whole_pages_keep_their_text_beside_the_pairs(words):
