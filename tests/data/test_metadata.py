@@ -15,18 +15,18 @@ from data.search import HEIF, WRITABLE
 from tests.data.test_images import PROFILE
 
 EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
-# Of the first directory, by whether `private` keeps them; Software is set anew.
+# Of the first directory; Software is set anew.
 FIRST = {
-    "Make": ("Camera", True),
-    "Model": ("One", True),
-    "DateTime": ("2026:11:01 10:00:00", True),
-    "XResolution": (IFDRational(300), True),
-    "YResolution": (IFDRational(300), True),
-    "ResolutionUnit": (2, True),
-    "ImageDescription": ("Anna at home", False),
-    "Artist": ("Anna", False),
-    "Copyright": ("(c) Anna", False),
-    "HostComputer": ("Anna's", False),
+    "Make": "Camera",
+    "Model": "One",
+    "DateTime": "2026:11:01 10:00:00",
+    "XResolution": IFDRational(300),
+    "YResolution": IFDRational(300),
+    "ResolutionUnit": 2,
+    "ImageDescription": "Anna at home",
+    "Artist": "Anna",
+    "Copyright": "(c) Anna",
+    "HostComputer": "Anna's",
 }
 NUMBERS = (
     *("ExposureProgram", "SensitivityType", "MeteringMode", "LightSource", "Flash", "FocalLengthIn35mmFilm"),
@@ -41,24 +41,24 @@ TEXTS = (
     *("SubsecTimeDigitized", "LensMake", "LensModel"),
 )
 SETTINGS = {
-    "ExposureTime": (IFDRational(1, 60), True),
-    "FNumber": (IFDRational(28, 10), True),
-    "ISOSpeedRatings": (400, True),
-    "DateTimeOriginal": ("2026:11:01 10:00:00", True),
-    "DateTimeDigitized": ("2026:11:01 10:00:01", True),
-    "ExifVersion": (b"0232", True),
-    "LensSpecification": ((IFDRational(24), IFDRational(70), IFDRational(28, 10), IFDRational(4)), True),
-    "ExposureBiasValue": (IFDRational(-1, 3), True),
-    **{name: (f"{at} mm", True) for at, name in enumerate(TEXTS)},
-    **{name: (at, True) for at, name in enumerate(NUMBERS, start=1)},
-    **{name: (IFDRational(at, 7), True) for at, name in enumerate(FRACTIONS, start=1)},
-    "MakerNote": (b"serial 123" * 9, False),
-    "UserComment": (b"ASCII\0\0\0for Anna", False),
-    "CameraOwnerName": ("Anna", False),
-    "BodySerialNumber": ("123", False),
-    "LensSerialNumber": ("456", False),
-    "ImageUniqueID": ("f00", False),
-    "SubjectLocation": ((3, 4), False),
+    "ExposureTime": IFDRational(1, 60),
+    "FNumber": IFDRational(28, 10),
+    "ISOSpeedRatings": 400,
+    "DateTimeOriginal": "2026:11:01 10:00:00",
+    "DateTimeDigitized": "2026:11:01 10:00:01",
+    "ExifVersion": b"0232",
+    "LensSpecification": (IFDRational(24), IFDRational(70), IFDRational(28, 10), IFDRational(4)),
+    "ExposureBiasValue": IFDRational(-1, 3),
+    **{name: f"{at} mm" for at, name in enumerate(TEXTS)},
+    **{name: at for at, name in enumerate(NUMBERS, start=1)},
+    **{name: IFDRational(at, 7) for at, name in enumerate(FRACTIONS, start=1)},
+    "MakerNote": b"serial 123" * 9,
+    "UserComment": b"ASCII\0\0\0for Anna",
+    "CameraOwnerName": "Anna",
+    "BodySerialNumber": "123",
+    "LensSerialNumber": "456",
+    "ImageUniqueID": "f00",
+    "SubjectLocation": (3, 4),
 }
 PLACE = {1: "N", 2: (52.0, 30.0, 12.5), 3: "E", 4: (13.0, 24.0, 1.25), 29: "2026:11:01"}
 XMP = (
@@ -71,10 +71,10 @@ FORMATS = [(suffix, deep) for suffix in sorted(WRITABLE - {".bmp"}) for deep in 
 
 def exif():
     block = Image.Exif()
-    for name, (value, _) in FIRST.items():
+    for name, value in FIRST.items():
         block[ExifTags.Base[name]] = value
     block[ExifTags.Base.Software], block[ExifTags.Base.Orientation] = "Editor", 6
-    for name, (value, _) in SETTINGS.items():
+    for name, value in SETTINGS.items():
         block.get_ifd(EXIF)[ExifTags.Base[name]] = value
     block.get_ifd(GPS).update(PLACE)
     return block
@@ -107,9 +107,7 @@ def written(photo: Path, suffix: str, deep: bool, choice: str) -> images.ImageFi
 
 
 def test_the_tags_here_are_all_that_the_program_knows():
-    for tags, known in ((FIRST, metadata.CAMERA), (SETTINGS, metadata.EXPOSURE)):
-        assert {ExifTags.Base[name] for name, (_, private) in tags.items() if private} == known
-    assert not metadata.DESCRIPTIVE - {ExifTags.Base[name] for name in FIRST} - {ExifTags.Base.Software}
+    assert {ExifTags.Base[name] for name in FIRST} | {ExifTags.Base.Software} == metadata.DESCRIPTIVE
 
 
 @pytest.mark.parametrize("name", ["tiff:Orientation", "Iptc4xmpExt:DigitalSourceType", "other:DigitalSourceType"])
@@ -131,7 +129,7 @@ def close(one, other):
 
 
 @pytest.mark.parametrize(("suffix", "deep"), FORMATS)
-@pytest.mark.parametrize("choice", ["keep", "private", "none"])
+@pytest.mark.parametrize("choice", ["keep", "none"])
 def test_tag_by_tag(photo, suffix, deep, choice):
     if suffix in HEIF:
         pytest.importorskip("pillow_heif")
@@ -139,10 +137,9 @@ def test_tag_by_tag(photo, suffix, deep, choice):
     assert found.icc == PROFILE and found.pixels.dtype == (torch.uint16 if deep else torch.uint8)
     block = metadata.exif_of(found)
     for tags, directory in ((FIRST, block), (SETTINGS, block.get_ifd(EXIF))):
-        for name, (value, private) in tags.items():
-            stays = choice == "keep" or (choice == "private" and private)
+        for name, value in tags.items():
             there = directory.get(ExifTags.Base[name])
-            assert close(there, value) if stays else there is None, name
+            assert close(there, value) if choice == "keep" else there is None, name
     for tag, value in PLACE.items():
         there = block.get_ifd(GPS).get(tag)
         assert close(there, value) if choice == "keep" else there is None, tag
@@ -169,9 +166,9 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
     for suffix, holds in ((".jpg", False), (".png", True)):
         images.write(tmp_path / f"a{suffix}", like.values, metadata.kept(like, "keep"))
         found = images.read_file(tmp_path / f"a{suffix}")
-        directory = metadata.exif_of(found).get_ifd(EXIF)
-        assert directory[ExifTags.Base.LensModel] == "7 mm" and metadata.SOURCE.encode() in found.xmp
-        assert (ExifTags.Base.MakerNote in directory) == (b"a" * 70_000 in found.xmp) == holds
+        assert metadata.SOURCE.encode() in found.xmp and (b"a" * 70_000 in found.xmp) == holds
+        assert (found.exif is not None) == holds
+        assert (ExifTags.Base.MakerNote in metadata.exif_of(found).get_ifd(EXIF)) == holds
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import tifffile
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 import sample
 from data import images
@@ -192,6 +192,17 @@ def test_a_format_that_is_not_written_becomes_png_in_a_folder_by_name_and_by_pat
         assert run(given, "--checkpoint", checkpoint, "--output", tmp_path / "out", "--overwrite", "--blend", "0") == 0
         assert set(restored(tmp_path / "out")) == {"a.png"}
         assert "a.ppm: is written as a.png" in capsys.readouterr().err
+
+
+def test_exif_that_a_jpeg_cannot_hold_is_left_out_and_said(checkpoint, tmp_path, capsys):
+    block = Image.Exif()
+    block[ExifTags.Base.Artist] = "a" * 70_000
+    Image.new("RGB", (20, 16)).save(tmp_path / "a.png", exif=block)
+    for kind, choice, said in (("jpg", "keep", True), ("png", "keep", False), ("jpg", "none", False)):
+        command = [tmp_path / "a.png", "--checkpoint", checkpoint, "--format", kind, "--metadata", choice]
+        assert run(*command, "--output", tmp_path / "out") == 0
+        assert ("has more EXIF data than a JPEG can hold, which are left out" in capsys.readouterr().err) == said
+        assert (b"a" * 70_000 in (tmp_path / "out" / f"a.{kind}").read_bytes()) == (kind == "png")
 
 
 def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tmp_path, capsys):
