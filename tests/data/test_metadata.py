@@ -16,49 +16,24 @@ from tests.data.test_images import PROFILE
 
 EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
 # Of the first directory; Software is set anew.
-FIRST = {
-    "Make": "Camera",
-    "Model": "One",
-    "DateTime": "2026:11:01 10:00:00",
-    "XResolution": IFDRational(300),
-    "YResolution": IFDRational(300),
-    "ResolutionUnit": 2,
-    "ImageDescription": "Anna at home",
-    "Artist": "Anna",
-    "Copyright": "(c) Anna",
-    "HostComputer": "Anna's",
-}
-NUMBERS = (
-    *("ExposureProgram", "SensitivityType", "MeteringMode", "LightSource", "Flash", "FocalLengthIn35mmFilm"),
-    *("ExposureMode", "WhiteBalance", "SceneCaptureType", "ColorSpace"),
-)
-FRACTIONS = (
-    *("ShutterSpeedValue", "ApertureValue", "BrightnessValue", "MaxApertureValue", "FocalLength", "DigitalZoomRatio"),
-    "Gamma",
-)
-TEXTS = (
-    *("OffsetTime", "OffsetTimeOriginal", "OffsetTimeDigitized", "SubsecTime", "SubsecTimeOriginal"),
-    *("SubsecTimeDigitized", "LensMake", "LensModel"),
-)
+FIRST = {"Make": "Camera", "Model": "One", "DateTime": "2026:11:01 10:00:00", "ResolutionUnit": 2}
+FIRST |= {"XResolution": IFDRational(300), "YResolution": IFDRational(300), "ImageDescription": "Anna at home"}
+FIRST |= {"Artist": "Anna", "Copyright": "(c) Anna", "HostComputer": "Anna's"}
+NUMBERS = "ExposureProgram SensitivityType MeteringMode LightSource Flash FocalLengthIn35mmFilm ExposureMode "
+NUMBERS += "WhiteBalance SceneCaptureType ColorSpace"
+FRACTIONS = "ShutterSpeedValue ApertureValue BrightnessValue MaxApertureValue FocalLength DigitalZoomRatio Gamma"
+TEXTS = "OffsetTime OffsetTimeOriginal OffsetTimeDigitized SubsecTime SubsecTimeOriginal SubsecTimeDigitized "
+TEXTS += "LensMake LensModel"
+LENS = IFDRational(24), IFDRational(70), IFDRational(28, 10), IFDRational(4)
 SETTINGS = {
-    "ExposureTime": IFDRational(1, 60),
-    "FNumber": IFDRational(28, 10),
-    "ISOSpeedRatings": 400,
-    "DateTimeOriginal": "2026:11:01 10:00:00",
-    "DateTimeDigitized": "2026:11:01 10:00:01",
-    "ExifVersion": b"0232",
-    "LensSpecification": (IFDRational(24), IFDRational(70), IFDRational(28, 10), IFDRational(4)),
-    "ExposureBiasValue": IFDRational(-1, 3),
-    **{name: f"{at} mm" for at, name in enumerate(TEXTS)},
-    **{name: at for at, name in enumerate(NUMBERS, start=1)},
-    **{name: IFDRational(at, 7) for at, name in enumerate(FRACTIONS, start=1)},
-    "MakerNote": b"serial 123" * 9,
-    "UserComment": b"ASCII\0\0\0for Anna",
-    "CameraOwnerName": "Anna",
-    "BodySerialNumber": "123",
-    "LensSerialNumber": "456",
-    "ImageUniqueID": "f00",
-    "SubjectLocation": (3, 4),
+    **{name: f"{at} mm" for at, name in enumerate(TEXTS.split())},
+    **{name: at for at, name in enumerate(NUMBERS.split(), start=1)},
+    **{name: IFDRational(at, 7) for at, name in enumerate(FRACTIONS.split(), start=1)},
+    **{"ExposureTime": IFDRational(1, 60), "FNumber": IFDRational(28, 10), "ISOSpeedRatings": 400},
+    **{"DateTimeOriginal": "2026:11:01 10:00:00", "DateTimeDigitized": "2026:11:01 10:00:01", "ExifVersion": b"0232"},
+    **{"LensSpecification": LENS, "ExposureBiasValue": IFDRational(-1, 3), "SubjectLocation": (3, 4)},
+    **{"MakerNote": b"serial 123" * 9, "UserComment": b"ASCII\0\0\0for Anna", "CameraOwnerName": "Anna"},
+    **{"BodySerialNumber": "123", "LensSerialNumber": "456", "ImageUniqueID": "f00"},
 }
 PLACE = {1: "N", 2: (52.0, 30.0, 12.5), 3: "E", 4: (13.0, 24.0, 1.25), 29: "2026:11:01"}
 XMP = (
@@ -100,8 +75,7 @@ def photo(request, tmp_path):
 
 
 def written(photo: Path, suffix: str, deep: bool, choice: str) -> images.ImageFile:
-    image = images.read_file(photo)
-    target = photo.parent.parent / f"out{suffix}"
+    image, target = images.read_file(photo), photo.parent.parent / f"out{suffix}"
     images.write(target, image.values, metadata.kept(image, choice), depth=16 if deep else 8)
     return images.read_file(target)
 
@@ -122,8 +96,7 @@ def test_what_a_restoration_changes_is_taken_out_of_xmp_in_every_form(name, form
 
 
 def close(one, other):
-    numbers = (tuple, list, float, int, IFDRational)
-    if isinstance(other, numbers):
+    if isinstance(other, (tuple, list, float, int, IFDRational)):
         return np.allclose(np.float64(one), np.float64(other))
     return (one.encode() if isinstance(other, bytes) and isinstance(one, str) else one) == other
 
@@ -149,8 +122,7 @@ def test_tag_by_tag(photo, suffix, deep, choice):
     assert (f'DigitalSourceType="{metadata.SOURCE}"' in packet) == (choice != "none")
     assert ('xmp:Rating="5"' in packet and "Anna" in packet) == (choice == "keep") and "Orientation" not in packet
     if choice != "keep":
-        whole = (photo.parent.parent / f"out{suffix}").read_bytes()
-        assert not re.search(rb"Anna|serial|Editor", whole)
+        assert not re.search(rb"Anna|serial|Editor", (photo.parent.parent / f"out{suffix}").read_bytes())
 
 
 def test_a_second_restoration_says_it_once(photo):
@@ -178,8 +150,7 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
     ids=["no EXIF", "too short", "a resolution in bytes"],
 )
 def test_exif_that_cannot_be_read_is_left_out_and_the_image_restored(tmp_path, suffix, block):
-    photo = Image.new("RGB", (40, 30), (200, 30, 40))
-    photo.save(tmp_path / f"photo{suffix}", exif=b"Exif\0\0" + block)
+    Image.new("RGB", (40, 30), (200, 30, 40)).save(tmp_path / f"photo{suffix}", exif=b"Exif\0\0" + block)
     image = images.read_file(tmp_path / f"photo{suffix}")
     assert image.exif is None and image.remarks == ("has EXIF data that cannot be read, which are left out",)
     assert (image.values.mean((1, 2)) * 255 - torch.tensor([200, 30, 40])).abs().max() < 4

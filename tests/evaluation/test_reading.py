@@ -39,12 +39,9 @@ def pages(tmp_path):
 def test_a_sharp_page_is_read_and_wrong_letters_count(pages):
     cer = ErrorRate(pages)
     assert cer(printed(), ["page"]) == 0
-    wrong = printed(["Seven quick boxes read", *LINES[1:]])
-    length = len(" ".join(LINES))
-    assert cer(wrong, ["page"]).item() == pytest.approx(1 / length)
-    assert cer(torch.ones_like(printed()), ["page"]) == 1
-    both = cer(torch.cat([printed(), wrong]), ["page", "page"])
-    assert both.tolist() == pytest.approx([0, 1 / length])
+    wrong, length = printed(["Seven quick boxes read", *LINES[1:]]), len(" ".join(LINES))
+    assert cer(wrong, ["page"]).item() == pytest.approx(1 / length) and cer(torch.ones_like(printed()), ["page"]) == 1
+    assert cer(torch.cat([printed(), wrong]), ["page", "page"]).tolist() == pytest.approx([0, 1 / length])
 
 
 @needs_tesseract
