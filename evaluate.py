@@ -63,7 +63,7 @@ class Evaluation:
         batch_size: images per batch of the networks; default: chosen by the device and the images' size.
         metrics: names from docs/metrics.md, separated by commas, or functions of your own, such as mymetric.contrast
             (docs/extend.md); psnr and ssim are always included.
-        language: of the texts that cer and wer compare with, as Tesseract names it: eng, deu, eng+fra.
+        language: of the texts that cer compares with, as Tesseract names it: eng, deu, eng+fra.
         limit: score at most this many pairs, spread evenly over the list.
         panel: file for the comparison of a few images at the most perceptual setting; default: panel.png in the output.
         images: also write the image of every row but the controls, to images/ROW in the output, such as for FID

@@ -11,25 +11,16 @@ from PIL import ExifTags, Image
 if TYPE_CHECKING:
     from data.images import ImageFile
 
-Choice = Literal["keep", "private", "none"]
+Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
 ICC, XMP = 34675, 700  # TIFF's tags
 MOST_OF_JPEG = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
 
-# All that `private` keeps of EXIF: camera, lens, date and exposure, but no place, person, serial number or comment.
-CAMERA = {ExifTags.Base[name] for name in ("Make", "Model", "DateTime", "XResolution", "YResolution", "ResolutionUnit")}
 # TIFF tags that describe the photograph, not the layout of the file.
-DESCRIPTIVE = CAMERA | {
-    ExifTags.Base[name] for name in ("ImageDescription", "Software", "Artist", "Copyright", "HostComputer")
-}
-SETTINGS = """
-ExifVersion DateTimeOriginal DateTimeDigitized OffsetTime OffsetTimeOriginal OffsetTimeDigitized SubsecTime
-SubsecTimeOriginal SubsecTimeDigitized ExposureTime FNumber ExposureProgram ISOSpeedRatings SensitivityType
-ShutterSpeedValue ApertureValue BrightnessValue ExposureBiasValue MaxApertureValue MeteringMode LightSource Flash
-FocalLength FocalLengthIn35mmFilm ExposureMode WhiteBalance DigitalZoomRatio SceneCaptureType ColorSpace Gamma
-LensSpecification LensMake LensModel
+DESCRIBING = """
+Make Model DateTime XResolution YResolution ResolutionUnit ImageDescription Software Artist Copyright HostComputer
 """
-EXPOSURE = {ExifTags.Base[name] for name in SETTINGS.split()}
+DESCRIPTIVE = {ExifTags.Base[name] for name in DESCRIBING.split()}
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/algorithmicallyEnhanced"
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 ENHANCED = (
@@ -45,26 +36,26 @@ PACKET = (
 def kept(like: ImageFile, choice: Choice) -> ImageFile:
     """The input with the metadata of its restoration.
 
-    keep: all EXIF and XMP; private: of EXIF the camera, lens, date and exposure, and no XMP; none: neither. The colour
-    profile always stays, since the colours depend on it. Except for none, EXIF names this program as the software, and
-    XMP has IPTC's digital source type "algorithmically enhanced".
+    keep: all EXIF and XMP; none: neither. The colour profile always stays, since the colours depend on it. With keep,
+    EXIF names this program as the software, and XMP has IPTC's digital source type "algorithmically enhanced".
     """
     if choice == "none":
         return replace(like, exif=None, xmp=None)
     exif = exif_of(like)
-    if choice == "private":
-        exif = _private(exif)
     exif[ExifTags.Base.Software] = SOFTWARE
-    return replace(like, exif=exif.tobytes(), xmp=_xmp_of_output(like.xmp if choice == "keep" else None))
+    return replace(like, exif=exif.tobytes(), xmp=_xmp_of_output(like.xmp))
+
+
+def too_large(block: bytes | None, suffix: str) -> bool:
+    """Whether a format cannot hold EXIF or XMP of this size: that of a JPEG is limited."""
+    return suffix.lower() in (".jpg", ".jpeg") and len(block or b"") > MOST_OF_JPEG
 
 
 def fitting(like: ImageFile, suffix: str) -> ImageFile:
-    """The metadata as far as a format can hold it: that of a JPEG is limited."""
-    if suffix not in (".jpg", ".jpeg"):
-        return like
-    if like.exif and len(like.exif) > MOST_OF_JPEG:
-        like = replace(like, exif=_private(exif_of(like)).tobytes())
-    return replace(like, xmp=PACKET.encode()) if like.xmp and len(like.xmp) > MOST_OF_JPEG else like
+    """The metadata as far as a format can hold it: EXIF that is too large is left out, XMP says the least."""
+    if too_large(like.exif, suffix):
+        like = replace(like, exif=None)
+    return replace(like, xmp=PACKET.encode()) if too_large(like.xmp, suffix) else like
 
 
 def arguments(like: ImageFile, suffix: str) -> dict[str, Any]:
@@ -81,16 +72,6 @@ def exif_of(like: ImageFile) -> Image.Exif:
     exif = Image.Exif()
     exif.load(like.exif or b"")
     return exif
-
-
-def _private(exif: Image.Exif) -> Image.Exif:
-    private = Image.Exif()
-    for tag in CAMERA & exif.keys():
-        private[tag] = exif[tag]
-    directory = exif.get_ifd(ExifTags.IFD.Exif)
-    if exposure := {tag: directory[tag] for tag in EXPOSURE & directory.keys()}:
-        private[ExifTags.IFD.Exif] = exposure
-    return private
 
 
 def _xmp_of_output(xmp: bytes | None) -> bytes:

@@ -23,7 +23,6 @@ METRICS = {
     "psnr_aligned": Column("aligned PSNR (dB)", 2, True),
     "ssim_aligned": Column("aligned SSIM", 4, True),
     "cer": Column("CER", 4, False),
-    "wer": Column("WER", 4, False),
 }
 
 

@@ -75,7 +75,7 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
 
     Args:
         names: from METRICS, or paths of a user's functions.
-        data: the dataset's folder, which has the texts for cer and wer.
+        data: the dataset's folder, which has the texts for cer.
         language: of the texts, as in `ErrorRate`.
 
     Raises:
@@ -90,8 +90,7 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
         "niqe": Niqe,
         "psnr_aligned": partial(Aligned, "psnr"),
         "ssim_aligned": partial(Aligned, "ssim"),
-        "cer": partial(ErrorRate, "character", data, language),
-        "wer": partial(ErrorRate, "word", data, language),
+        "cer": partial(ErrorRate, data, language),
     }
     made = {"psnr": Metric(METRICS["psnr"], psnr, PSNR_RECIPE), "ssim": Metric(METRICS["ssim"], ssim, SSIM_RECIPE)}
     for name in names & classes.keys():

@@ -1,13 +1,12 @@
-"""How much of a page's text a machine reads wrongly: the character and the word error rate of Tesseract."""
+"""How much of a page's text a machine reads wrongly: the character error rate of Tesseract."""
 
 import hashlib
 import os
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,15 +24,14 @@ class ErrorRate:
     It may exceed 1. It is called as `evaluation.metrics.Metric`; MetricError without the texts, Tesseract or a package.
 
     Args:
-        unit: characters (cer) or words (wer).
         folder: the dataset; folder/text/NAME.txt has the text of the image NAME.
         language: Tesseract's, such as eng, or eng+deu.
     """
 
     inputs: ClassVar = ("restored", "names")
 
-    def __init__(self, unit: Literal["character", "word"], folder: Path, language: str = "eng"):
-        self.unit, self.texts, self.language = unit, folder / "text", language
+    def __init__(self, folder: Path, language: str = "eng"):
+        self.texts, self.language = folder / "text", language
         if (reason := _missing(self.texts, language)) is not None:
             raise MetricError(reason)
         import pytesseract
@@ -42,9 +40,9 @@ class ErrorRate:
         for file in sorted(self.texts.rglob("*.txt")):
             digest.update(file.read_bytes())
         self.recipe = (
-            f"{unit} error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "
+            f"character error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "
             f"page mode {PAGE_MODE}; Unicode NFKC, white space as single spaces; edit distance by rapidfuzz "
-            f"{version('rapidfuzz')} over the number of {unit}s in the text (texts {digest.hexdigest()[:12]})"
+            f"{version('rapidfuzz')} over the number of characters in the text (texts {digest.hexdigest()[:12]})"
         )
 
     def __call__(self, restored: Tensor, names: Sequence[str]) -> Tensor:
@@ -54,10 +52,8 @@ class ErrorRate:
         require_finite(restored)
         values = []
         for image, name in zip(whole_numbers(restored).byte().movedim(1, -1).cpu().numpy(), names, strict=True):
-            read, printed = _read(image.tobytes(), image.shape, self.language), self._text(name)
-            if self.unit == "word":
-                read, printed = read.split(), printed.split()
-            values.append(Levenshtein.distance(read, printed) / len(printed))
+            printed = self._text(name)
+            values.append(Levenshtein.distance(_read(image, self.language), printed) / len(printed))
         return torch.tensor(values, device=restored.device)
 
     def _text(self, name: str) -> str:
@@ -89,15 +85,12 @@ def _missing(texts: Path, language: str) -> str | None:
     return f"Tesseract has no language {lacking[0]}; it has {', '.join(known)}" if lacking else None
 
 
-@lru_cache(maxsize=8)
-def _read(pixels: bytes, shape: tuple[int, ...], language: str) -> str:
-    """What Tesseract reads; remembered, since characters and words are counted one after the other."""
+def _read(pixels: np.ndarray, language: str) -> str:
     import pytesseract
 
     os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # Tesseract's threads slow each other down
-    image = Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape))
     try:
-        return _plain(pytesseract.image_to_string(image, language, f"--psm {PAGE_MODE}"))
+        return _plain(pytesseract.image_to_string(Image.fromarray(pixels), language, f"--psm {PAGE_MODE}"))
     except pytesseract.TesseractError as error:
         raise MetricError(f"Tesseract cannot read the image: {error.message.strip()}") from error
 

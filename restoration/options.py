@@ -44,9 +44,8 @@ class Options:
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
         depth: bits per channel of the output; default: the input's.
-        metadata: keep all EXIF and XMP of the input; or private: only camera, lens, date and exposure, no place, name,
-            serial number, maker note or comment; or none. The colour profile stays. Unless none, the output says that
-            it was enhanced by this program (EXIF Software, IPTC digital source type).
+        metadata: keep all EXIF and XMP of the input, or none. The colour profile stays. Unless none, the output says
+            that it was enhanced by this program (EXIF Software, IPTC digital source type).
         on_fault: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by
             more than 2 of 255 levels; with fallback the prediction is written in its place.
         uncertainty: also write the standard deviation of the samples, as NAME_std.png (heat map) and NAME_std.tif
@@ -73,7 +72,7 @@ class Options:
     predictor_tile: int | None = None
     format: Literal["png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "avif"] | None = None
     depth: Literal[8, 16] | None = None
-    metadata: Literal["keep", "private", "none"] = "keep"
+    metadata: Literal["keep", "none"] = "keep"
     on_fault: Literal["warn", "fallback"] = "warn"
     uncertainty: bool = False
     error_bound: bool = False

@@ -36,7 +36,7 @@ class Restoration:
     path: Path
     target: Path  # several samples are written as NAME_0.SUFFIX, NAME_1.SUFFIX and so on
     failure: str | None = None  # why it could not be restored; the fields below are then empty
-    image: ImageFile | None = None
+    image: ImageFile | None = None  # with the metadata of its restoration
     out: DeblurOutput | None = None
     faults: Sequence[str] = ()  # of the sample; see `models.samples`
     back: bool = False  # whether the prediction is written in place of the sample
@@ -53,7 +53,9 @@ class Restoration:
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        return [*self.image.remarks, *sharp_remarks(self.out.share)]
+        lost = metadata.too_large(self.image.exif, self.target.suffix)
+        own = [*self.image.remarks, *["has more EXIF data than a JPEG can hold, which are left out"] * lost]
+        return own + sharp_remarks(self.out.share)
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -118,7 +120,8 @@ class Restorer:
             loaded = []
             for path, target in batch:
                 try:
-                    loaded.append((path, target, images.read_file(path)))
+                    image = metadata.kept(images.read_file(path), self.options.metadata)
+                    loaded.append((path, target, image))
                 except images.ImageError as error:
                     yield Restoration(path, target, str(error))
             bar.set_description(batch[0][0].name)
@@ -129,9 +132,8 @@ class Restorer:
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
         start, options, out, target = time.perf_counter(), self.options, restoration.out, restoration.target
-        like = metadata.kept(restoration.image, options.metadata)
         for file, restored in restoration.files.items():
-            images.write(file, restored, like, options.depth)
+            images.write(file, restored, restoration.image, options.depth)
         written, whites = list(restoration.files), {}
         maps = {"std": out.std, "error": out.expected_error} if options.uncertainty else {}
         if options.error_bound:

@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
@@ -58,6 +59,12 @@ def pytest_sessionfinish(session):
     for reason in (reason for reason in reasons if not any(allowed in reason for allowed in REASONS)):
         reporter.write_line(f"\nskipped for another reason than a missing GPU: {reason}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def fresh(code: str, *arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """What a new interpreter says of Python in a folder: nothing of the project is loaded there."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 class Hostile:
@@ -126,8 +133,7 @@ def flags_of_train_py():
     from models.objective import Objective, PredictorLoss, Residual
     from models.optimizer import Optimizer
 
-    parser = train.cli(["--config", "run.yaml"], run=False).parser
-    model = set()
+    parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()
     for name, argument in [*signature(Predict).parameters.items(), *signature(PredictAndRefine).parameters.items()]:
         grouped = isinstance(argument.default, Optimizer | PredictorLoss | Residual | Objective)
         model |= {f"model.{name}.{key}" for key in vars(argument.default)} if grouped else {f"model.{name}"}

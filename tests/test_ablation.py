@@ -18,13 +18,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLAN, PREDICTORS = BENCHMARKS / "ablation.yaml", BENCHMARKS / "predictors.yaml"
 PLANS = [PLAN, PREDICTORS, BENCHMARKS / "recipe.yaml", BENCHMARKS / "photographs.yaml"]
 
-PUBLISHED = [
-    ("U2-Net", 3.5, 35),
-    ("U2-Net with six side outputs", 3.6, 36),
-    ("U2-Net lite", 1.2, 48),
-    ("U-Net", 1.8, 42),
-    ("U-Net of NAF blocks", 4.1, 34),
-]
+PUBLISHED = [("U2-Net", 3.5, 35), ("U2-Net with six side outputs", 3.6, 36), ("U2-Net lite", 1.2, 48)]
+PUBLISHED += [("U-Net", 1.8, 42), ("U-Net of NAF blocks", 4.1, 34)]
 
 
 def test_an_arm_is_the_base_with_its_values_in_their_places():
@@ -39,10 +34,9 @@ def test_each_arm_of_a_plan_differs_and_can_be_named(path):
     plan = yaml.safe_load(path.read_text())
     arms = {arm: dict(given) for arm, given in plan["arms"].items()}
     settings = [given.pop("settings", None) for given in arms.values()]
-    configs = [
-        json.dumps([changed(plan["base"], given), extra]) for given, extra in zip(arms.values(), settings, strict=True)
-    ]
-    assert len(set(configs)) == len(configs) and not any("," in arm for arm in arms)  # --only separates them by commas
+    configs = [changed(plan["base"], given) for given in arms.values()]
+    different = {json.dumps([config, extra]) for config, extra in zip(configs, settings, strict=True)}
+    assert len(different) == len(configs) and not any("," in arm for arm in arms)  # --only separates them by commas
     assert arms[plan["reference"]] == {}
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks on tiny images: that they measure, merge and say what they ran on, not what comes out."""
+"""The benchmarks on tiny images, how pairs are taught, and gates and ratios of denoisers whose errors are known."""
 
 import json
 import subprocess
@@ -11,14 +11,24 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from matplotlib.figure import Figure
+from torch import nn
 
-from benchmarks import curves, deployment
+from benchmarks import curves, deployment, teach_pairs
+from benchmarks.posterior import draw, ratios, reliability
 from benchmarks.record import machine, write_json
+from benchmarks.refiner_gates import refiner_gates
+from data import images
+from data.layouts import DatasetError, find_pairs
+from data.pairs import read_pair
+from models.diffusion import residual
+from models.heads import IdentityPredictor
 from models.pipeline import DeblurPipeline
+from models.settings import SamplingSettings
+from models.slim_unet import SlimPredictor
 from models.unet import UNetPredictor
+from tests import processes
+from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
-
-ROOT = Path(__file__).parents[1]
 
 
 def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
@@ -52,8 +62,7 @@ def test_sampling_measures_a_predictor_alone(tmp_path):
 
 
 def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
-    file = tmp_path / "new" / "result.json"
-    facts = machine("cpu", 3)
+    file, facts = tmp_path / "new" / "result.json", machine("cpu", 3)
     write_json(file, facts)
     assert json.loads(file.read_text()) == facts
     assert facts["device"] and facts["cores"] >= 1 and facts["threads"] == 3 and facts["torch"] == torch.__version__
@@ -82,8 +91,7 @@ def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_training_measures_and_merges(tmp_path):
-    before = {"demo/plain": {"crops_per_s": 0.001}}
-    cases = ["demo/nchw", "small/nchw", "base/nchw"]
+    before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "small/nchw", "base/nchw"]
     found = merged("training", tmp_path / "training.json", before, "--steps", "2", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
     assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
@@ -105,13 +113,8 @@ def test_curves_are_drawn_from_an_evaluation(tmp_path):
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines["one step, by blend"] == [[26, 0.3], [25.5, 0.25], [25, 0.2]]
     assert lines["sharpened"] == [[26, 0.3], [25, 0.25]] and lines["noised"] == [[26, 0.3], [25, 0.4]]
-    assert [text.get_text() for text in axes.texts] == [
-        "0.5",
-        "1",
-        "2 steps",
-        "0.5, sharp kept",
-        "0.5, 2 steps",
-    ] and axes.yaxis_inverted()
+    found = [text.get_text() for text in axes.texts]
+    assert found == ["0.5", "1", "2 steps", "0.5, sharp kept", "0.5, 2 steps"] and axes.yaxis_inverted()
     assert axes.get_xlim()[0] < 24
     far = Figure().subplots()
     curves.draw(far, {"rows": [row("blurry", 20, 0.4), *rows[1:]], "controls": controls})
@@ -140,3 +143,146 @@ def test_a_benchmark_replaces_what_the_documents_cite_only_if_it_is_told(name):
         assert "benchmarks/results" not in str(argument.default)
     if "output" in arguments and arguments["output"].default not in (Parameter.empty, None):
         assert arguments["output"].default.startswith("runs/benchmarks")
+
+
+BRIGHTER = 0.2  # what the teacher adds, in units of [0, 1]
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A teacher that brightens, a pair that it helps, and one that it harms."""
+    predictor = SlimPredictor((8,), (1,))
+    torch.nn.init.constant_(predictor.unet.head.bias, 2 * BRIGHTER)
+    tiny_pipeline(predictor, stirred=False).save_pretrained(tmp_path / "teacher")
+    for name, sharp in (("helped", 0.7), ("harmed", 0.3), ("helped.1", 0.7)):
+        blurry = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.4
+        images.write(tmp_path / "pairs" / "blur" / "scene" / f"{name}.png", blurry)
+        images.write(tmp_path / "pairs" / "sharp" / "scene" / f"{name}.png", torch.full((3, 20, 24), sharp))
+    return tmp_path
+
+
+def teach(world, output="taught"):
+    teach_pairs.main(str(world / "pairs"), str(world / output), str(world / "teacher"), device="cpu")
+    return {pair.name: read_pair(pair) for pair in find_pairs(world / output, "train")}
+
+
+def test_the_target_is_the_prediction_where_it_helps_and_the_sharp_image_where_it_harms(world):
+    pairs = teach(world)
+    for name in ("scene/helped", "scene/helped.1"):
+        blurry, target = pairs[name]
+        assert torch.allclose(target, blurry + BRIGHTER, atol=2 / 255)
+    _, target = pairs["scene/harmed"]
+    assert torch.allclose(target, torch.tensor(0.3), atol=1 / 255)
+    assert json.loads((world / "taught" / "teacher.json").read_text())["teacher"] == str(world / "teacher")
+
+
+def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
+    teach(world)
+    (world / "taught").rename(world / ".taught.part")
+    made = world / ".taught.part" / "sharp" / "scene"
+    images.write(made / "helped.png", torch.zeros(3, 20, 24))
+    (made / "harmed.png").unlink()
+    tiny_pipeline().save_pretrained(world / "other")
+    with pytest.raises(DatasetError, match="begun with other settings"):
+        teach_pairs.main(str(world / "pairs"), str(world / "taught"), str(world / "other"), device="cpu")
+    pairs = teach(world)
+    assert not pairs["scene/helped"][1].any(), "what was made stays"
+    assert torch.allclose(pairs["scene/harmed"][1], torch.tensor(0.3), atol=1 / 255)
+
+
+def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
+    done = processes.run("benchmarks.teach_pairs", [world / "pairs", "--output", world / "pairs"])
+    assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")
+
+
+SIDE, SIGMAS = 48, (0.5, 4.0)
+
+
+class Oracle(nn.Module):
+    """Puts out `share` of the true r_0, and noise of a size in the left half, where the residual is flat."""
+
+    prediction_type, receptive_field, stride, device = "sample", 0, 1, torch.device("cpu")
+
+    def __init__(self, r_0, share=1.0, grain=0.0):
+        super().__init__()
+        self.r_0, self.share, self.grain = r_0, share, grain
+
+    def forward(self, r_t, blurry, alpha_bar, x_init, s):
+        noise = torch.randn(r_t.shape, generator=torch.Generator().manual_seed(3))
+        noise[..., SIDE // 2 :] = 0
+        return self.share * self.r_0 + self.grain * noise
+
+
+@pytest.fixture
+def pair():
+    """blurry, sharp, and their difference in [-1, 1]: tiny in the left half, large in the right."""
+    generator = torch.Generator().manual_seed(0)
+    blurry = 0.3 + 0.4 * torch.rand(3, SIDE, SIDE, generator=generator)
+    missed = 0.02 * torch.randn(3, SIDE, SIDE, generator=generator)
+    missed[..., : SIDE // 2] *= 0.05
+    return blurry, blurry + missed, 2 * missed
+
+
+def gates(pair, share, grain=0.0, blend=1.0, scale=0.04):
+    blurry, sharp, missed = pair
+    scheduler = DDPMScheduler(num_train_timesteps=10, trained_betas=[0.5] * 10)
+    s = torch.tensor(scale).view(1, -1, 1, 1) * torch.ones(1, 1, SIDE, SIDE)
+    denoiser = Oracle(residual(missed[None], 0.0, s), share, grain)
+    pipeline = DeblurPipeline(IdentityPredictor(), denoiser, scheduler, scale)
+    return refiner_gates(pipeline, [("one", blurry, sharp)], SIGMAS, SamplingSettings(steps=2, blend=blend))
+
+
+@pytest.mark.parametrize("scale", [0.04, [0.06, 0.0, 0.0]], ids=["rgb", "luma"])
+def test_a_perfect_denoiser_has_no_error_and_all_the_power(pair, scale):
+    found = gates(pair, share=1.0, scale=scale)
+    for sigma in SIGMAS:
+        assert found[f"flat_error/{sigma:g}"] == pytest.approx(0, abs=1e-4)
+        assert found[f"edge_error/{sigma:g}"] == pytest.approx(0, abs=1e-6)
+        assert found[f"edge_slope/{sigma:g}"] == pytest.approx(1, abs=1e-4)
+    assert found["edge_power"] == pytest.approx(1, abs=1e-2)
+
+
+def test_a_shrunken_estimate_shows_in_slope_error_and_power(pair):
+    found = gates(pair, share=0.5)
+    assert found["edge_slope/4"] == pytest.approx(2, rel=1e-4)
+    assert found["edge_error/4"] == pytest.approx(0.25, rel=1e-4)
+    assert found["edge_power"] == pytest.approx(0.25, rel=1e-2)
+
+
+def test_noise_in_flat_regions_shows_there_alone(pair):
+    # The true residual is of size .05 there, in units of s; noise of .1 has four times its power.
+    found = gates(pair, share=0.0, grain=0.1)
+    assert found["flat_error/4"] == pytest.approx(5, rel=0.1) and found["edge_error/4"] == pytest.approx(1, rel=1e-2)
+    assert found["flat_power"] == pytest.approx(4, rel=0.1)
+
+
+def test_without_refinement_there_is_no_power(pair):
+    assert "edge_power" not in gates(pair, share=1.0, blend=0.0)
+
+
+def gaussian(images=200, samples=16, spread=1.0):
+    """Ground truths, predictions that are the posterior's mean, and samples, exact where `spread` is 1."""
+    generator = torch.Generator().manual_seed(0)
+    size = 0.01 + 0.1 * torch.rand(images, 1, 3, 8, 8, generator=generator)
+    noise = torch.randn(images, samples + 1, 3, 8, 8, generator=generator) * size
+    predictions = torch.rand(images, 3, 8, 8, generator=generator)
+    return predictions, predictions[:, None] + spread * noise[:, 1:], predictions + noise[:, 0]
+
+
+def test_exact_samples_have_the_ideal_ratios_and_lie_on_the_diagonal():
+    predictions, samples, sharp = gaussian()
+    found = ratios(predictions, samples, sharp)
+    assert list(found) == [1, 2, 4, 8, 16]
+    for n, ratio in found.items():
+        assert abs(ratio - (1 + 1 / n)) < 0.02
+    for one in reliability(samples, sharp)[2:-2]:  # sorting by an estimate favours its own errors at the ends
+        assert 0.85 < one["error"] / one["deviation"] < 1.15
+
+
+def test_too_small_a_spread_is_seen(tmp_path):
+    predictions, samples, sharp = gaussian(spread=0.5)
+    assert abs(ratios(predictions, samples, sharp)[1] - 1.25) < 0.02
+    bins = reliability(samples, sharp)
+    assert all(one["error"] > 1.5 * one["deviation"] for one in bins)
+    draw(tmp_path / "plot.png", bins)
+    assert (tmp_path / "plot.png").stat().st_size > 5000

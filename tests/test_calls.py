@@ -11,9 +11,9 @@ import evaluate
 import sample
 from data import images
 from models.unet import Denoiser
+from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
-ROOT = Path(__file__).parents[1]
 LIBRARIES = sysconfig.get_path("purelib")  # inside ROOT, where README has the environment in .venv
 
 

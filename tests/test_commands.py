@@ -93,13 +93,13 @@ COPIED = [
     ("PAGES_TEST --names", "PAGES_TEST/test.txt", "page.txt"),
 ]
 CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
-EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "cer,wer": "rapidfuzz"}
+EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "lpips,cer": "rapidfuzz"}
 EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
     *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.posterior"),
     *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
-    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "cer,wer"),
+    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
 )
 
 
@@ -118,9 +118,8 @@ class Place:
         for name in ("fonts_train", "fonts_test"):
             (folder / "configs" / "text" / f"{name}.txt").write_text("DejaVu Sans\n")
         (folder / "words.txt").write_text("\n".join(["table", "lamp", "river", "window", "paper", "garden"] * 40))
-        for name, text in re.findall(
-            r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL
-        ):
+        page = (ROOT / "docs/extend.md").read_text()
+        for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
             (folder / name).write_text(text)
         if find_spec("spandrel"):
             from spandrel.architectures.NAFNet import NAFNet
@@ -149,17 +148,8 @@ class Place:
             roots = ["PAIRS", "OTHER_PAIRS", "pairs_video", "pairs_shake"]
             roots += ["runs/demo/photos"] if split != "train" else []
             write(*(f"{data}/{split}/sharp/{split}_{name}.png" for data in roots for name in "ab"))
-        for data in (
-            "camera",
-            "already_sharp",
-            "TEXT_TEST",
-            "ROOT",
-            "SYNTHETIC",
-            "FRAMES",
-            "CAPTURED",
-            "DATA",
-            "VALIDATION_PAIRS",
-        ):
+        roots = ["camera", "already_sharp", "TEXT_TEST", "ROOT", "SYNTHETIC", "FRAMES", "CAPTURED", "DATA"]
+        for data in (*roots, "VALIDATION_PAIRS"):
             write(*(f"{data}/sharp/{name}.png" for name in "ab"))
         shutil.copytree(self.folder / "already_sharp/sharp", self.folder / "already_sharp/blur", dirs_exist_ok=True)
         (self.folder / "TEXT_TEST/text").mkdir()
@@ -182,11 +172,8 @@ class Place:
 
     def small(self, line, fresh=True):
         """The words of a command with small values; where it is `fresh`, what lies in its output is removed."""
-        for name, content in {
-            "/usr/share/fonts": f"{get_data_path()}/fonts/ttf",
-            r"\$DICT/[\w-]+|/usr/share/dict/[\w-]+|greek.txt": "words.txt",
-        }.items():
-            line = re.sub(name, content, line)
+        line = line.replace("/usr/share/fonts", f"{get_data_path()}/fonts/ttf")
+        line = re.sub(r"\$DICT/[\w-]+|/usr/share/dict/[\w-]+|greek.txt", "words.txt", line)
         words = shlex.split(line)
         for start, more in SMALLER.items():
             if line.startswith(start):
@@ -305,6 +292,5 @@ def test_the_python_of_the_pages(there, capsys):
     found = [block for block in blocks(("python",)) if block[0] != "extend.md"]  # tests/test_extend.py
     assert len(found) == 3
     for _, code in found:
-        names = {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)}
-        exec(code, names)
+        exec(code, {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)})
     assert Path("restored.png").is_file() and capsys.readouterr().out.count("RGB, clipped to [0, 1]") == 3

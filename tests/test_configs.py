@@ -1,7 +1,6 @@
 """Every config file builds the run it describes, through the command line that people use."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,12 @@ import yaml
 import train
 from data import images
 from data.camera import SixDegrees
-from evaluation.grid import read_grid
 from models.checkpoints import load_pipeline
 from models.lightning_module import PredictAndRefine
+from tests.conftest import ROOT
 
-CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
-STAGES = sorted(Path(__file__).parents[1].glob("configs/pretrained_u2net/*.yaml"))
-GRIDS = sorted(Path(__file__).parents[1].glob("configs/grid/*.yaml"))
-pytestmark = pytest.mark.usefixtures("no_network")
+CONFIGS, STAGES = (sorted(ROOT.glob(f"configs/{folder}*.yaml")) for folder in ("", "pretrained_u2net/"))
+pytestmark = [pytest.mark.usefixtures("no_network"), pytest.mark.filterwarnings("ignore")]
 
 
 def build(config, folder, *flags):
@@ -27,7 +24,6 @@ def build(config, folder, *flags):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.filterwarnings("ignore")
 def test_every_config_builds(config, tmp_path):
     built = build(config, tmp_path)
     assert isinstance(built.model, PredictAndRefine)
@@ -36,23 +32,16 @@ def test_every_config_builds(config, tmp_path):
 
 
 def test_no_config_or_benchmark_chooses_a_precision_that_a_processor_may_have_to_emulate():
-    root = Path(__file__).parents[1]
-    for file in [*root.glob("configs/**/*.yaml"), *root.glob("benchmarks/*.yaml")]:
+    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("benchmarks/*.yaml")]:
         config = yaml.safe_load(file.read_text())
         assert "precision" not in config.get("base", config).get("trainer", {}), file
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("configs", "name"),
-    [
-        (["demo"], "u2net"),
-        (["finetune"], "lite"),
-        (["finetune", "text/finetune"], "text"),
-        (["finetune", "pretrained_u2net/finetune"], "u2net"),
-    ],
-    ids=["demo", "finetune", "text", "u2net"],
-)
+FURTHER = {"demo": "u2net", "finetune": "lite", "finetune text/finetune": "text"}
+FURTHER["finetune pretrained_u2net/finetune"] = "u2net"
+
+
+@pytest.mark.parametrize(("configs", "name"), FURTHER.items())
 def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, name, tmp_path):
     """Were they ignored, as where a config blurs the sharp ones, black ones would leave the same weights; were they
     blurred once more, a run without the config's blur would leave others."""
@@ -61,19 +50,15 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
     flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
     flags += ["--data.val=null", "--model.optimizer.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
     blurred, black = sharp.roll(2, -1), torch.zeros_like(sharp)
-    for kind, blurry, *more in (
-        ("blurred", blurred),
-        ("black", black),
-        *([("alone", blurred, "--data.blur=null")] * (configs == ["demo"])),
-    ):
+    alone = [("alone", blurred, "--data.blur=null")] * (configs == "demo")
+    for kind, blurry, *more in (("blurred", blurred), ("black", black), *alone):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)
         given = [f"--data.train={tmp_path / kind}", f"--trainer.default_root_dir={tmp_path / 'runs' / kind}"]
-        files = [f"--config={CONFIGS[0].parent / config}.yaml" for config in configs]
+        files = [f"--config={CONFIGS[0].parent / config}.yaml" for config in configs.split()]
         assert train.main(["fit", *files, *flags, *given, *more]) == 0
-        weights[kind] = load_pipeline(
-            str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32"
-        ).predictor.state_dict()
+        trained = load_pipeline(str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32")
+        weights[kind] = trained.predictor.state_dict()
     start = load_pipeline(name, precision="fp32").predictor.state_dict()
     for one in weights.values():
         assert one.keys() == start.keys() and any(not torch.equal(one[key], start[key]) for key in start)
@@ -83,12 +68,10 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
         assert all(torch.equal(weights["blurred"][key], weights["alone"][key]) for key in start)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_stages_of_u2net_go_together(tmp_path):
     stages = [stage for stage in STAGES if not stage.stem.startswith(("pairs", "finetune"))]
     runs = {stage.stem: build(stage, tmp_path, "--model.init_from", "null") for stage in stages}
-    models = {stage: built.model for stage, built in runs.items()}
-    refiners = {"refine", "refine_finish"}
+    models, refiners = {stage: built.model for stage, built in runs.items()}, {"refine", "refine_finish"}
     assert set(models) == {"distil", "predictor", "predictor_longer", "predictor_finish"} | refiners
     weights = models["distil"].predictor.state_dict()
     both = [{"root": "pairs_video", "weight": 1}, {"root": "pairs_shake", "weight": 1}]
@@ -102,7 +85,6 @@ def test_the_stages_of_u2net_go_together(tmp_path):
         models[stage].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_stages_of_lite_train_its_networks(tmp_path):
     shipped = load_pipeline("lite", precision="fp32")
     for stage in ("predictor", "refine"):
@@ -113,13 +95,11 @@ def test_the_stages_of_lite_train_its_networks(tmp_path):
     model.denoiser.load_state_dict(shipped.denoiser.state_dict())
 
 
-@pytest.mark.filterwarnings("ignore")
+LONGER, NAF = {"lr": 7e-4, "decay_steps": 4500}, {"lr": 8e-4, "warmup_steps": 200, "decay_steps": 5000}
+
+
 @pytest.mark.parametrize(
-    ("stage", "over", "changed"),
-    [
-        ("predictor", "predictor_longer", {"lr": 7e-4, "decay_steps": 4500}),
-        ("refine", "refine_naf", {"lr": 8e-4, "warmup_steps": 200, "decay_steps": 5000}),
-    ],
+    ("stage", "over", "changed"), [("predictor", "predictor_longer", LONGER), ("refine", "refine_naf", NAF)]
 )
 def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, over, changed, tmp_path):
     folder, flags = CONFIGS[0].with_name("text"), ["--model.init_from", "null"]
@@ -129,7 +109,6 @@ def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, over
     assert longer.objective_values() == first.objective_values()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_paper_s_own_objective_by_flags(tmp_path):
     flags = ["--model.denoiser.init_args.prediction_type", "epsilon", "--model.residual.scale", "1.0"]
     flags += ["--model.predictor_loss.weight", "0"]
@@ -138,15 +117,8 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
     assert model.predictor_loss.weight == 0 and model.predictor_training == "joint"
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.stem)
-def test_every_grid_reads(grid):
-    assert read_grid(grid)
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_the_data_page_s_examples_build(tmp_path):
-    page = (CONFIGS[0].parents[1] / "docs" / "data.md").read_text()
-    examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    examples = [part.partition("```")[0] for part in (ROOT / "docs" / "data.md").read_text().split("```yaml\n")[1:]]
     assert len(examples) == 2
     np.savez(tmp_path / "kernels.npz", one=np.ones((3, 3)))
     for number, example in enumerate(examples):

@@ -1,7 +1,8 @@
-"""evaluate.py on a tiny pipeline and small images: its files and its numbers."""
+"""evaluate.py on a tiny pipeline and small images: its files, its numbers, and what these depend on."""
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 
 import evaluate
 import sample
+from base.messages import UsageError
 from data import images
 from evaluation.controls import control_images
 from evaluation.metrics import psnr
@@ -20,9 +22,10 @@ from evaluation.rows import CONTROLS
 from models.checkpoints import checkpoint_hash, load_pipeline
 from models.settings import SamplingSettings
 from tests import processes
+from tests.conftest import ROOT
+from tests.evaluation.toy import ALONE
 from tests.tiny import tiny_pipeline
 
-ROOT = Path(__file__).parents[1]
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 3]}\n"
 LABELS = ["blurry", "predictor", "sharp", *CONTROLS, "ddim 2", "ddim 3", "ddpm 2", "ddpm 3"]
 
@@ -86,8 +89,7 @@ def test_a_run_without_network_scores_everything(offline):
         Image.open(output / name).load()
 
     table = rows(output)
-    assert [line["setting"] for line in table] == LABELS
-    assert {line["images"] for line in table} == {"3"}
+    assert [line["setting"] for line in table] == LABELS and {line["images"] for line in table} == {"3"}
     scored = [line for line in table if line["setting"] != "sharp"]
     assert all(float(line["psnr"]) > 5 and float(line["ssim"]) < 1 and float(line["lpips"]) > 0 for line in scored)
     assert all(float(line["psnr_low"]) < float(line["psnr"]) < float(line["psnr_high"]) for line in scored)
@@ -122,9 +124,8 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
     grid.write_text("product: {steps: 2, blend: [0.0, 0.5, 1.0]}")
     for number in range(3):
         blurry = torch.rand(3, 40, 48)
-        sharp = load_pipeline(str(checkpoint)).predict(blurry[None]).images[0] + 0.02 * (number + 1) * torch.randn(
-            3, 40, 48
-        )
+        prediction = load_pipeline(str(checkpoint)).predict(blurry[None]).images[0]
+        sharp = prediction + 0.02 * (number + 1) * torch.randn(3, 40, 48)
         images.write(tmp_path / "data" / "blur" / f"{number}.png", blurry)
         images.write(tmp_path / "data" / "sharp" / f"{number}.png", sharp.clamp(0, 1))
     given = arguments(place, tmp_path / "scores", checkpoint=checkpoint, grid=grid, save_presets=True)
@@ -144,8 +145,7 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
     assert checkpoint_hash(str(checkpoint)) == before, "presets are no part of what was scored"
     presets = {line["preset"]: line["fields"] for line in document["rows"] if line["preset"]}
     pipeline = load_pipeline(str(checkpoint))
-    named = {name for names in presets for name in names.split(", ")}
-    assert named == {"fidelity", "balanced", "perceptual"}
+    assert {name for names in presets for name in names.split(", ")} == {"fidelity", "balanced", "perceptual"}
     for names, fields in presets.items():
         assert all(pipeline.preset(name) == SamplingSettings(**fields) for name in names.split(", "))
     score(given | {"save_presets": False})  # resumes, and has nothing to do
@@ -230,3 +230,76 @@ def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, t
         assert sample.main([str(blurry), *flags]) == 0
         ours = images.read(tmp_path / "scores" / entry["files"]["restored"])
         assert torch.equal(ours, images.read(tmp_path / "restored" / blurry.name))
+
+
+# What an evaluation's scores depend on: a change of any of it is noticed when the same command runs again
+
+
+def darken(file: Path) -> None:
+    """Change an image a little."""
+    images.write(file, images.read(file) * 0.98)
+
+
+def change_checkpoint(folder: Path) -> None:
+    index = json.loads((folder / "checkpoint" / "model_index.json").read_text())
+    (folder / "checkpoint" / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.2}))
+
+
+# What changes -> the fact that the message names, and the change: of files, or of flags.
+CHANGES = {
+    "the checkpoint": ("checkpoint", change_checkpoint),
+    "the seed": ("seed", {"seed": 1}),
+    "the precision": ("precision", {"precision": "bf16"}),
+    "the size of batches": ("batch_size", {"batch_size": 2}),
+    "a metric that is no longer asked for": ("recipe of lpips", {"metrics": "psnr"}),
+    "a blurry image": ("image of b", lambda folder: darken(folder / "data" / "blur" / "b.png")),
+    "a ground truth": ("image of a", lambda folder: darken(folder / "data" / "sharp" / "a.png")),
+    "the number of images": ("image of", {"limit": 2}),
+    "another program's image": ("outputs of outputs other", lambda folder: darken(folder / "other" / "b.png")),
+}
+
+
+@pytest.fixture
+def begun(place, tmp_path):
+    """The flags of an evaluation of copies in tmp_path, whose journal was begun."""
+    for name in ("checkpoint", "data"):
+        shutil.copytree(place / name, tmp_path / name)
+    shutil.copytree(tmp_path / "data" / "sharp", tmp_path / "other")
+    copies = {"checkpoint": tmp_path / "checkpoint", "data": tmp_path / "data", "outputs": tmp_path / "other"}
+    given = arguments(place, tmp_path / "scores", precision="fp32", **copies)
+    evaluate.prepare(evaluate.Evaluation(**given), ALONE)
+    return given
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_is_noticed_and_named(begun, tmp_path, what):
+    fact, change = CHANGES[what]
+    evaluate.prepare(evaluate.Evaluation(**begun), ALONE)
+    if callable(change):
+        change(tmp_path)
+        change = {}
+    changed = {name: value for name, value in (begun | change).items() if value is not None}
+    with pytest.raises(UsageError, match=f"holds scores with another {fact}") as caught:
+        evaluate.prepare(evaluate.Evaluation(**changed), ALONE)
+    assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
+    evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
+
+
+def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):
+    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
+    tried = {fact.partition(" of")[0] for fact, _ in CHANGES.values()}
+    assert facts.keys() == tried | {"device"}, "on another device: tests/evaluation/test_scoring.py"
+
+
+def test_a_written_image_that_is_gone_is_made_again(begun, tmp_path):
+    """Also one whose score is known."""
+    given = evaluate.Evaluation(**begun, images=True)
+    evaluate.main(given)
+    files = {file: file.read_bytes() for file in (tmp_path / "scores" / "images").rglob("*.png")}
+    rows = {"blurry", "predictor", "sharp", "outputs_other", "ddim_2", "ddim_3", "ddpm_2", "ddpm_3"}
+    assert {file.parent.name for file in files} == rows
+    assert files[tmp_path / "scores/images/sharp/a.png"] and len(files) == 8 * 3
+    for name in ("sharp/a.png", "ddpm_3/b.png"):
+        (tmp_path / "scores" / "images" / name).unlink()
+    evaluate.main(given)
+    assert {file: file.read_bytes() for file in files} == files

@@ -12,7 +12,8 @@ import torch
 from data import images
 from models.index import CheckpointError
 from tests import processes
-from tests.test_evaluate import ROOT, arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
+from tests.conftest import ROOT
+from tests.test_evaluate import arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
 
 
 def start_without_torch(words: list[str], folder: Path) -> subprocess.CompletedProcess:
@@ -51,8 +52,7 @@ def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, 
         given["checkpoint"] = str(tmp_path / "damaged")
     with pytest.raises(kind) as caught:
         score(given)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
-    assert not list(tmp_path.rglob("results*"))
+    assert said in str(caught.value) and "\n" not in str(caught.value) and not list(tmp_path.rglob("results*"))
 
 
 def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monkeypatch):  # noqa: F811
@@ -65,7 +65,6 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"precision": "fp7"}, "precision"),
         ({"metric": "psnr"}, "--metric"),
         ({"metrics": "psnr,zoo,lpps"}, "unknown metric lpps: did you mean lpips?"),
         ({"data": "nowhere"}, "--data nowhere does not exist"),
@@ -86,17 +85,17 @@ def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said)
     assert wrong.stderr.startswith("evaluate.py: error: ") and wrong.stderr.count("\n") == 1
 
 
-def test_help_comes_before_torch(tmp_path):
+def test_help_comes_before_torch_and_explains_the_flags(tmp_path):
     asked = start_without_torch(["--help"], tmp_path)
-    assert asked.returncode == 0 and "--metrics" in asked.stdout
+    said = " ".join(asked.stdout.split())
+    assert asked.returncode == 0 and "--metrics" in said
+    assert "default: test)" in said.partition("--split SPLIT which split of the dataset")[2][:30]
 
 
 def assert_same_scores(one: Path, two: Path) -> None:
     for a, b in zip(each(one), each(two), strict=True):
-        scores = {
-            name: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value for name, value in b.items()
-        }
-        assert a == scores | {"seconds": a["seconds"]}
+        scores = {name: pytest.approx(value, abs=1e-5) for name, value in b.items() if isinstance(value, float)}
+        assert a == b | scores | {"seconds": a["seconds"]}
 
 
 def srun(arguments: list[str]) -> list[subprocess.CompletedProcess]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from inspect import signature
 
@@ -18,7 +17,7 @@ from models.checkpoints import load_pipeline
 from models.heads import Predictor
 from models.index import CheckpointError
 from models.parts import register_to_config
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fresh
 from tests.tiny import tiny_pipeline
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
@@ -56,27 +55,22 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
         restored = [str(run_folder / "photos"), "--checkpoint", checkpoint, "--output", "out", "--steps", "2"]
         capsys.readouterr()
         assert sample.main(restored) == 2
-        assert (
-            "unknown class 'MyPredictor'" in (said := capsys.readouterr().err)
-            and "--classes MODULE.MyPredictor" in said
-        )
+        said = capsys.readouterr().err
+        assert "unknown class 'MyPredictor'" in said and "--classes MODULE.MyPredictor" in said
         assert sample.main([*restored, "--classes", NAMED, "--overwrite"]) == 0
     (run_folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     flags = ["--checkpoint", "run/checkpoint", "--classes", NAMED, "--grid", "grid.yaml"]
     evaluate.cli(["--data", "pairs", "--output", "scores", *flags, "--metrics", "psnr,mymetric.contrast"])
-    results = json.loads((run_folder / "scores" / "results.json").read_text())
-    recipe = results["metrics"]["mymetric.contrast"]
+    recipe = json.loads((run_folder / "scores" / "results.json").read_text())["metrics"]["mymetric.contrast"]
     assert "Absolute difference of the standard deviations" in json.dumps(recipe) and "(code " in json.dumps(recipe)
-    pipeline = load_pipeline("run/checkpoint", classes=NAMED)
-    assert pipeline.predictor.config.width == 4
+    assert load_pipeline("run/checkpoint", classes=NAMED).predictor.config.width == 4
     assert fit(*MODEL, "--model.init_from", "run/checkpoint", "--auto_resume", "false") == 0
 
 
 def test_an_own_sampler_restores(outside):
     from mysampler import euler
 
-    pipeline = tiny_pipeline()
-    blurry = torch.rand(2, 3, 32, 32)
+    pipeline, blurry = tiny_pipeline(), torch.rand(2, 3, 32, 32)
     few, many = (euler(pipeline, blurry, steps, torch.Generator().manual_seed(0)) for steps in (2, 5))
     assert few.shape == blurry.shape and few.min() >= 0 and few.max() <= 1 and not torch.equal(few, many)
 
@@ -86,8 +80,7 @@ def test_an_own_layout_is_trained_on(outside, run_folder):
         for name in ("a", "b"):
             for side in ("blurry", "sharp"):
                 images.write(run_folder / "BURSTS" / split / f"{name}_{side}.png", torch.rand(3, 24, 24))
-    page = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]
-    (run_folder / "layout.yaml").write_text(page + "  blur: null\n")
+    (run_folder / "layout.yaml").write_text(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1] + "  blur: null\n")
     run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
     assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
     assert (run_folder / "run" / "checkpoint").is_dir()
@@ -146,7 +139,7 @@ from PIL import Image
 pipeline = torch.hub.load({str(ROOT)!r}, "pipeline", "lite", source="local")
 print(pipeline(Image.new("RGB", (40, 30)), preset="perceptual").images[0].size)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = fresh(code, folder=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["(40, 30)"], done.stderr
 
 

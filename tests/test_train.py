@@ -1,5 +1,6 @@
-"""train.py as people call it: real runs of a few steps on small real files."""
+"""train.py as people call it: real runs of a few steps on small real files, and what it says of wrong flags."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,20 @@ import yaml
 from safetensors.torch import load_file
 
 import train
+from base import progress
 from models.checkpoints import load_pipeline
+from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run
+from training.command import DEFAULTS
 
-ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("run_folder")
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_scored(capsys):
     train_run("run")
     kept = {f"{name}.ckpt" for name in ("previous", "last", "best-psnr", "best-lpips")}
-    assert {file.name for file in Path("run/checkpoints").iterdir()} == kept
-    assert Path("run/config.yaml").is_file()
+    assert {file.name for file in Path("run/checkpoints").iterdir()} == kept and Path("run/config.yaml").is_file()
     rows = metrics("run")
     assert [row["step"] for row in rows] == list("123456")
     for name, steps in {"val/psnr": "36", "val/psnr_prediction": "36", "train/loss": "123456", "lr": "123456"}.items():
@@ -44,20 +45,17 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_s
         assert f"{split}/psnr_prediction" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_staged_training_by_config(run_folder):
     predict = RUN.replace("PredictAndRefine", "Predict")
     lines = [line for line in predict.splitlines() if "denoiser:" not in line and "validation:" not in line]
     Path("stage1.yaml").write_text("\n".join(lines))
     train.cli(["fit", "--config", "stage1.yaml", "--trainer.default_root_dir", "stage1"])
-    flags = ["--model.init_from", "stage1/checkpoint", "--model.predictor_training", "frozen"]
-    train_run("stage2", *flags)
+    train_run("stage2", "--model.init_from", "stage1/checkpoint", "--model.predictor_training", "frozen")
     first = load_file("stage1/checkpoint/predictor/diffusion_pytorch_model.safetensors")
     second = load_file("stage2/checkpoint/predictor/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_perceptual_term_by_the_config():
     term = "{class_path: evaluation.perceptual.PerceptualLoss}"
     flags = ["--data.patch_size", "32", "--data.blur.init_args.camera", SHORT, "--trainer.val_check_interval", "2"]
@@ -71,13 +69,25 @@ def test_the_perceptual_term_by_the_config():
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulated):
     flags = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", str(accumulated)]
     run = train_run("run", "--trainer.max_steps", "3", *flags)
     assert run.trainer.global_step == 3 and run.trainer.val_check_interval == 3 * accumulated
     assert {file.name for file in Path("run/checkpoints").iterdir()} >= {"last.ckpt", "best-psnr.ckpt"}
+
+
+@pytest.mark.parametrize("seconds", [0, 1000])
+def test_without_a_terminal_a_run_prints_a_line_now_and_then(monkeypatch, capsys, seconds):
+    monkeypatch.setattr(progress, "SECONDS", seconds)
+    flags = ["--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1", "--trainer.enable_progress_bar"]
+    for steps, counted in ((2, [1, 2]), (4, [3, 4])):  # the second run resumes the first
+        capsys.readouterr()
+        train_run("run", "--trainer.max_steps", str(steps), *flags, "true")
+        said = capsys.readouterr().err
+        lines = re.findall(rf"^training: .* (\d)/{steps} .*loss", said, re.M)
+        assert sorted({int(line) for line in lines}) == counted * (not seconds)  # closing repeats the last
+        assert "\r" not in said and "v_num" not in said
 
 
 def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
@@ -105,12 +115,9 @@ def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
         (["--model.objective.log_normal", "[0, 0]"], "objective.log_normal"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_sentence(run_folder, capsys, flags, words):
     (run_folder / "empty").mkdir()
-    assert train.main(["fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *flags]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error: ")]
-    assert len(said) == 1 and words in said[0]
+    assert words in said(capsys, "fit", "--config", "run.yaml", "--trainer.default_root_dir", "run", *flags)
     assert not Path("run/checkpoints").exists()
 
 
@@ -119,3 +126,89 @@ def test_the_process_says_it_without_a_traceback():
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: error: data.train: nowhere ")
+
+
+def said(capsys, *args):
+    assert train.main(list(args)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: ")]
+    return re.fullmatch(r"train\.py: error: (.*)", line)[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--trainer.max_step", "3"], "--trainer.max_step is unknown: did you mean --trainer.max_steps?"),
+        (["--model.init_args.compile=1"], "model.compile is unknown: did you mean compiled?"),
+        (["--dat.train", "a"], "--dat.train is unknown: did you mean --data.train?"),
+        (["--trainer.max_steps"], "argument --trainer.max_steps: expected one argument"),
+        (["photos"], "photos belongs to no flag: a config follows --config"),
+        (["other.yaml"], "other.yaml belongs to no flag: a config follows --config"),
+        (["--config", "other.yaml"], "--config other.yaml cannot be read: No such file or directory"),
+        (["--config", "list.yaml"], "--config list.yaml holds no keys with values"),
+        (["--config", "torn.yaml"], "--config torn.yaml is not YAML"),
+        (["--config", "typo.yaml"], "typo.yaml: --trainer.max_step is unknown: did you mean --trainer.max_steps?"),
+        (["--config", "old.yaml"], "old.yaml: model.loss is unknown: "),
+        (["--config", "deep.yaml"], "model.predictor_training is one of joint, detached, frozen, not join"),
+        (["--data.train", "nowhere"], "data.train: nowhere does not exist"),
+        (["--data.train", "[photos, nowhere]"], "data.train: nowhere does not exist"),
+        (["--ckpt_path", "no.ckpt"], "ckpt_path: no.ckpt does not exist"),
+        (["--model.optimizer.lrr", "1"], "model.optimizer.lrr is unknown"),
+        (["--model.objective.loss", "l3"], "model.objective.loss is one of l1, l2, not l3"),
+        (["--model.denoiser.init_args.chanels", "8"], "model.denoiser.chanels is unknown: did you mean channels?"),
+        (["--model.denoiser.channels", "x"], "model.denoiser.channels is a whole number, not x"),
+        (["--model.validation.step", "3"], "model.validation.step is unknown"),
+        (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
+        (
+            ["--model.predictor", "UNett"],
+            "model.predictor: not a class with its module, as models.unet.Denoiser: UNett",
+        ),
+        (
+            ["--model.predictor", "data.layouts.Source"],
+            "model.predictor: Import path data.layouts.Source does not correspond to a subclass of Module",
+        ),
+        (
+            ["--model.predictor", "torch.nn.Linear"],
+            "model.predictor: the following arguments are required: in_features, out_features",
+        ),
+        (["--model.optimizer.betas", "[1]"], "model.optimizer.betas is a tuple with 2 elements, not [1]"),
+        (["--model.residual.scale", "x"], "model.residual.scale is a number, not x"),
+        (["--auto_resume", "maybe"], "auto_resume is true or false, not maybe"),
+    ],
+)
+def test_faults_found_before_anything_is_built(run_folder, capsys, flags, sentence):
+    Path("list.yaml").write_text("- a")
+    Path("torn.yaml").write_text("a: [")
+    Path("typo.yaml").write_text("trainer: {max_step: 3}")
+    Path("old.yaml").write_text("model: {class_path: models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}")
+    Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
+    assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence) and not Path("runs").exists()
+
+
+def test_a_run_without_a_config_is_told_of_one(run_folder, capsys):
+    wanted = "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
+    assert said(capsys, "fit", "--model.optimizer.lr", "1e-3") == wanted
+
+
+def test_commands(capsys):
+    assert said(capsys).startswith("no command is given: it is one of fit, validate, test")
+    assert said(capsys, "fitt").startswith("fitt is no command: it is one of fit, validate, test")
+    assert train.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {command} " in text for command in train.COMMANDS) and "train.py fit --help" in text
+
+
+def test_help_describes_all_flags(capsys):
+    assert train.main(["fit", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: python train.py fit --config FILE") and "known subclasses" not in text
+    for flag, default in DEFAULTS.items():
+        about = text.partition(f" --trainer.{flag} ")[2].partition(" --trainer.")[0]
+        assert f"default: {'null' if default is None else default})" in about
+    for flag, about in {
+        "model.predictor_training": "frozen",
+        "model.optimizer.lr": "learning rate",
+        "guard.patience": "default: 10)",
+        "data.mix_batches": "type: int, default: 1)",
+        "auto_resume": "fit resumes from the newest checkpoint",
+    }.items():
+        assert about in text.partition(f" --{flag} ")[2].partition(" --")[0]

@@ -52,6 +52,7 @@ data:
 """
 
 
+PARTS = "predictor", "denoiser"
 GROUPS = {"optimizer": Optimizer, "objective": Objective, "predictor_loss": PredictorLoss, "residual": Residual}
 
 
@@ -65,8 +66,7 @@ def stir(network):
 
 def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
     torch.manual_seed(0)
-    predictor = predictor or UNetPredictor(8, (1, 2), 1)
-    denoiser = Denoiser(8, (1, 2), 1)
+    predictor, denoiser = predictor or UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
     if stirred:
         stir(predictor), stir(denoiser)
     scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
@@ -101,21 +101,11 @@ def module(kind=PredictAndRefine, predictor=None, prediction_type="v_prediction"
 
 def fit(model, folder, steps, callbacks=(), ckpt_path=None, validate=False, accelerator="cpu"):
     torch.manual_seed(7)
-    trainer = L.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=-1,
-        max_steps=steps,
-        default_root_dir=folder,
-        logger=False,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        num_sanity_val_steps=0,
-        check_val_every_n_epoch=None,
-        val_check_interval=steps,
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    length = {"max_epochs": -1, "max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": steps}
+    quiet["enable_checkpointing"] = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    where = {"accelerator": accelerator, "devices": 1, "default_root_dir": folder}
+    trainer = L.Trainer(callbacks=list(callbacks), **where, **length, **quiet)
     loader = DataLoader(Pairs(steps * 2), batch_size=2)
     trainer.fit(model, loader, DataLoader(Pairs(1)) if validate else None, ckpt_path=ckpt_path)
     return trainer
@@ -135,8 +125,5 @@ def metrics(root, version=0):
 
 
 def weights(root):
-    return {
-        f"{part}.{key}": value
-        for part in ("predictor", "denoiser")
-        for key, value in load_file(Path(root) / "checkpoint" / part / "diffusion_pytorch_model.safetensors").items()
-    }
+    files = {part: Path(root, "checkpoint", part, "diffusion_pytorch_model.safetensors") for part in PARTS}
+    return {f"{part}.{key}": value for part in PARTS for key, value in load_file(files[part]).items()}

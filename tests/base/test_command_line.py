@@ -3,7 +3,6 @@
 import pytest
 
 import evaluate
-import sample
 from base.command_line import call, make_parser
 from base.messages import UsageError
 
@@ -43,10 +42,8 @@ def test_a_command_line_is_taken_apart(args, found):
 def test_help_has_descriptions_types_and_defaults(capsys):
     with pytest.raises(SystemExit):
         call(shown, ["--help"], "show.py", "Shows:\n\n    python show.py a.png", nargs="+")
-    text = capsys.readouterr().out
-    assert text.startswith(
-        "usage: python show.py IMAGES ... [--FLAG VALUE ...]\n\nShows:\n\n    python show.py a.png\n"
-    )
+    text, usage = capsys.readouterr().out, "usage: python show.py IMAGES ... [--FLAG VALUE ...]"
+    assert text.startswith(f"{usage}\n\nShows:\n\n    python show.py a.png\n")
     text = " ".join(text.split())
     assert "images to show." in text and "--steps STEPS how many of them. (type: int, default: 3)" in text
 
@@ -71,19 +68,6 @@ def test_a_wrong_command_line_of_evaluate_py(args, sentence):
     with pytest.raises(ValueError) as error:
         evaluate.cli(args)
     assert str(error.value) == sentence
-
-
-def test_evaluate_py_explains_its_flags(capsys):
-    with pytest.raises(SystemExit) as end:
-        evaluate.cli(["--data", "x", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 0
-    assert "default: test)" in said.partition("--split SPLIT which split of the dataset")[2][:30]
-
-
-def test_a_device_that_is_none_is_found_at_once(capsys, tmp_path):
-    assert sample.main([str(tmp_path), "--output", "out", "--device", "gpu"]) == 2
-    assert "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?" in capsys.readouterr().err
 
 
 def test_values_are_those_that_are_given():

@@ -1,18 +1,22 @@
-"""Files that are whole or not there, and folders that one process uses: real files, real processes."""
+"""Files that are whole or not there, folders that one process uses, and progress bars: real files, real processes."""
 
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
-from pathlib import Path
+import termios
+import time
 
 import pytest
 
 from base.files import FolderInUse, remove_parts, replacing, sole_user
 from base.revision import commit
 from base.seeds import noise_seed, seed_of
+from tests.conftest import ROOT, fresh
 
-ROOT = Path(__file__).parents[2]
 HOLD = "from base.files import sole_user; from pathlib import Path; import os, sys\n"
 HOLD += "with sole_user(Path(sys.argv[1])):\n    {}print('held', flush=True); sys.stdin.read()"
 
@@ -81,8 +85,7 @@ def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_pa
 
 
 def test_seeds_of_old_runs_stay():
-    assert seed_of(0, "a") == 0xA426D59F380A083
-    assert all(0 <= seed_of(0, i) < 2**63 for i in range(100))
+    assert seed_of(0, "a") == 0xA426D59F380A083 and all(0 <= seed_of(0, i) < 2**63 for i in range(100))
     assert noise_seed(0, 0, "a") == noise_seed("0/0/a") == 5280419910030576297
 
 
@@ -109,3 +112,38 @@ def test_a_commit_is_named_and_says_what_differs(tmp_path):
     (copy / "page.md").write_text("b")
     assert said() == [f"{head}-dirty", head]
     assert commit() is None or len(commit().removesuffix("-dirty")) == 40
+
+
+CODE = """
+import sys, time
+from base import progress
+progress.SECONDS = 0.4
+with progress.ProgressBar(total=150, desc="steps") as bar:
+    for k in range(150):
+        time.sleep(0.01)
+        bar.update(1)
+        if k % 10 == 0:
+            bar.write(f"said {k}", sys.stderr)
+"""
+
+
+def test_without_a_terminal_a_bar_prints_few_whole_lines():
+    start, done = time.monotonic(), fresh(CODE)
+    seconds = time.monotonic() - start
+    bars = [line for line in done.stderr.splitlines() if not line.startswith("said ")]
+    assert done.returncode == 0 and done.stderr.count("said ") == 15 and "\r" not in done.stderr
+    assert 1 <= len(bars) <= seconds / 0.4 and all(line.startswith("steps: ") for line in bars)
+
+
+def test_on_a_terminal_a_bar_is_drawn_in_place():
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([sys.executable, "-c", CODE], cwd=ROOT, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while block := os.read(ours, 4096):
+            seen += block
+    except OSError:  # the end of a terminal
+        pass
+    assert process.wait() == 0 and seen.count(b"\rsteps: ") > 8 and b"100%" in seen

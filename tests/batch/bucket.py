@@ -34,7 +34,8 @@ class Bucket:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.environment = {"AWS_ENDPOINT_URL": self.address, "AWS_DEFAULT_REGION": "us-east-1"}
         self.environment |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-        self.s3 = boto3.client("s3", "us-east-1", endpoint_url=self.address, **self._credentials())
+        key = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        self.s3 = boto3.client("s3", "us-east-1", endpoint_url=self.address, **key)
         self.s3.create_bucket(Bucket="data")
 
     def upload(self, folder: Path, prefix: str) -> None:
@@ -61,9 +62,6 @@ class Bucket:
 
     def stop(self) -> None:
         self._server.shutdown()
-
-    def _credentials(self) -> dict[str, str]:
-        return {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
     def _answer(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

@@ -50,14 +50,8 @@ def cluster(bucket, place):
     """A Ray on this machine; the address at which other processes find it."""
     import ray
 
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=command.OBJECT_STORE,
-        log_to_driver=False,
-        logging_level=logging.CRITICAL,
-        _node_ip_address="127.0.0.1",
-    )
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
+    ray.init(num_cpus=2, object_store_memory=command.OBJECT_STORE, _node_ip_address="127.0.0.1", **quiet)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
@@ -69,10 +63,8 @@ def kill(process):
 @pytest.fixture(scope="module")
 def killed(bucket, place, cluster):
     """What stood in the manifest, and when each output was written, when the driver was killed in mid-batch."""
-    command = Command(
-        "batch",
-        ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"],
-    )
+    words = ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"]
+    command = Command("batch", words)
 
     def kill_driver(_):
         while not bucket.keys("out/.rows"):  # the first rows are on their way
@@ -105,16 +97,14 @@ def rows(bucket, restored):
 def test_what_could_not_be_restored_is_listed_with_its_reason(restored, rows):
     assert restored == 1
     errors = {row["image"]: row["error"] for row in rows if row["error"]}
-    assert set(errors) == {DAMAGED, FATAL}
-    assert errors[DAMAGED].startswith("cannot be decoded, it may be damaged")
+    assert set(errors) == {DAMAGED, FATAL} and errors[DAMAGED].startswith("cannot be decoded, it may be damaged")
     why = "a worker's process was killed, perhaps for its memory"
     assert errors[FATAL] == f"ended its worker twice, the second time alone: {why}"
 
 
 def test_every_photograph_stands_in_the_manifest_once_with_what_made_it(rows, place):
-    assert sorted(row["image"] for row in rows) == sorted(
-        file.relative_to(place / "photos").as_posix() for file in (place / "photos").rglob("*.png")
-    )
+    photos = (file.relative_to(place / "photos").as_posix() for file in (place / "photos").rglob("*.png"))
+    assert sorted(row["image"] for row in rows) == sorted(photos)
     ours = next(row for row in rows if row["image"] == "b/001.png")
     theirs = json.loads((place / "local" / "manifest.json").read_text())[str(place / "photos/b/001.png")]
     for name in set(theirs) - {"seconds", "modified"}:
@@ -125,8 +115,7 @@ def test_every_photograph_stands_in_the_manifest_once_with_what_made_it(rows, pl
 def test_outputs_are_those_of_sample_py_to_the_bit(bucket, restored, place):
     expected = {f.relative_to(place / "local").as_posix(): f for f in (place / "local").rglob("*.png")}
     del expected[FATAL]
-    there = {key for key in bucket.keys("out") if not key.endswith("/") and key}
-    assert there == {*expected, "manifest.parquet"}
+    assert {key for key in bucket.keys("out") if not key.endswith("/") and key} == {*expected, "manifest.parquet"}
     for key, file in expected.items():
         assert bucket.read(f"out/{key}") == file.read_bytes(), key
 
@@ -134,8 +123,6 @@ def test_outputs_are_those_of_sample_py_to_the_bit(bucket, restored, place):
 def test_what_the_manifest_knew_is_not_done_twice(bucket, killed, restored, rows):
     before, written = killed
     assert 0 < len(before) < COUNT
-    assert {row["image"]: row for row in before if not row["error"]}.items() <= {
-        row["image"]: row for row in rows
-    }.items()
-    now = bucket.keys("out")
-    assert all(now[row["image"]] == written[row["image"]] for row in before if not row["error"])
+    done, now = {row["image"]: row for row in before if not row["error"]}, bucket.keys("out")
+    assert done.items() <= {row["image"]: row for row in rows}.items()
+    assert all(now[image] == written[image] for image in done)

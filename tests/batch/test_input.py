@@ -1,4 +1,4 @@
-"""What python -m batch says and does without Ray: its input, and a disk that gets full."""
+"""What python -m batch says and does without Ray, and what guards users' images. test_batch.py has Ray."""
 
 import socket
 import sys
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from batch import command
-from batch.store import Place, StoreError
-from batch.worker import Job, Worker
+from batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
+from batch.worker import Job, Worker, describe
 from data import images
 from data.pairs import generator_of
 from restoration.options import Options
@@ -91,8 +91,7 @@ class Failing(Place):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
-    keys = ["a/deep/0.png", "b/1.png", "b/2.png"]
-    target = Failing(str(tmp_path / "out"))
+    keys, target = ["a/deep/0.png", "b/1.png", "b/2.png"], Failing(str(tmp_path / "out"))
     target.left = k
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
     worker = Worker(Job(options, {"steps": 1}, Place(str(place / "photos")), target))
@@ -106,9 +105,8 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
 def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
     worker = Worker(Job(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
-    [row] = worker(
-        pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png"}])
-    ).to_pylist()
+    chunk = pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png"}])
+    [row] = worker(chunk).to_pylist()
     assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
 
 
@@ -141,3 +139,64 @@ def test_a_cluster_that_answers_is_tried():
         address = "{}:{}".format(*server.getsockname())
         for listening in (address, f"ray://{address}", "auto", None):
             command.require_listening(listening)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A task on three photographs, one in a folder and one damaged."""
+    pytest.importorskip("ray")
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    for name in ("a.png", "deep/b.png", "bad.png"):
+        images.write(tmp_path / "photos" / name, torch.rand(3, 16, 20))
+    damaged = tmp_path / "photos" / "bad.png"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    options = Options(str(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), device="cpu", precision="fp32")
+    return Job(options, {"steps": 1}, Place(str(tmp_path / "photos")), Place(str(tmp_path / "out")))
+
+
+def run(job):
+    """The rows of a chunk with all images."""
+    return Worker(job)(pa.Table.from_pylist(command.images_of(job.source, job.options))).to_pylist()
+
+
+def done(job):
+    """The images that the manifest in the target counts as done."""
+    wanted = {row["key"]: (row["bytes"], row["modified"]) for row in command.images_of(job.source, job.options)}
+    return ManifestTable(job.target).done(wanted, describe(job)[0])
+
+
+def record(job, rows):
+    manifest, facts = ManifestTable(job.target), plain(describe(job)[0])
+    manifest.add([{name: value for name, value in (row | facts).items() if name != "stop"} for row in rows])
+    manifest.close()
+
+
+def test_good_images_are_restored_and_bad_ones_are_named(job, tmp_path):
+    rows = {row["image"]: row for row in run(job)}
+    assert {name for name, row in rows.items() if row["error"]} == {"bad.png"}
+    assert "damaged" in rows["bad.png"]["error"] and not any(row["stop"] for row in rows.values())
+    for name in ("a.png", "deep/b.png"):
+        assert rows[name]["written"] == [name] and images.read(tmp_path / "out" / name).shape == (3, 16, 20)
+    assert not (tmp_path / "out" / "bad.png").exists() and not any((tmp_path / "out" / PARTS).iterdir())
+
+
+def test_an_error_that_is_not_an_image_s_is_raised(job):
+    with pytest.raises(KeyError, match="target"):
+        Worker(job)(pa.Table.from_pylist([{"key": "a.png", "bytes": 1, "modified": 0}]))
+
+
+def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
+    rows = run(job)
+    assert done(job) == set()
+    record(job, [row for row in rows if not row["error"]])
+    assert done(job) == {"a.png", "deep/b.png"} and not (tmp_path / "out" / ROWS).exists()
+    (tmp_path / "out" / "a.png").unlink()
+    assert done(job) == {"deep/b.png"}
+    images.write(tmp_path / "photos" / "deep" / "b.png", torch.rand(3, 16, 22))
+    assert done(job) == set()
+
+
+def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_path):
+    (tmp_path / "out").write_text("a file in the folder's place")
+    rows = run(job)
+    assert "cannot be written" in rows[-1]["stop"] and not any(row["written"] for row in rows)

@@ -29,8 +29,7 @@ def changed(blurry, truth):
 @pytest.mark.parametrize("file_values", [0.0, 1.0])
 def test_zero_strength_changes_no_bit(images, response, file_values):
     before, values = images.clone(), {"response": response, "file_values": file_values}
-    still = [CameraShake(length=(0, 0)), SixDegrees(length=(0, 0)), Defocus(radius=(0, 0))]
-    for camera in ([], still):
+    for camera in ([], [CameraShake(length=(0, 0)), SixDegrees(length=(0, 0)), Defocus(radius=(0, 0))]):
         moving = ObjectMotion(probability=1, length=(0, 0)) if camera else None
         phone = {"halo": (1, 1), "resample": (0.5, 0.5)}
         blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **phone, **values)
@@ -43,19 +42,10 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
 
 
 def everything():
-    return SyntheticBlur(
-        [CameraShake((0, 9)), SixDegrees((0, 6)), Defocus((1, 3))],
-        moving=ObjectMotion(0.5),
-        soften=Softening(0.5),
-        saturation=(0, 3),
-        file_values=0.5,
-        shot_noise=(0, 0.01),
-        read_noise=(0, 0.01),
-        jpeg=(60, 90),
-        clean=0.5,
-        halo=(0, 1),
-        resample=(0.5, 2),
-    )
+    ranges = {"saturation": (0, 3), "shot_noise": (0, 0.01), "read_noise": (0, 0.01), "jpeg": (60, 90), "halo": (0, 1)}
+    shares = {"moving": ObjectMotion(0.5), "soften": Softening(0.5), "file_values": 0.5, "clean": 0.5}
+    parts = [CameraShake((0, 9)), SixDegrees((0, 6)), Defocus((1, 3))]
+    return SyntheticBlur(parts, **ranges, **shares, resample=(0.5, 2))
 
 
 def test_a_batch_equals_its_images_one_by_one(images):
@@ -153,8 +143,7 @@ def test_softness_is_a_gaussian_of_the_scene_before_blur_noise_and_jpeg():
     assert abs(neighbours.mean()) < 0.05 * 0.02**2  # white: softened noise would go from pixel to pixel alike
     # What is blurred is the soft scene.
     wide = torch.rand(1, 3, 70, 70, generator=generator_of(3))
-    blur = SyntheticBlur([Defocus((3, 3))], soften=soften, response="linear")
-    blurry, truth = blur(wide, generators(1))
+    blurry, truth = SyntheticBlur([Defocus((3, 3))], soften=soften, response="linear")(wide, generators(1))
     soft = soften(wide[0], generator_of(0))
     torch.testing.assert_close(blurry[0], Defocus((3, 3))(soft, generator_of(0)), rtol=0, atol=1e-5)
     torch.testing.assert_close(truth[0], cut(soft, 4), rtol=0, atol=1e-6)
@@ -169,17 +158,14 @@ def test_a_moving_object_moves_alone():
     light = torch.full((3, 80, 80), 0.7)
     even = part.over(cut(light, part.margin), light, generator_of(1))
     torch.testing.assert_close(even, cut(light, part.margin))  # no dark rim, no ghost
-    motionless = ObjectMotion(probability=1, length=(0, 0))
-    assert torch.equal(motionless.over(scene, scene, generator_of(0)), scene)
+    assert torch.equal(ObjectMotion(probability=1, length=(0, 0)).over(scene, scene, generator_of(0)), scene)
 
 
 def test_saturated_light_spreads():
     lamp = torch.zeros(1, 3, 61, 61)
     lamp[..., 29:32, 29:32] = 1
-    plain, bright = (
-        SyntheticBlur([Defocus((5, 5))], saturation=(gain, gain))(lamp, generators(1))[0] for gain in (0.0, 4.0)
-    )
-    light = [rgb_to_linear_rgb(one).sum() for one in (plain, bright)]
+    made = (SyntheticBlur([Defocus((5, 5))], saturation=(gain, gain))(lamp, generators(1)) for gain in (0.0, 4.0))
+    light = [rgb_to_linear_rgb(blurry).sum() for blurry, _ in made]
     torch.testing.assert_close(light[1], 5 * light[0], rtol=1e-3, atol=0)  # five times the light, none of it clipped
 
 
@@ -274,9 +260,8 @@ def test_jpeg_qualities_cover_their_range():
 
 
 def test_each_part_s_defaults_are_possible(images):
-    blurry, truth = SyntheticBlur([CameraShake()], moving=ObjectMotion(), soften=Softening())(
-        F.pad(images, [48] * 4, mode="reflect"), generators(4)
-    )
+    blur = SyntheticBlur([CameraShake()], moving=ObjectMotion(), soften=Softening())
+    blurry, truth = blur(F.pad(images, [48] * 4, mode="reflect"), generators(4))
     assert blurry.shape == truth.shape and changed(blurry, truth).all()
 
 
@@ -284,6 +269,11 @@ def test_each_part_s_defaults_are_possible(images):
     ("make", "words"),
     [
         (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
+        (lambda: CameraShake(length=(5, 3)), "length"),
+        (lambda: CameraShake(curvature=(0.0, float("nan"))), "curvature"),
+        (lambda: Defocus(radius=(-1, 2)), "radius"),
+        (lambda: SixDegrees(frame=0), "at least 1 pixel"),
+        (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),
         (lambda: SyntheticBlur(jpeg=(0, 50)), "jpeg"),
         (lambda: SyntheticBlur(jpeg=(90, 50)), "jpeg"),
         (lambda: SyntheticBlur(halo=(-1.0, 0.0)), "halo"),

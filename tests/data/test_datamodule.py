@@ -1,4 +1,5 @@
 import itertools
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from data.camera import CameraShake
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, Source
 from data.pairs import generator_of
+from tests.data.test_pairs import same
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
 
@@ -43,15 +45,9 @@ class Recorder(pl.LightningModule):
 
 def trainer(folder, max_steps=6, **options):
     """As the project's runs: steps, no epochs; validation every so many steps."""
-    return pl.Trainer(
-        accelerator="cpu",
-        max_steps=max_steps,
-        max_epochs=-1,
-        check_val_every_n_epoch=None,
-        **{"val_check_interval": 2, "logger": False, "default_root_dir": folder, **options},
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    own = {"val_check_interval": 2, "logger": False, "default_root_dir": folder, **options}
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(max_steps=max_steps, max_epochs=-1, check_val_every_n_epoch=None, **own, **quiet)
 
 
 @pytest.fixture
@@ -73,13 +69,6 @@ def module(root, synthetic, workers=0, **options):
     return DeblurDataModule(*folders, blur=SHAKE, **options)
 
 
-def assert_same(left, right):
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        assert a["name"] == b["name"]
-        assert torch.equal(a["sharp"], b["sharp"]) and torch.equal(a["blurry"], b["blurry"])
-
-
 @pytest.mark.parametrize(("synthetic", "mixed"), [(False, 1), (True, 1), (True, 4)])
 def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic, mixed):
     whole, options = Recorder(), {"mix_batches": mixed}
@@ -90,12 +79,11 @@ def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthe
     for workers in (0, 2):
         rest = Recorder()
         trainer(tmp_path).fit(rest, module(root, synthetic, workers, **options), ckpt_path=tmp_path / "step=3.ckpt")
-        assert_same(rest.seen["train"], whole.seen["train"][3:])
+        same(rest.seen["train"], whole.seen["train"][3:])
         assert torch.equal(rest.number, whole.number)
 
     # Each batch differs from every other: the test would pass on a stream that repeats itself.
-    sums = {batch["blurry"].sum().item() for batch in whole.seen["train"]}
-    assert len(sums) == 6
+    assert len({batch["blurry"].sum().item() for batch in whole.seen["train"]}) == 6
 
 
 @pytest.mark.parametrize("synthetic", [False, True])
@@ -145,11 +133,9 @@ def test_loaders_read_ahead_into_pinned_memory(root):
 
 def test_training_blur_is_free_of_border_effects(tmp_path):
     # Stripes go on outside of the crop; a border made up there would show as a change in brightness.
-    stripes = (torch.arange(64) % 2).float().expand(3, 64, 64)
-    images.write(tmp_path / "stripes.png", stripes)
+    images.write(tmp_path / "stripes.png", (torch.arange(64) % 2).float().expand(3, 64, 64))
     blur = SyntheticBlur([CameraShake(length=(6, 6))], response="linear")
-    data = DeblurDataModule(str(tmp_path), blur=blur, patch_size=16)
-    recorder = Recorder()
+    data, recorder = DeblurDataModule(str(tmp_path), blur=blur, patch_size=16), Recorder()
     trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(recorder, data)
     for batch in recorder.seen["train"]:
         for blurry in batch["blurry"]:
@@ -160,43 +146,37 @@ def test_training_blur_is_free_of_border_effects(tmp_path):
 def test_validation_blur_is_always_the_same(tmp_path, root):
     recorder = Recorder()
     trainer(tmp_path, max_steps=4, num_sanity_val_steps=0).fit(recorder, module(root, True))
-    assert_same(recorder.seen["val"][:2], recorder.seen["val"][2:])
+    same(recorder.seen["val"][:2], recorder.seen["val"][2:])
     (root / "val" / "sharp" / "0.png").unlink()
     alone = Recorder()
     trainer(tmp_path).validate(alone, module(root, True), verbose=False)
-    assert_same(alone.seen["val"], recorder.seen["val"][1:2])
+    same(alone.seen["val"], recorder.seen["val"][1:2])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 8])
 def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
-    whole = (root / "train" / "blur" / "5.png").read_bytes()
-    # Damaged in the middle, which only decoding finds: met in training.
-    (root / "train" / "blur" / "5.png").write_bytes(whole[:100] + bytes(200) + whole[300:])
-    with pytest.raises(images.ImageError, match=r"5\.png cannot be decoded") as caught:
-        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
-    assert "\n" not in str(caught.value)
-
-    (root / "train" / "blur" / "5.png").write_text("no image")
-    with pytest.raises(images.ImageError) as caught:
-        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
-    sentence = f"{root / 'train' / 'blur' / '5.png'} is not an image of a known format: save it as PNG, JPEG or TIFF."
-    assert str(caught.value) == sentence
-
-    images.write(root / "train" / "blur" / "5.png", torch.zeros(3, 7, 9))
-    with pytest.raises(DatasetError) as caught:
-        trainer(tmp_path).fit(Recorder(), module(root, False, workers))
-    assert str(caught.value).startswith("A pair differs in size: ") and "\n" not in str(caught.value)
+    file = root / "train" / "blur" / "5.png"
+    whole = file.read_bytes()
+    torn = whole[:100] + bytes(200) + whole[300:]  # in the middle, which only decoding finds: met in training
+    unknown = re.escape(f"{file} is not an image of a known format: save it as PNG, JPEG or TIFF.")
+    for damage, error, words in (
+        (lambda: file.write_bytes(torn), images.ImageError, r"5\.png cannot be decoded"),
+        (lambda: file.write_text("no image"), images.ImageError, f"^{unknown}$"),
+        (lambda: images.write(file, torch.zeros(3, 7, 9)), DatasetError, "^A pair differs in size: "),
+    ):
+        damage()
+        with pytest.raises(error, match=words) as caught:
+            trainer(tmp_path).fit(Recorder(), module(root, False, workers))
+        assert "\n" not in str(caught.value)
 
 
 def test_synthetic_training_with_real_validation(tmp_path, root):
-    train = str(root / "train" / "sharp")
-    data = DeblurDataModule(train, str(root), str(root / "test"), blur=SHAKE, patch_size=16)
+    data = DeblurDataModule(str(root / "train" / "sharp"), str(root), str(root / "test"), blur=SHAKE, patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
     assert all(file.parent == root / "train" / "sharp" for file in data.train_set.items)
     assert len(data.train_set.items) == 7
-    real = images.read(root / "val" / "blur" / "0.png")
-    assert torch.equal(recorder.seen["val"][0]["blurry"], real[None])
+    assert torch.equal(recorder.seen["val"][0]["blurry"], images.read(root / "val" / "blur" / "0.png")[None])
 
     # Sharp photographs in split folders: the other splits are left alone.
     for split in ("train", "val"):
@@ -221,10 +201,8 @@ def test_pairs_are_used_as_they_are_where_the_config_blurs(tmp_path, root, caplo
 
 def test_a_split_may_be_named(tmp_path, root):
     shutil.rmtree(root / "val")
-    fix = (
-        rf"only train, test: name one of these, as --data.val {root}:test for train.py, or --split test for evaluate.py"
-    )
-    with pytest.raises(DatasetError, match=fix):
+    fix = f"one of these, as --data.val {root}:test for train.py, or --split test for evaluate.py"
+    with pytest.raises(DatasetError, match=f"only train, test: name {fix}"):
         DeblurDataModule(str(root), str(root), patch_size=16).setup("fit")
     data = DeblurDataModule(str(root), f"{root}:test", patch_size=16)
     data.setup("fit")
@@ -258,8 +236,7 @@ def test_a_mix_of_datasets_by_weight(tmp_path, root):
 def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, caplog):
     def said(**options):
         caplog.clear()
-        data = DeblurDataModule(**options, patch_size=16, batch_size=1)
-        data.setup("fit")
+        DeblurDataModule(**options, patch_size=16, batch_size=1).setup("fit")
         return [record.message for record in caplog.records if record.message.startswith("warning: ")]
 
     flat = tmp_path / "flat"
@@ -269,8 +246,7 @@ def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, capl
         (line,) = said(train=str(flat), val=str(flat))
         assert "7 of 7 validation images are trained on, too (0.png, 1.png, 2.png, ...)" in line
         (line,) = said(train=str(flat / "sharp"), val=str(flat / "sharp"), blur=SHAKE)
-        assert line.startswith("warning: 7 of 7 ")
-        assert said(train=[Source(root=str(flat))], val=str(root / "val")) == []
+        assert line.startswith("warning: 7 of 7 ") and said(train=[Source(root=str(flat))], val=str(root / "val")) == []
         (line,) = said(train=[Source(root=str(flat)), Source(root=str(root / "val"))], val=str(root / "val"))
         assert line.startswith("warning: 2 of 2 ")
 

@@ -57,8 +57,7 @@ def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
 def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
     if suffix in search.HEIF:
         pytest.importorskip("pillow_heif")
-    whole = tmp_path / f"whole{suffix}"
-    mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
+    whole, mode = tmp_path / f"whole{suffix}", {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
     Image.new("RGB", (20, 16), (200, 40, 90)).convert(mode).save(whole)
     expected = images.read_file(whole)
     assert expected.remarks == () and expected.pixels.shape == (3, 16, 20)
@@ -115,7 +114,8 @@ def hostile(folder):
     files = {"text_after.png": png(after=chunk(b"iTXt", b"a\0\0\0\0\0" + bytes(40 << 20)))}
     files["chunks.png"] = png(chunk(b"tEXt", b"a\0b") * 1_000_000)
     files["profile.png"] = png(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(500_000_000))))
-    tags = [segment(0xE1, b"Exif\0\0" + part) for part in cut(overlapping(3000, 300_000))]
+    exif = overlapping(3000, 300_000)
+    tags = [segment(0xE1, b"Exif\0\0" + exif[at : at + 60_000]) for at in range(0, len(exif), 60_000)]
     files |= {"tags.jpg": jpeg(folder, *tags), "padded.jpg": jpeg(folder, *(b"\xff\0" + part for part in tags))}
     files["profiles.jpg"] = jpeg(folder, *[segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(60_000))] * 1000)
     files["tags.png"] = png(chunk(b"eXIf", overlapping(60_000, 20_000_000)))
@@ -137,10 +137,6 @@ def hostile(folder):
     head = b"RIFF" + struct.pack("<L", len(content) - 16 + size) + content[8:at] + b"ICCP" + struct.pack("<L", size)
     sparse(folder / "profile.webp", head, size, content[at + 16 :])
     return sorted({*files, "text.png", "profile.tif", "profile.webp"})
-
-
-def cut(content, size=60_000):
-    return [content[i : i + size] for i in range(0, len(content), size)]
 
 
 def inflated(folder):

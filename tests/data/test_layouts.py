@@ -1,12 +1,17 @@
+"""Finding images by their names, every folder once and no results; pairs in the layouts of datasets."""
+
+import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from data import images
+from data import images, search
 from data.layouts import SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
 from data.search import DataError
+from tests.conftest import ROOT
 from tools.doctor import COUNTS
 
 
@@ -43,8 +48,7 @@ def test_everything_unpaired_is_in_one_error(tmp_path):
     make(tmp_path, *(f"blur/{i}.png" for i in range(9)), *(f"sharp/{i}.png" for i in range(5, 10)))
     with pytest.raises(DatasetError) as caught:
         find_pairs(tmp_path)
-    sentence = str(caught.value)
-    first = ", ".join(str(tmp_path / "blur" / f"{i}.png") for i in range(4))
+    sentence, first = str(caught.value), ", ".join(str(tmp_path / "blur" / f"{i}.png") for i in range(4))
     assert sentence.endswith(f"has 6 images without a partner of the same name: {first} and others.")
 
 
@@ -83,11 +87,8 @@ def published(root: Path) -> Path:
     make(root / "HIDE_dataset", "train/11fromGOPR1089.png", "test/test-close-ups/1fromGOPR1034.png")
     make(root / "HIDE_dataset", "test/test-long-shot/13fromGOPR0975.png")
     make(root / "HIDE_dataset/GT", "11fromGOPR1089.png", "1fromGOPR1034.png", "13fromGOPR0975.png")
-    cameras = {
-        "J": "RealBlur-J_ECC_IMCORR_centroid_itensity_ref",
-        "R": "RealBlur-R_BM3D_ECC_IMCORR_centroid_itensity_ref",
-    }
-    for letter, camera in cameras.items():
+    for letter, steps in (("J", "ECC"), ("R", "BM3D_ECC")):
+        camera = f"RealBlur-{letter}_{steps}_IMCORR_centroid_itensity_ref"
         for split, scene, shots in (("train", "scene001", (1, 2)), ("test", "scene230", (7,))):
             lines = ""
             for shot in shots:
@@ -165,15 +166,11 @@ def test_one_camera_of_realblur_alone(tmp_path):
 
 def test_images_alone_in_published_datasets(tmp_path):
     root = published(tmp_path)
-    lonely = [
-        root / "HIDE_dataset/GT/13fromGOPR0975.png",
-        root / "RealBlur/RealBlur-J_ECC_IMCORR_centroid_itensity_ref/scene230/gt/gt_7.png",
-        root / "rs/RSBlur/0001/000022/gt/gt_sharp.png",
-    ]
-    for file in lonely:
-        file.unlink()
+    files = ["HIDE_dataset/GT/13fromGOPR0975.png", "rs/RSBlur/0001/000022/gt/gt_sharp.png"]
+    for file in (*files, "RealBlur/RealBlur-J_ECC_IMCORR_centroid_itensity_ref/scene230/gt/gt_7.png"):
+        (root / file).unlink()
         with pytest.raises(DatasetError, match=r"1 images without a partner"):
-            find_pairs(file.parents[len(file.relative_to(root).parts) - 2], "test")
+            find_pairs(root / file.partition("/")[0], "test")
 
 
 def test_csv_manifest(tmp_path):
@@ -244,9 +241,9 @@ def test_a_pair_of_two_sizes(tmp_path):
 
 
 def test_the_documented_counts_are_those_compared_with():
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    for name, layout in {"GoPro": "gopro", "HIDE": "hide", "RealBlur, J or R": "realblur", "REDS": "reds",
-                         "RSBlur": "rsblur"}.items():  # fmt: skip
+    page = (ROOT / "docs" / "data.md").read_text()
+    names = {"GoPro": "gopro", "HIDE": "hide", "RealBlur, J or R": "realblur", "REDS": "reds", "RSBlur": "rsblur"}
+    for name, layout in names.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} (")]
         cells = [cell.strip() for cell in row.split("|")[2:5]]
         found = {split: int(cell) for split, cell in zip(SPLITS, cells, strict=True) if cell.isdigit()}
@@ -261,3 +258,71 @@ def test_lists_of_sharp_photographs(tmp_path):
         (tmp_path / "train.txt").write_text(lines)
         with pytest.raises(DataError, match=words):
             find_sharp(tmp_path, "train")
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+def found(root, *given, **options):
+    return [file.relative_to(root).as_posix() for file in search.find(*given, **options)]
+
+
+def test_a_folder_is_entered_once_whatever_links_lead_to_it(tmp_path):
+    touch(tmp_path, "photos/b/1.png", "photos/b/2.jpg", "elsewhere/3.png")
+    for name, target in (("b/up", "photos"), ("b/round", "photos/b"), ("a", "photos/b"), ("c", "elsewhere")):
+        (tmp_path / "photos" / name).symlink_to(tmp_path / target)
+    (tmp_path / "photos" / "dead.png").symlink_to("nowhere")
+    expected, photos = ["b/1.png", "b/2.jpg", "c/3.png"], tmp_path / "photos"
+    assert found(photos, photos) == found(photos, f"{photos}/**/*.*") == expected
+    assert found(photos, f"{photos}/*/1.png") == found(photos, f"{photos}/**/1.*") == ["b/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.png", ["1.png"]),
+        ("**/*.png", ["1.png", "a/2.png", "a/b/3.png"]),
+        ("**", ["1.png", "a/2.png", "a/4.jpg", "a/b/3.png"]),
+        ("*/*.png", ["a/2.png"]),
+        ("a/**/?.png", ["a/2.png", "a/b/3.png"]),
+        ("**/b/*", ["a/b/3.png"]),
+        ("a/[24].*", ["a/2.png", "a/4.jpg"]),
+    ],
+)
+def test_patterns(tmp_path, monkeypatch, pattern, expected):
+    touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/4.jpg", ".hidden/5.png", "a/.6.png")
+    monkeypatch.chdir(tmp_path)
+    assert found(Path(), pattern) == found(tmp_path, f"{tmp_path}/{pattern}") == expected
+
+
+def test_one_file_is_itself_and_nothing_found_is_said(tmp_path):
+    touch(tmp_path, "a.JPG", "[1].png", ".b.png", ".cache/c.png", "empty/notes.txt")
+    assert found(tmp_path, tmp_path) == ["[1].png", "a.JPG"]
+    for name in ("a.JPG", "[1].png"):
+        assert search.find(tmp_path / name) == [tmp_path / name] and search.tree(tmp_path / name) == tmp_path
+    assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == tmp_path
+    for nothing in ("empty", "missing", "x*.bmp"):
+        with pytest.raises(search.ImageError, match=re.escape(nothing)):
+            search.find(tmp_path / nothing)
+
+
+@pytest.mark.parametrize("manifest", ["manifest.json", "manifest.parquet"])
+def test_folders_of_restored_images_are_no_inputs(tmp_path, manifest):
+    touch(tmp_path, "a.png", "out/a.png", "out/more/b.png", "web/c.png")
+    (tmp_path / "out" / manifest).write_text(json.dumps({"a.png": {"written": ["a.png"]}}))
+    (tmp_path / "web" / "manifest.json").write_text('{"name": "another program\'s"}')
+    assert found(tmp_path, tmp_path, results=False) == ["a.png", "web/c.png"]
+    assert found(tmp_path, f"{tmp_path}/**/*.png", results=False) == ["a.png", "web/c.png"]
+    assert found(tmp_path, f"{tmp_path}/out/**/*.png", results=False) == ["out/a.png", "out/more/b.png"]
+    assert found(tmp_path, tmp_path / "out") == ["out/a.png", "out/more/b.png"]  # such as the outputs to be scored
+    with pytest.raises(search.ImageError, match=r"out holds restored images .* give a pattern, '.*out/\*.png'"):
+        search.find(tmp_path / "out", results=False)
+
+
+def test_an_image_in_each_format_is_found(tmp_path):
+    touch(tmp_path, *(f"a{suffix}" for suffix in search.SUFFIXES), "b.cr2", "b.eps", "b.txt")
+    assert {file.suffix for file in search.find(tmp_path)} == search.SUFFIXES > {".avif", ".ppm", ".heic"}
+    assert search.passed_over(tmp_path) == {".cr2": 1, ".eps": 1}

@@ -48,8 +48,7 @@ def same(left, right):
 
 
 def test_pairs_stay_aligned_through_every_augmentation(pairs):
-    dataset = TrainPairs(pairs, patch_size=16, crops_per_image=2)
-    turns = set()
+    dataset, turns = TrainPairs(pairs, patch_size=16, crops_per_image=2), set()
     for number in range(60):
         for crop in dataset[number]:
             blurry, sharp = (crop["blurry"] * 255).round(), (crop["sharp"] * 255).round()
@@ -69,8 +68,7 @@ def random_crops(image, size, count, generator):
 
 def test_crops_reach_every_place():
     corners = Counter()
-    generator = generator_of("corners")
-    for crop in random_crops(coordinates(18, 17, 0), 16, 600, generator):
+    for crop in random_crops(coordinates(18, 17, 0), 16, 600, generator_of("corners")):
         corners[tuple((crop[:2] * 255).round().amin((1, 2)).int().tolist())] += 1
     assert len(corners) == 3 * 2 and min(corners.values()) > 60
 
@@ -94,8 +92,7 @@ def test_every_epoch_sees_every_file_once_in_a_new_order():
 def test_sharp_crops_carry_their_margin_and_a_seed_each(pairs):
     dataset = TrainSharp([pair.sharp for pair in pairs], patch_size=16, margin=3, crops_per_image=3)
     crops = [crop for number in range(4) for crop in dataset[number]]
-    assert all(crop["sharp"].shape == (3, 22, 22) for crop in crops)
-    assert len({crop["seed"] for crop in crops}) == 12
+    assert all(crop["sharp"].shape == (3, 22, 22) for crop in crops) and len({crop["seed"] for crop in crops}) == 12
     same(dataset[2], dataset[2])
 
 
@@ -150,10 +147,8 @@ def test_a_window_mixes_crops_over_batches(pairs):
 
     mixed = list(itertools.islice(Window(stream(0), 4, 0, lambda: 0), 12))
     for at in (0, 4, 8):
-        ours, theirs = (
-            sorted(crop.sum().item() for batch in side[at : at + 4] for crop in batch["sharp"])
-            for side in (mixed, batches)
-        )
+        crops = [[crop for batch in side[at : at + 4] for crop in batch["sharp"]] for side in (mixed, batches)]
+        ours, theirs = (sorted(crop.sum().item() for crop in side) for side in crops)
         assert ours == theirs  # nothing lost, nothing twice
     assert all(len(set(batch["name"])) > 1 for batch in mixed[:8])
     resumed = list(itertools.islice(Window(stream(6), 4, 0, lambda: 6), 6))

@@ -28,8 +28,7 @@ def place(tmp_path_factory, request):
     pytest.importorskip("onnxscript")
     from deployment.export import export
 
-    folder = tmp_path_factory.mktemp("deployed")
-    alone = slim_pipeline()
+    folder, alone = tmp_path_factory.mktemp("deployed"), slim_pipeline()
     alone.denoiser = None
     alone.save_pretrained(folder / "alone")
     slim_pipeline().save_pretrained(folder / "slim")

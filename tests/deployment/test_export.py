@@ -1,7 +1,7 @@
+"""ONNX folders: that they restore as the checkpoint that they were made of, on each engine, and what is refused."""
+
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from typing import get_args
 
@@ -24,7 +24,7 @@ from models.onnx_network import OnnxNetwork
 from models.settings import SamplingSettings
 from models.tiling import fixed_spans
 from models.u2net import RSU
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fresh
 from tests.deployment.conftest import TILE, slim_pipeline
 
 onnx = pytest.importorskip("onnx")
@@ -38,8 +38,7 @@ def image(height, width):
 
 def restored(folder, blurry, provider=None):
     pipeline = load_pipeline(str(folder), precision="fp32", provider=provider)
-    settings = replace(SETTINGS, blend=float(pipeline.denoiser is not None))
-    return pipeline(blurry, settings, seed=1, output_type="pt")
+    return pipeline(blurry, replace(SETTINGS, blend=float(pipeline.denoiser is not None)), seed=1, output_type="pt")
 
 
 @pytest.fixture(params=["cpu", "openvino"])
@@ -51,8 +50,7 @@ def provider(request):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"),
-    [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53)), ("coloured_any", (37, 53))],
+    ("kind", "size"), [("tiles", (150, 201)), ("tiles", (96, 250)), ("any", (37, 53)), ("coloured_any", (37, 53))]
 )
 def test_a_folder_restores_as_its_checkpoint(place, kind, size, provider):
     # Tiles of a network whose reach is known are exact, so the whole image is the measure of both.
@@ -86,8 +84,7 @@ def test_half_precision_and_batches(place, provider):
 
 
 def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(place):
-    openvino = pytest.importorskip("openvino")
-    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    has_bf16 = "BF16" in pytest.importorskip("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     found = {name: load_pipeline(str(place / "any"), precision=name) for name in ("auto", "bf16", "fp32")}
     assert [one.precision for one in found.values()] == ["bf16" if has_bf16 else "fp32", "bf16", "fp32"]
     assert {one.place for one in found.values()} == {"openvino cpu"}  # the default where it is installed
@@ -108,8 +105,7 @@ os.kill(os.getpid(), signal.SIGCHLD)
 
 def test_a_signal_is_handled_after_checkpoints_in_openvino_were_freed(place):
     pytest.importorskip("openvino")
-    command = [sys.executable, "-c", LOADED_AND_FREED, str(place / "tiles")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = fresh(LOADED_AND_FREED, place / "tiles")
     assert (ended.returncode, ended.stdout.strip()) == (0, "handled"), ended.stderr
 
 
@@ -204,8 +200,7 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
         (["--checkpoint", str(place / "slim"), "--provider", "cpu"], "is no ONNX folder"),
         (["--provider", "tensorrt"], "cannot run on tensorrt: pip install onnxruntime-gpu"),
     ):
-        assert sample.main([*words, *flags, "--overwrite"]) == 2
-        assert said in capsys.readouterr().err
+        assert sample.main([*words, *flags, "--overwrite"]) == 2 and said in capsys.readouterr().err
 
 
 def test_evaluate_takes_a_folder(place, tmp_path):
@@ -262,9 +257,7 @@ def predicted(*words):
         "import sys; from deployment import predict; sys.argv = ['predict', *sys.argv[2:]];"
         " code = predict.main(); print({'torch', 'torchvision', 'lightning'} & set(sys.modules)); sys.exit(code)"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, "", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    return fresh(code, "", *words)
 
 
 def test_the_prediction_needs_no_torch_and_is_the_pipeline_s(place, tmp_path, provider):
@@ -288,14 +281,12 @@ def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
     plain.save(tmp_path / "plain.png")
     expected = np.asarray(run("plain.png"), dtype=int)
 
-    deep = Image.fromarray(np.uint16(65535 * values[..., 0]))
-    deep.save(tmp_path / "deep.png")
+    Image.fromarray(np.uint16(65535 * values[..., 0])).save(tmp_path / "deep.png")
     found = run("deep.png")
     assert found.mode.startswith("I;16") and len(np.unique(np.asarray(found))) > 256
     assert np.abs(np.float32(found) / 65535 - values[..., 0]).mean() < 0.2  # 16-bit grey once became white
 
-    alpha = Image.fromarray(np.uint8(np.arange(40 * 56).reshape(40, 56) % 256))
-    clear = plain.copy()
+    alpha, clear = Image.fromarray(np.uint8(np.arange(40 * 56).reshape(40, 56) % 256)), plain.copy()
     clear.putalpha(alpha)
     clear.save(tmp_path / "clear.png")
     found = run("clear.png")
@@ -336,3 +327,23 @@ def test_what_the_prediction_cannot_do_is_one_sentence(place, tmp_path):
     assert not (tmp_path / "out.png").exists()
     shown = predicted("--help")
     assert shown.returncode == 0 and "openvino" in shown.stdout and not shown.stderr
+
+
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("kind", ["tiles", "half"])
+def test_a_provider_restores_as_the_cpu(place, provider, kind):
+    if PROVIDERS[provider] not in pytest.importorskip("onnxruntime").get_available_providers():
+        pytest.skip(f"needs a CUDA device with onnxruntime's provider {provider}")
+    blurry = torch.rand(1, 3, 120, 100, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (load_pipeline(str(place / kind), provider=one).predict(blurry).images for one in (provider, "cpu"))
+    assert psnr(ours, theirs) > 50
+    if provider == "tensorrt":
+        engines = place / kind / "predictor" / "engines"
+        before = {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")}
+        assert before and load_pipeline(str(place / kind), provider=provider).predict(blurry).images.shape == ours.shape
+        assert {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")} == before

@@ -23,8 +23,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Three pairs, soft and sharp."""
-    folder = tmp_path_factory.mktemp("pairs")
-    generator = torch.Generator().manual_seed(0)
+    folder, generator = tmp_path_factory.mktemp("pairs"), torch.Generator().manual_seed(0)
     for name in "abc":
         sharp = torch.nn.functional.interpolate(torch.rand(1, 3, 14, 14, generator=generator), (112, 112))[0]
         images.write(folder / "sharp" / f"{name}.png", sharp)
@@ -109,16 +108,14 @@ def test_an_activation_made_signed_has_half_the_levels():
 
 
 def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
-    graph = OnnxNetwork(folder / "denoiser", "denoiser", "cpu")
-    crops, calls = calibrate(pipeline, "denoiser", graph, pairs)
+    crops, calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), pairs)
     betas = torch.tensor(pipeline.scheduler.config.trained_betas, dtype=torch.float64)
     scheduler = make_scheduler(pipeline.preset(), betas)
     expected = 3 * scheduler.alphas_cumprod[scheduler.timesteps].tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)
     assert np.array_equal(calls[0]["blurry"], crops[0][0] * 2 - 1)
-    x_init = pipeline.predictor(crops[0][0] * 2 - 1)[:, :3]
-    assert np.allclose(calls[0]["x_init"], x_init, atol=1e-6)
+    assert np.allclose(calls[0]["x_init"], pipeline.predictor(crops[0][0] * 2 - 1)[:, :3], atol=1e-6)
     crops, calls = calibrate(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), pairs)
     assert len(calls) == len(crops) == 3 and set(calls[0]) == {"blurry"}
 

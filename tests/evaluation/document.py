@@ -1,11 +1,13 @@
-"""An evaluation's summary and examples, with the images that they name, to test the curve and the page."""
+"""Small images that are the same everywhere; an evaluation's summary and examples, with the images that they name."""
 
 import random
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from skimage import data
 
 from evaluation.catalogue import METRICS
 from evaluation.controls import LABELS, Verdict
@@ -15,24 +17,24 @@ from evaluation.rows import Row
 from evaluation.statistics import Estimate
 from evaluation.summary import RowSummary, Summary
 from models.settings import SamplingSettings
-from tests.evaluation.images import RESTORED, SHARP
 
+SHARP = data.astronaut()[0:200, 150:350]  # 200 x 200
+RESTORED = {"few levels": SHARP // 32 * 32 + 16, "dark and shifted": np.roll(SHARP, (1, 2), (0, 1)) // 8 * 7}
+RESTORED["every second row"] = SHARP[::2].repeat(2, axis=0)
 SAMPLERS = ("ddim", "ddpm", "unipc")
 REASON = "Aligned PSNR is missing: it needs OpenCV's wheel <cv2>; pip install opencv-python-headless."
 RECIPES = {"psnr": "PSNR: RGB, 8 bits", "ssim": "SSIM: RGB", "lpips": "LPIPS: v0.1"}
 KINDS = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted"}
-FACTS = {
-    "command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more",
-    "checkpoint": {"name": "runs/demo/checkpoint", "sha256": "ab" * 32},
-    "data": {"root": "photos", "split": "test", "variant": "blur", "images": 6},
-    "grid": "configs/grid/demo.yaml",
-    "seed": 0,
-    "device": "cpu",
-    "precision": "bf16",
-    "git_commit": "c0ffee",
-    "versions": {"torch": "2.15.0"},
-    "statistics": "mean over the images with its 95 % bootstrap interval",
-}
+FACTS = {"command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more", "seed": 0, "device": "cpu"}
+FACTS |= {"checkpoint": {"name": "runs/demo/checkpoint", "sha256": "ab" * 32}, "grid": "configs/grid/demo.yaml"}
+FACTS |= {"data": {"root": "photos", "split": "test", "variant": "blur", "images": 6}, "precision": "bf16"}
+FACTS |= {"git_commit": "c0ffee", "versions": {"torch": "2.15.0"}}
+FACTS["statistics"] = "mean over the images with its 95 % bootstrap interval"
+
+
+def tensor(image: np.ndarray) -> torch.Tensor:
+    """(H, W, 3) uint8 -> (1, 3, H, W) in [0, 1]."""
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255
 
 
 def metric(name: str, reason: str | None = None) -> Metric:
@@ -80,9 +82,6 @@ def write_examples(folder: Path, summary: Summary) -> list[Example]:
         Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
     Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
     files = {kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")}
-    ranks = (("best", "clock/1"), ("median", "wall</script>"), ("worst", "cat"))
-    return [
-        Example(row.row, image, rank, {"psnr": 27.123, "lpips": 0.1234}, files)
-        for row in summary.settings_front[:2]
-        for rank, image in ranks
-    ]
+    ranks, scores = {"best": "clock/1", "median": "wall</script>", "worst": "cat"}, {"psnr": 27.123, "lpips": 0.1234}
+    front = summary.settings_front[:2]
+    return [Example(row.row, image, rank, scores, files) for row in front for rank, image in ranks.items()]

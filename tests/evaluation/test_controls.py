@@ -82,12 +82,9 @@ CURVE = [(30.0, 0.30), (31.0, 0.25), (29.0, 0.15), (25.0, 0.20)]  # first up in 
     [
         (29.5, 0.175),  # between the second and the third strength
         (30.5, 0.225),  # there twice, at .275 and .225: the lower one
-        (30.0, 0.20),
-        (27.0, 0.175),
-        (31.0, 0.25),
+        *((30.0, 0.20), (27.0, 0.175), (31.0, 0.25)),
         (33.0, 0.25),  # above the curve: at its highest PSNR
-        (24.9, math.nan),  # below it
-        (math.inf, math.nan),
+        *((24.9, math.nan), (math.inf, math.nan)),  # below it
     ],
 )
 def test_a_control_s_score_is_linear_between_its_strengths(psnr, lpips):

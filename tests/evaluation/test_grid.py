@@ -12,8 +12,7 @@ from evaluation.rows import Row, rows_of
 from evaluation.scoring import steps_of
 from models.schedules import linear
 from models.settings import SamplingSettings, sharing_samples
-
-GRIDS = Path(__file__).parents[2] / "configs" / "grid"
+from tests.conftest import ROOT
 
 
 def read(tmp_path: Path, text: str) -> list[SamplingSettings]:
@@ -27,21 +26,15 @@ def steps_together(settings: list[SamplingSettings]) -> int:
 
 
 def test_a_grid_is_the_product_and_the_listed_settings_each_once(tmp_path):
-    settings = read(
-        tmp_path,
-        "product: {sampler: [ddim, ddpm], steps: [5, 10], schedule: cosine}\n"
-        "settings:\n"
-        "  - {sampler: unipc, steps: 3, blend: 1}\n"
-        "  - {sampler: ddim, steps: 5, schedule: cosine}\n",
-    )
+    listed = "settings: [{sampler: unipc, steps: 3, blend: 1}, {sampler: ddim, steps: 5, schedule: cosine}]"
+    settings = read(tmp_path, f"product: {{sampler: [ddim, ddpm], steps: [5, 10], schedule: cosine}}\n{listed}")
     expected = [SamplingSettings(s, "cosine", n) for s in ("ddim", "ddpm") for n in (5, 10)]
     assert settings == [*expected, SamplingSettings("unipc", steps=3)]
 
 
 def test_several_products_and_yaml_s_textual_exponents(tmp_path):
     settings = read(tmp_path, "product: [{steps: 50, beta_start: 1e-6}, {steps: [20, 30], sampler: ddpm}]")
-    assert [s.steps for s in settings] == [50, 20, 30]
-    assert settings[0].beta_start == 1e-6
+    assert [s.steps for s in settings] == [50, 20, 30] and settings[0].beta_start == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -69,13 +62,12 @@ def test_several_products_and_yaml_s_textual_exponents(tmp_path):
 def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text)
-    assert f"Grid file {tmp_path / 'grid.yaml'}" in str(caught.value)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    found = str(caught.value)
+    assert f"Grid file {tmp_path / 'grid.yaml'}" in found and said in found and "\n" not in found
 
 
 def test_the_grid_files_of_the_repository():
-    paper = read_grid(GRIDS / "paper.yaml")
+    paper = read_grid(ROOT / "configs" / "grid" / "paper.yaml")
     plain = [s for s in paper if s.num_samples == 1 and s.blend == 1]
     assert sorted({s.steps for s in plain}) == [10, 20, 30, 50, 100, 200, 300, 500]
     ends = (0.1, 0.01, 0.001, math.exp(-10))
@@ -84,7 +76,7 @@ def test_the_grid_files_of_the_repository():
         end = (1 - linear(setting.steps, setting.beta_start, setting.beta_end)).prod().item()
         assert end == pytest.approx(ends[number % 4], rel=0.03)
     assert (len(plain), len(paper), steps_together(plain), steps_together(paper)) == (32, 88, 4840, 5680)
-    for path in GRIDS.iterdir():
+    for path in (ROOT / "configs" / "grid").iterdir():
         grid = read_grid(path)
         assert len(set(labels(*grid))) == len(grid), path
 

@@ -1,4 +1,4 @@
-"""The error rates of text: by hand where the reading is given, and by Tesseract on pages that are printed here."""
+"""The error rate of text: by hand where the reading is given, and by Tesseract on pages that are printed here."""
 
 import shutil
 
@@ -37,34 +37,28 @@ def pages(tmp_path):
 
 @needs_tesseract
 def test_a_sharp_page_is_read_and_wrong_letters_count(pages):
-    cer, wer = ErrorRate("character", pages), ErrorRate("word", pages)
-    assert cer(printed(), ["page"]) == 0 and wer(printed(), ["page"]) == 0
-    wrong = printed(["Seven quick boxes read", *LINES[1:]])
-    length = len(" ".join(LINES))
-    assert cer(wrong, ["page"]).item() == pytest.approx(1 / length)
-    assert wer(wrong, ["page"]).item() == pytest.approx(1 / 14)
-    empty = torch.ones_like(printed())
-    assert cer(empty, ["page"]) == 1 and wer(empty, ["page"]) == 1
-    both = cer(torch.cat([printed(), wrong]), ["page", "page"])
-    assert both.tolist() == pytest.approx([0, 1 / length])
+    cer = ErrorRate(pages)
+    assert cer(printed(), ["page"]) == 0
+    wrong, length = printed(["Seven quick boxes read", *LINES[1:]]), len(" ".join(LINES))
+    assert cer(wrong, ["page"]).item() == pytest.approx(1 / length) and cer(torch.ones_like(printed()), ["page"]) == 1
+    assert cer(torch.cat([printed(), wrong]), ["page", "page"]).tolist() == pytest.approx([0, 1 / length])
 
 
 @needs_tesseract
-@pytest.mark.parametrize("name", ["cer", "wer"])
-def test_the_recipe_names_all_that_the_number_depends_on(pages, name):
+def test_the_recipe_names_all_that_the_number_depends_on(pages):
     def recipe(language="eng"):
-        return make_metrics([name], data=pages, language=language)[name].recipe
+        return make_metrics(["cer"], data=pages, language=language)["cer"].recipe
 
     before = recipe()
     assert all(word in before for word in ("Tesseract 5", "language eng", "page mode 3", "rapidfuzz", "NFKC", "8 bits"))
     (pages / "text" / "page.txt").write_text("another text")
     assert recipe() != before
-    assert "no language xyz; it has" in make_metrics([name], data=pages, language="eng+xyz")[name].reason
+    assert "no language xyz; it has" in make_metrics(["cer"], data=pages, language="eng+xyz")["cer"].reason
 
 
 @needs_tesseract
 def test_a_page_without_its_text_is_missing_alone(pages):
-    cer = ErrorRate("character", pages)
+    cer = ErrorRate(pages)
     with pytest.raises(MetricError, match=r"text/other.txt is missing"):
         cer(printed(), ["other"])
     (pages / "text" / "blank.txt").write_text(" \n")
@@ -75,10 +69,8 @@ def test_a_page_without_its_text_is_missing_alone(pages):
 
 
 def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
-    assert (
-        "is no folder: it should have a text file for each image"
-        in make_metrics(["wer"], tmp_path / "none")["wer"].reason
-    )
+    reason = make_metrics(["cer"], tmp_path / "none")["cer"].reason
+    assert "is no folder: it should have a text file for each image" in reason
     monkeypatch.setenv("PATH", str(tmp_path))
     reason = make_metrics(["cer"], pages)["cer"].reason
     assert reason == "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
@@ -94,7 +86,7 @@ def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
 def test_a_grid_scores_text_in_blurry_sharp_and_predicted_rows(pages):
     for side, image in (("blur", printed(["Seven slow", "geese", "sleep"])), ("sharp", printed())):
         images.write(pages / side / "page.png", image[0])
-    arguments = ["--data", pages, "--output", pages / "scores", "--metrics", "cer,wer", "--outputs", pages / "sharp"]
+    arguments = ["--data", pages, "--output", pages / "scores", "--metrics", "cer", "--outputs", pages / "sharp"]
     table = processes.run("evaluate.py", list(map(str, arguments))).stdout
     lines = {line.split()[0]: line for line in table.splitlines() if line.split()}
     assert "0.0000" in lines["sharp"] and "0.0000" not in lines["blurry"]

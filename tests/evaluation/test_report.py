@@ -1,20 +1,28 @@
-"""The page out of a folder of results; the page is used in a real browser."""
+"""The page of results, which is used in a real browser, the perception-distortion curve, and the panel."""
 
 import html.parser
-import json
+import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from markupsafe import escape
+from matplotlib.text import Annotation
+from PIL import Image, ImageDraw
 
-from evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
+from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, Verdict
+from evaluation.panels import BAR, CAPTION, GAP, NAME, TITLE, WIDTH, _font, panel
+from evaluation.plots import curve
 from evaluation.report import write_report
 from evaluation.rows import Row
 from evaluation.statistics import Estimate
 from evaluation.summary import RowSummary
-from tests.evaluation.document import FACTS, REASON, of_rows, summary_of, write_examples
+from models.settings import SamplingSettings
+from tests.evaluation.document import FACTS, REASON, SAMPLERS, metric, of_rows, scored, summary_of, write_examples
 
 # The page, read
 
@@ -40,19 +48,16 @@ def test_the_page_holds_everything_and_fetches_nothing(folder):
     page = (folder / "report.html").read_text()
     tags = Tags(page).found
     links = [attributes.get(name) for _, attributes in tags for name in ("src", "href", "srcset", "action")]
-    assert all(link.startswith("data:") for link in links if link)
-    assert not re.search(r"url\(|@import|https?://", page)
+    assert all(link.startswith("data:") for link in links if link) and not re.search(r"url\(|@import|https?://", page)
     policy = next(attributes["content"] for tag, attributes in tags if attributes.get("http-equiv"))
-    assert policy.startswith("default-src 'none'; img-src data:;")
-    assert "{{" not in page
+    assert policy.startswith("default-src 'none'; img-src data:;") and "{{" not in page
     assert "&lt;photos&gt; &amp; more" in page and "<photos>" not in page
     assert sum(tag == "script" for tag, _ in tags) == 2
     assert page.count("data:image/jpeg;base64,") == 4, "each file once"
 
 
 def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
-    page = (folder / "report.html").read_text()
-    summary = summary_of()
+    page, summary = (folder / "report.html").read_text(), summary_of()
     for row in summary.rows:
         assert f">{row.label}<" in page
     psnr, gap = summary.rows[3].estimates["psnr"], summary.rows[3].differences["psnr"]
@@ -63,25 +68,21 @@ def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
         shown = f"<small>sharpened {gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})</small>"
         assert f">{row.verdict.perceptual}{shown}" in page
     assert all(str(escape(recipe)) in page for recipe in (*RECIPES.values(), VERDICT_RECIPE))
-    assert "PSNR: RGB, 8 bits" in page and REASON in html.unescape(page) and REASON not in page
-    assert "∞" in page
+    assert "PSNR: RGB, 8 bits" in page and REASON in html.unescape(page) and REASON not in page and "∞" in page
 
 
 def test_the_page_is_for_everybody(folder):
     tags = Tags((folder / "report.html").read_text()).found
-    assert ("html", {"lang": "en"}) in tags
-    assert all("alt" in attributes for tag, attributes in tags if tag == "img")
+    assert ("html", {"lang": "en"}) in tags and all("alt" in attributes for tag, attributes in tags if tag == "img")
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
-    slider = next(attributes for tag, attributes in tags if attributes.get("type") == "range")
-    assert slider["aria-label"]
+    assert next(attributes for tag, attributes in tags if attributes.get("type") == "range")["aria-label"]
 
 
 def test_results_without_checkpoint_or_images(tmp_path):
     """Images of another program: no checkpoint, no predictor, one image and so no interval."""
-    rows = [
-        RowSummary(Row(label), 1, 0.0, dict.fromkeys(("psnr", "lpips"), Estimate(mean, None, None, 1)))
-        for label, mean in (("blurry", 25.0), ("outputs other", 27.0))
-    ]
+    scores = {"blurry": 25.0, "outputs other": 27.0}
+    alone = {label: dict.fromkeys(("psnr", "lpips"), Estimate(mean, None, None, 1)) for label, mean in scores.items()}
+    rows = [RowSummary(Row(label), 1, 0.0, estimates) for label, estimates in alone.items()]
     write_report(tmp_path, of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])
     page = (tmp_path / "report.html").read_text()
     assert "outputs other" in page and 'id="view"' not in page and "Evaluation of images" in page
@@ -97,90 +98,216 @@ def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
 
 # The page, used
 
-PROBE = """
-<script>
-addEventListener("load", function () {
-  var seen = { violations: 0, errors: 0 };
-  addEventListener("securitypolicyviolation", function () { seen.violations += 1; });
-  addEventListener("error", function () { seen.errors += 1; });
-  var table = document.getElementById("scores"), view = document.getElementById("view");
-  function column(n) {
-    return Array.from(table.tBodies[0].rows, function (row) { return row.cells[n].dataset.value; });
-  }
-  function press(n) { table.tHead.rows[0].cells[n].querySelector("button").click(); return column(n); }
-  function change(id, value, kind) {
-    var control = document.getElementById(id);
-    control.value = value;
-    control.dispatchEvent(new Event(kind || "change", { bubbles: true }));
-  }
-  seen.psnr = press(2); seen.again = press(2); seen.lpips = press(3); seen.setting = press(0);
-  seen.state = Array.from(table.tHead.rows[0].cells, function (cell) { return cell.getAttribute("aria-sort"); });
-  var shown = function (kind) { return getComputedStyle(table.querySelector("." + kind)).display; };
-  seen.before = [shown("interval"), shown("difference")];
-  document.getElementById("paired").click();
-  seen.after = [shown("interval"), shown("difference")];
-  function split() {
-    return [document.getElementById("clip").style.clipPath, document.getElementById("line").style.left];
-  }
-  seen.middle = split(); change("where", 20, "input"); seen.moved = split();
-  var box = view.getBoundingClientRect();
-  function pointer(kind, target, share) {
-    var at = { pointerId: 1, bubbles: true, clientX: box.left + share * box.width, clientY: box.top + 9 };
-    target.dispatchEvent(new PointerEvent(kind, at));
-  }
-  view.setPointerCapture = function () {};
-  pointer("pointerdown", document.getElementById("grip"), 0.2); pointer("pointermove", view, 0.75);
-  pointer("pointerup", view, 0.75); pointer("pointermove", view, 0.1);
-  seen.dragged = split();
-  var left = document.getElementById("image-a");
-  seen.source = left.src.slice(0, 23);
-  document.getElementById("in").click(); document.getElementById("in").click();
-  seen.zoomed = left.style.transform;
-  view.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-  seen.panned = left.style.transform;
-  var blurry = left.src; change("left", "sharp"); seen.changed = left.src !== blurry;
-  seen.settings = Array.from(document.getElementById("setting").options, function (option) { return option.value; });
-  seen.chosen = document.getElementById("setting").value;
-  change("setting", seen.settings[1]);
-  seen.about = document.getElementById("about").textContent;
-  left.decode().then(function () {
-    seen.size = [left.naturalWidth, left.naturalHeight];
-    seen.fetched = performance.getEntriesByType("resource").map(function (entry) { return entry.name; })
-      .filter(function (name) { return !name.startsWith("data:"); });
-    document.body.innerHTML = "";
-    var told = document.createElement("pre");
-    told.id = "told"; told.textContent = JSON.stringify(seen);
-    document.body.append(told);
-  });
-});
-</script>
-"""
 
+def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(folder, chromium):
+    tab, summary, said, asked = chromium.new_page(), summary_of(), [], []
+    tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((folder / "report.html").as_uri())
 
-def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(folder, tmp_path, chromium):
-    page = (folder / "report.html").read_text()
-    (tmp_path / "probe.html").write_text(page.replace("</body>", PROBE + "</body>"))
-    tab = chromium.new_page()
-    tab.goto((tmp_path / "probe.html").as_uri())
-    seen = json.loads(tab.wait_for_selector("#told", state="attached").text_content())
-    tab.close()
-    assert (seen["violations"], seen["errors"], seen["fetched"]) == (0, 0, [])
-    summary = summary_of()
-    psnr = [float(value) for value in seen["psnr"]]
+    def press(column):
+        """The values of a column, from the top, once its head is pressed."""
+        tab.locator("#scores thead button").nth(column).click()
+        values = "(table, n) => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value)"
+        return tab.locator("#scores").evaluate(values, column)
+
+    psnr = [float(value) for value in press(2)]
     assert psnr == sorted(psnr, reverse=True) and psnr[0] == float("inf") and len(psnr) == len(summary.rows)
-    assert [float(value) for value in seen["again"]] == psnr[::-1]
-    lpips = [float(value) for value in seen["lpips"][:-1]]
-    assert lpips == sorted(lpips) and seen["lpips"][-1] == ""  # what is missing is last
-    assert seen["setting"][0] < seen["setting"][1] and seen["state"] == [
-        "ascending",
-        *[None] * (len(seen["state"]) - 1),
-    ]
-    assert (seen["before"], seen["after"]) == (["block", "none"], ["none", "block"])
-    assert seen["middle"] == ["inset(0px 0px 0px 50%)", "50%"]
-    assert seen["moved"] == ["inset(0px 0px 0px 20%)", "20%"]
-    assert seen["dragged"] == ["inset(0px 0px 0px 75%)", "75%"]
-    assert seen["source"] == "data:image/jpeg;base64," and seen["changed"] and seen["size"] == [200, 200]
-    assert "scale(4)" in seen["zoomed"] and "scale(4)" in seen["panned"] and seen["zoomed"] != seen["panned"]
+    assert [float(value) for value in press(2)] == psnr[::-1]
+    *lpips, last = press(3)
+    assert [*map(float, lpips)] == sorted(map(float, lpips)) and last == ""  # what is missing is last
+    first, second, *_ = press(0)
+    state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
+    assert first < second and state == ["ascending", *[None] * (len(state) - 1)]
+    for differences in (False, True):
+        tab.set_checked("#paired", differences)
+        assert tab.locator("#scores .interval").first.is_visible() != differences
+        assert tab.locator("#scores .difference").first.is_visible() == differences
+
+    def style(place, name):
+        return tab.locator(place).evaluate(f"element => element.style.{name}")
+
+    def drag():
+        tab.hover("#grip")
+        tab.mouse.down()
+        box, height = view.bounding_box(), tab.locator("#grip").bounding_box()["y"] + 9
+        for share in (0.75, 0.1):  # after the first the grip is let go
+            tab.mouse.move(box["x"] + share * box["width"], height)
+            tab.mouse.up()
+
+    left, view = tab.locator("#image-a"), tab.locator("#view")
+    for place, move in ((50, lambda: None), (20, lambda: tab.fill("#where", "20")), (75, drag)):
+        move()
+        assert (style("#clip", "clipPath"), style("#line", "left")) == (f"inset(0px 0px 0px {place}%)", f"{place}%")
+    tab.click("#in")
+    tab.click("#in")
+    zoomed = style("#image-a", "transform")
+    view.press("ArrowLeft")
+    panned = style("#image-a", "transform")
+    assert "scale(4)" in zoomed and "scale(4)" in panned and zoomed != panned
+    source = left.get_attribute("src")
+    tab.select_option("#left", "sharp")
+    assert source.startswith("data:image/jpeg;base64,") and left.get_attribute("src") != source
     kept = [row.label for row in summary.settings_front[:2]]
-    assert seen["settings"] == kept and seen["chosen"] in kept
-    assert seen["about"].startswith(f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234")
+    assert tab.locator("#setting option").evaluate_all("options => options.map(option => option.value)") == kept
+    assert tab.input_value("#setting") in kept
+    tab.select_option("#setting", kept[1])
+    about = f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234"
+    assert tab.text_content("#about").startswith(about)
+    size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
+    assert left.evaluate(size) == [200, 200]
+    assert said == [] and [url for url in asked if not url.startswith("data:")] == [tab.url]
+    tab.close()
+
+
+def labels(figure) -> list[Annotation]:
+    return [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
+
+
+@pytest.mark.parametrize("count", [2, 12, 18])
+def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
+    figure = curve(summary_of(count))
+    figure.savefig(tmp_path / "pareto.png")
+    boxes = [text.get_window_extent() for text in labels(figure)]
+    boxes.append(figure.axes[0].get_legend().get_window_extent())
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    for text in labels(figure):  # in one of eight directions, near its point
+        box, (right, up) = text.get_window_extent(), text.get_position()
+        points = 72 / figure.dpi
+        ways = [(right / (box.width / 2 * points + gap), up / (box.height / 2 * points + gap)) for gap in (8, 15)]
+        angle, radius = min(((math.atan2(y, x), math.hypot(x, y)) for x, y in ways), key=lambda way: abs(way[1] - 1))
+        eighths = angle / (math.pi / 4)
+        assert radius == pytest.approx(1, abs=1e-6) and eighths == pytest.approx(round(eighths), abs=1e-6)
+    assert len(boxes) == count + 3
+    with Image.open(tmp_path / "pareto.png") as image:
+        assert image.size == (1500, 975)
+
+
+def test_the_curve_shows_the_rows_their_intervals_and_the_front():
+    summary = summary_of()
+    axes = curve(summary).axes[0]
+    points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
+    assert set(points) == {*SAMPLERS, "blurry", "predictor"}
+    for sampler in SAMPLERS:
+        own = [row for row in summary.settings if row.row.settings.sampler == sampler]
+        assert points[sampler] == [[row.mean("psnr"), row.mean("lpips")] for row in own]
+    [line] = [line for line in axes.lines if line.get_label() == "Pareto front"]
+    assert line.get_xydata().tolist() == sorted([row.mean("psnr"), row.mean("lpips")] for row in summary.front)
+    ends = {tuple(np.round(end, 6)) for c in axes.containers for bar in c[2] for s in bar.get_segments() for end in s}
+    for row in summary.rows:
+        if row.row.settings or row.label in ("blurry", "predictor"):
+            psnr, lpips = row.estimates["psnr"], row.estimates["lpips"]
+            assert (round(psnr.low, 6), round(lpips.mean, 6)) in ends
+            assert (round(psnr.mean, 6), round(lpips.high, 6)) in ends
+    own = {row.label: [row.mean("psnr"), row.mean("lpips")] for row in summary.rows}
+    for control, labels in LABELS.items():
+        [line] = [line for line in axes.lines if line.get_label() == control]
+        assert line.get_xydata().tolist() == [own[at] for at in ("predictor", *labels)] and line.get_linewidth() < 1
+    least = min(x for group in points.values() for x, _ in group)
+    assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
+    assert axes.yaxis_inverted() and not axes.xaxis_inverted()
+    assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
+
+
+def test_images_equal_to_the_ground_truth_have_no_place_on_the_curve():
+    """Their PSNR is infinite: another program's copy of the ground truth, on the front."""
+    rows = summary_of().rows
+    equal = {"psnr": Estimate(float("inf"), None, None, 6), "lpips": Estimate(0.0, None, None, 6)}
+    summary = of_rows([*rows, RowSummary(Row("outputs copy"), 6, 0.0, equal)])
+    assert [row.label for row in summary.front] == ["outputs copy"]
+    axes = curve(summary).axes[0]
+    assert "Pareto front" not in [line.get_label() for line in axes.lines]
+    assert "outputs copy" not in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("field", ["blend", "steps", "sampler"])
+def test_every_label_of_the_curve_stands_at_its_own_row(field):
+    """Two settings that differ in one field, the better one first and last."""
+    others = {"blend": 0.5, "steps": 7, "sampler": "unipc"}
+    settings = [SamplingSettings(), SamplingSettings(**{field: others[field]})]
+    for first, second in ((0, 1), (1, 0)):
+        places = [(25.0, 0.2), (26.0, 0.3), (25.5, 0.25)]
+        own = [Row("a", settings[first]), Row("b", settings[second]), Row("c", SamplingSettings(blend=0.0))]
+        rows = [scored(row, *place) for row, place in zip(own, places, strict=True)]
+        summary = of_rows(rows)
+        found = {label.xy: label.get_text() for label in labels(curve(summary))}
+        for row, place in zip(rows, places, strict=True):
+            words = [str(row.row.settings.steps)] if row.row.settings.blend else [row.label]
+            assert found[place] == " ".join([*words, *filter(None, [summary.preset(row)])])
+        assert found[places[0]].endswith(" perceptual") and " fidelity" in found[places[1]]
+
+
+@pytest.mark.parametrize(("names", "said"), [(("lpips",), "LPIPS has no value."), ((), "not asked for")])
+def test_without_lpips_the_curve_takes_ssim_and_says_why(names, said):
+    scored = [row for row in summary_of().rows if "lpips" in row.estimates]
+    rows = [replace(r, estimates={"psnr": r.estimates["psnr"], "ssim": r.estimates["lpips"]}) for r in scored]
+    axes = curve(of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})).axes[0]
+    assert said in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
+    assert not axes.yaxis_inverted()
+
+
+def words(pixels, centre, text, size):
+    """Whether a text stands at a place, and nothing beside it."""
+    expected = Image.new("L", (WIDTH, CAPTION), "white")
+    ImageDraw.Draw(expected).text((WIDTH // 2, CAPTION // 2), text, "black", _font(size), "mm")
+    x, y = centre[0] - WIDTH // 2, centre[1] - CAPTION // 2
+    return (pixels[y : y + CAPTION, x : x + WIDTH, 0] == np.asarray(expected)).all()
+
+
+def test_panel_shows_each_image_in_its_colours(tmp_path):
+    red = torch.zeros(3, 40, 60)
+    red[0] = 1
+    dark, spread = red * 0.5, torch.full((3, 40, 60), 10 / 255)
+    spread[:, 20:] = 0
+    tall = [torch.full((3, 60, 30), level) for level in (0.2, 0.6, 0.1, 0.4)]
+    columns = {"blurry": [dark, tall[0]], "unsharp": [red, tall[1]], "std": [spread, tall[2]], "sharp": [red, tall[3]]}
+    panel(columns, tmp_path / "panel.png", ["best: clock", "worst: cat"])
+    pixels = np.asarray(Image.open(tmp_path / "panel.png"))
+
+    heights = WIDTH * 40 // 60, WIDTH * 60 // 30
+    tops = TITLE, TITLE + heights[0] + CAPTION
+    lefts = [GAP + NAME + k * (WIDTH + GAP) + (BAR if k == 3 else 0) for k in range(4)]
+    assert pixels.shape == (tops[1] + heights[1] + CAPTION, lefts[3] + WIDTH + GAP, 3)
+    colours = {(0, 0): (128, 0, 0), (0, 1): (255, 0, 0), (1, 0): (51, 51, 51), (0, 3): (255, 0, 0)}
+    for (line, column), colour in colours.items():
+        inside = pixels[tops[line] : tops[line] + heights[line], lefts[column] : lefts[column] + WIDTH]
+        assert (inside == colour).all(), (line, column)
+    heat = pixels[tops[0] : tops[0] + heights[0], lefts[2] : lefts[2] + WIDTH + GAP]
+    assert (heat[10, 0] == (252, 254, 164)).all() and (heat[-1, 0] == (0, 0, 3)).all()  # inferno's ends, and its bar's
+    assert (heat[0, -1] == heat[10, 0]).all() and (heat[-1, -1] == heat[-1, 0]).all()
+    captions = [["10.83 dB", "inf dB", "8-bit levels", ""], ["13.98 dB", "13.98 dB", "8-bit levels", ""]]
+    for column, label in enumerate(columns):
+        centre = lefts[column] + WIDTH // 2
+        assert words(pixels, (centre, TITLE // 2), label, 24)
+        for line in range(2):
+            assert words(pixels, (centre, tops[line] + heights[line] + CAPTION // 2), captions[line][column], 20)
+    for line in range(2):
+        assert pixels[tops[line] : tops[line] + heights[line], GAP // 2 : GAP // 2 + NAME].min() < 100  # its name
+
+
+@pytest.mark.parametrize("level", [2, 10, 60])
+def test_the_colour_bar_tells_the_level_of_every_colour(tmp_path, level):
+    """Rows of the heat map from 0 to a level: their colours stand in the bar at the height of their numbers."""
+    spread = torch.linspace(0, level / 255, 200).view(1, -1, 1).expand(3, -1, 240)
+    panel({"std": [spread]}, tmp_path / "panel.png")
+    pixels = np.asarray(Image.open(tmp_path / "panel.png")).astype(int)
+    heat, bar = pixels[TITLE : TITLE + 400, GAP + WIDTH // 2], pixels[TITLE : TITLE + 400, GAP + WIDTH + GAP // 2 + 9]
+    at = np.array([abs(bar - colour).sum(axis=1).argmin() for colour in heat])
+    top = np.percentile(spread.mean(0).numpy() * 255, 99.5)
+    shown = (1 - at / 399) * top
+    assert shown == pytest.approx(np.linspace(0, level, 400).clip(max=top), abs=0.02 * level)
+    for share, anchor in ((1.0, "la"), (0.5, "lm"), (0.0, "ld")):
+        place = GAP + WIDTH + GAP // 2 + 24, TITLE + (1 - share) * 399
+        expected = Image.new("RGB", pixels.shape[1::-1], "white")
+        ImageDraw.Draw(expected).text(place, f"{share * top:.3g}", "black", _font(18), anchor)
+        inked = np.asarray(expected).min(axis=2) < 255
+        assert inked.any() and (pixels[inked] == np.asarray(expected)[inked]).all(), share
+
+
+def test_panel_of_one_image_without_ground_truth(tmp_path):
+    panel({"blurry": torch.rand(1, 3, 32, 32), "std": torch.zeros(1, 3, 32, 32)}, tmp_path / "panel.png")
+    pixels = np.asarray(Image.open(tmp_path / "panel.png"))
+    assert pixels.shape == (TITLE + WIDTH + CAPTION, 3 * GAP + 2 * WIDTH + BAR, 3)
+    assert words(pixels, (GAP + WIDTH // 2, TITLE + WIDTH + CAPTION // 2), "", 20)
+    assert words(pixels, (2 * GAP + WIDTH + WIDTH // 2, TITLE + WIDTH + CAPTION // 2), "8-bit levels", 20)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -16,9 +17,7 @@ METRICS = make_metrics(["psnr", "ssim"])
 
 
 # What an evaluation asks of its processes, where this one is alone.
-ALONE = SimpleNamespace(
-    global_rank=0, world_size=1, is_global_zero=True, barrier=lambda: None, broadcast=lambda value: value
-)
+ALONE = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, barrier=lambda: None, broadcast=lambda x: x)
 
 
 class Toy:
@@ -29,9 +28,7 @@ class Toy:
 
     def __init__(self, sizes: list[tuple[int, int]], batch_size: int = 1, pause: float = 0.0):
         self.log, self.batch_size, self.pause = [], batch_size, pause
-        self.images = [
-            ImagePair(f"image{number}", size, lambda size=size: self.read(size)) for number, size in enumerate(sizes)
-        ]
+        self.images = [ImagePair(f"image{at}", size, partial(self.read, size)) for at, size in enumerate(sizes)]
 
     def read(self, size):
         self.log.append("read")
@@ -56,19 +53,9 @@ class Toy:
 
     def plan(self, folder, settings, metrics=METRICS) -> Plan:
         facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
-        return Plan(
-            images=self.images,
-            settings=rows_of(settings),
-            pipeline=self,
-            metrics=metrics,
-            journal=Journal(folder, facts),
-            seed=0,
-            baselines={},
-            batch_size=self.batch_size,
-            device=torch.device("cpu"),
-            processes=ALONE,
-            facts={},
-        )
+        made = {"settings": rows_of(settings), "metrics": metrics, "journal": Journal(folder, facts), "facts": {}}
+        made |= {"seed": 0, "baselines": {}, "batch_size": self.batch_size, "device": torch.device("cpu")}
+        return Plan(images=self.images, pipeline=self, processes=ALONE, **made)
 
     def summary(self, folder, settings, metrics=METRICS) -> Summary:
         return summary(self.plan(folder, settings, metrics))

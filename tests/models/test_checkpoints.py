@@ -1,19 +1,27 @@
+"""Checkpoints that are saved, exported and loaded, also by a hub id, and what is said of those that cannot be."""
+
 import json
 import os
 import pickle
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
+from base.files import FolderInUse
+from models import index
 from models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
+from models.export import export
 from models.index import CheckpointError
 from models.settings import SamplingSettings
 from models.unet import Denoiser, UNetPredictor
 from tests.conftest import Hostile
-from tests.tiny import tiny_pipeline
+from tests.tiny import fit, module, tiny_pipeline
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -39,17 +47,13 @@ def test_a_folder_loads_to_the_bit(folder):
 
 def test_bf16_stays_close_to_fp32(folder):
     blurry = torch.rand(1, 3, 32, 32)
-    images = [
-        load_pipeline(str(folder), precision=p)(blurry, SamplingSettings(steps=3), output_type="pt").images
-        for p in ("fp32", "bf16")
-    ]
-    assert images[1].dtype == torch.float32
-    assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+    pipelines = (load_pipeline(str(folder), precision=precision) for precision in ("fp32", "bf16"))
+    images = [pipeline(blurry, SamplingSettings(steps=3), output_type="pt").images for pipeline in pipelines]
+    assert images[1].dtype == torch.float32 and 0 < (images[0] - images[1]).abs().mean() < 0.005
 
 
 def test_in_bf16_normalisation_stays_float32(tmp_path):
-    predictor = UNetPredictor(8, (1, 2), 1, norm="pixel")
-    tiny_pipeline(predictor).save_pretrained(tmp_path)
+    tiny_pipeline(UNetPredictor(8, (1, 2), 1, norm="pixel")).save_pretrained(tmp_path)
     pipeline = load_pipeline(str(tmp_path), precision="bf16")
     types = {name: value.dtype for name, value in pipeline.predictor.named_parameters()}
     norms = {name for name in types if ".norm." in name}
@@ -75,8 +79,7 @@ def sentence(source):
 
 
 def test_what_is_missing_is_named(folder, tmp_path):
-    assert "neither" in sentence(tmp_path / "nowhere")
-    assert "does not exist" in sentence(tmp_path / "nowhere.ckpt")
+    assert "neither" in sentence(tmp_path / "nowhere") and "does not exist" in sentence(tmp_path / "nowhere.ckpt")
     (tmp_path / "empty").mkdir()
     assert "model_index.json does not exist" in sentence(tmp_path / "empty")
     os.remove(folder / "denoiser" / WEIGHTS)
@@ -111,17 +114,17 @@ def test_damaged_files_are_named(folder):
         file.write_bytes(whole[: len(whole) // 2])
         assert file.name in sentence(folder)
         file.write_bytes(whole)
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "StableDiffusionPipeline"}))
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"_class_name": "StableDiffusionPipeline"}))
     assert "StableDiffusionPipeline" in sentence(folder)
-    (folder / "model_index.json").write_text(json.dumps(index | {"denoiser": ["os", "system"]}))
+    (folder / "model_index.json").write_text(json.dumps(facts | {"denoiser": ["os", "system"]}))
     assert "unknown class 'system'" in sentence(folder)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "high"])
 def test_a_noisiest_level_that_is_none_is_refused(folder, value):
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"sigma_max": value}))
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"sigma_max": value}))
     assert f"sigma_max {value!r}: it is a noise level" in sentence(folder)
 
 
@@ -155,3 +158,96 @@ def test_weights_are_copied_for_staged_training(folder):
     assert all(torch.equal(value, state[key]) for key, value in predictor.state_dict().items())
     with pytest.raises(CheckpointError, match=r"size mismatch for unet\.stem\.weight: .*Size\(\[8, .*Size\(\[16, "):
         copy_weights(str(folder), UNetPredictor(16, (1, 2), 1))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder whose last.ckpt has averaged and raw weights."""
+    folder = tmp_path_factory.mktemp("run")
+    saver = ModelCheckpoint(dirpath=folder / "checkpoints", every_n_train_steps=4, save_last=True)
+    fit(module(), folder, 4, [EMAWeightAveraging(decay=0.9), saver])
+    return folder
+
+
+def test_export_takes_the_averaged_weights(run, tmp_path):
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    averaged, raw = checkpoint["state_dict"], checkpoint["current_model_state"]
+    export(str(run), str(tmp_path / "ema"), "fp32")
+    pipeline = load_pipeline(str(tmp_path / "ema"), precision="fp32")
+    for part in ("predictor", "denoiser"):
+        for key, value in getattr(pipeline, part).state_dict().items():
+            assert torch.equal(value, averaged[f"{part}.{key}"])
+    assert pipeline.config.residual_scale == pytest.approx(averaged["residual_square"].sqrt().item())
+    assert any(not torch.equal(value, raw[key]) for key, value in averaged.items())
+    with pytest.raises(FolderInUse, match="not an empty folder"):
+        export(str(run), str(tmp_path / "ema"))
+
+
+def test_runs_are_averaged_weight_by_weight(tmp_path):
+    sources = []
+    for k, scale in enumerate((0.1, 0.2, 0.6)):
+        pipeline = tiny_pipeline(residual_scale=scale)
+        for part in (pipeline.predictor, pipeline.denoiser):
+            for parameter in part.parameters():
+                parameter.data.fill_(k**2)
+        sources.append(str(tmp_path / f"{k}"))
+        pipeline.save_pretrained(sources[-1])
+    export(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
+    found = load_pipeline(str(tmp_path / "mean"), precision="fp32")
+    for part in (found.predictor, found.denoiser):
+        assert all(torch.allclose(parameter, torch.tensor(5 / 3)) for parameter in part.parameters())
+    assert found.config.residual_scale == pytest.approx(0.3)
+    tiny_pipeline(UNetPredictor(4, (1, 2), 1)).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="other has other networks"):
+        export(sources[0], str(tmp_path / "never"), average_with=str(tmp_path / "other"))
+    assert not (tmp_path / "never").exists()
+
+
+def test_fp16_weights_load_as_float32(run, tmp_path):
+    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"))
+    file = tmp_path / "small" / "predictor" / WEIGHTS
+    assert {value.dtype for value in load_file(file).values()} == {torch.float16}
+    small = load_pipeline(str(tmp_path / "small"), precision="fp32")
+    whole = load_pipeline(str(run / "checkpoints" / "last.ckpt"), precision="fp32")
+    blurry = torch.rand(1, 3, 16, 16)
+    assert {p.dtype for p in small.predictor.parameters()} == {torch.float32}
+    assert 0 < (small.predict(blurry).images - whole.predict(blurry).images).abs().max() < 1e-2
+    shutil.copyfile(file, file.with_name("other.safetensors"))
+    assert "several weight files" in sentence(tmp_path / "small")
+
+
+def test_values_too_large_for_fp16_are_refused(folder, tmp_path):
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    state["unet.head.bias"] += 1e6
+    save_file(state, folder / "denoiser" / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"denoiser's unet\.head\.bias .* not finite in fp16"):
+        export(str(folder), str(tmp_path / "small"))
+    assert sorted(tmp_path.iterdir()) == [folder]
+    export(str(folder), str(tmp_path / "small"), dtype="bf16")
+
+
+@pytest.mark.parametrize(("source", "revision"), [("me/deblur", None), ("me/deblur@v1.2", "v1.2")])
+def test_a_name_and_its_revision_are_asked_for_and_only_a_checkpoint_s_files(tmp_path, monkeypatch, source, revision):
+    tiny_pipeline().save_pretrained(tmp_path)
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_pipeline(source, precision="fp32").config.residual_scale == 0.1
+    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": index.FILES})]
+    assert index.FILES == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
+
+
+def test_what_the_hub_refuses_is_one_sentence_without_the_token(monkeypatch):
+    def download(name, **options):
+        raise OSError("no entry for Bearer hf_secret\nat all")
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError) as caught:
+        load_pipeline("me/nothing")
+    wanted = "checkpoint me/nothing is not a folder here, and the hub did not give it: no entry for Bearer ***"
+    assert str(caught.value) == wanted

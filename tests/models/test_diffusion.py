@@ -16,8 +16,7 @@ def test_add_noise_has_the_stated_mean_and_variance():
 def test_the_right_output_gives_back_r_0(prediction_type):
     r_0, eps = torch.randn(3, 3, 4, 4), torch.randn(3, 3, 4, 4)
     alpha_bar = torch.tensor([0.99, 0.5, 0.01])
-    r_t = add_noise(r_0, eps, alpha_bar)
-    output = target(r_0, eps, alpha_bar, prediction_type)
+    r_t, output = add_noise(r_0, eps, alpha_bar), target(r_0, eps, alpha_bar, prediction_type)
     assert torch.allclose(estimate_r_0(output, r_t, alpha_bar, prediction_type), r_0, atol=1e-5)
 
 
@@ -25,11 +24,8 @@ def test_v_is_the_derivative_of_the_rotation():
     # With alpha_bar = cos^2(phi), r_t = cos(phi) r_0 + sin(phi) eps and v = d r_t / d phi.
     r_0, eps = torch.randn(1, 3, 2, 2, dtype=torch.float64), torch.randn(1, 3, 2, 2, dtype=torch.float64)
     phi = torch.tensor([0.7], dtype=torch.float64)
-    step = 1e-6
-    derivative = (add_noise(r_0, eps, (phi + step).cos() ** 2) - add_noise(r_0, eps, (phi - step).cos() ** 2)) / (
-        2 * step
-    )
-    assert torch.allclose(target(r_0, eps, phi.cos() ** 2, "v_prediction"), derivative, atol=1e-8)
+    before, after = (add_noise(r_0, eps, (phi + step).cos() ** 2) for step in (-1e-6, 1e-6))
+    assert torch.allclose(target(r_0, eps, phi.cos() ** 2, "v_prediction"), (after - before) / 2e-6, atol=1e-8)
 
 
 def test_a_level_lies_where_u_says_from_the_clean_end_on():

@@ -102,14 +102,12 @@ class TestTraining:
             model = module(**options)
             before = {name: value.clone() for name, value in model.named_parameters()}
             fit(model, tmp_path, 3)
-            changed = {name.split(".")[0] for name, v in model.named_parameters() if not torch.equal(v, before[name])}
-            return changed
+            return {name.split(".")[0] for name, v in model.named_parameters() if not torch.equal(v, before[name])}
 
         assert moved() == {"predictor", "denoiser"}
         assert moved(predictor_training="joint", predictor_loss={"weight": 0.0}) == {"predictor", "denoiser"}
         assert moved(predictor_training="detached", predictor_loss={"weight": 0.0}) == {"denoiser"}
-        assert moved(predictor_training="frozen") == {"denoiser"}
-        assert moved(kind=Predict) == {"predictor"}
+        assert moved(predictor_training="frozen") == {"denoiser"} and moved(kind=Predict) == {"predictor"}
 
     def test_the_optimizer_has_the_numbers_of_the_config(self, tmp_path):
         numbers = {"lr": 3e-3, "weight_decay": 0.04, "betas": (0.8, 0.95)}
@@ -131,8 +129,7 @@ class TestTraining:
         assert not any(torch.equal(a, b) for a, b in itertools.combinations(once, 2))
 
     def test_a_size_head_adds_a_hundredth_of_its_loss(self, tmp_path):
-        model = module(kind=Predict, predictor=SlimPredictor((8, 12), (1, 1), size_head=True))
-        (seen,) = steps_of(model, tmp_path)
+        (seen,) = steps_of(module(kind=Predict, predictor=SlimPredictor((8, 12), (1, 1), size_head=True)), tmp_path)
         error = 2 * (seen["batch"]["sharp"] - seen["batch"]["blurry"])  # the untrained predictor is the identity
         # The head starts at 0.02; the likelihood is counted from that of a residual of 0.005.
         size_loss = error.abs().mean() / 0.02 + math.log(0.02) - math.log(0.005)
@@ -166,10 +163,8 @@ class TestTraining:
     @pytest.mark.parametrize(("warmup", "decay"), [(4, None), (2, 4)])
     def test_the_learning_rate_warms_up_stays_at_its_peak_and_decays_to_zero(self, tmp_path, warmup, decay):
         options = {"warmup_steps": warmup, "decay_steps": decay}
-        rates, decay = (
-            [step["rate"] for step in steps_of(module(optimizer=options), tmp_path, 12)],
-            decay or 12 - warmup,
-        )
+        rates = [step["rate"] for step in steps_of(module(optimizer=options), tmp_path, 12)]
+        decay = decay or 12 - warmup
         cosine = [0.01 * 0.5 * (1 + math.cos(math.pi * k / decay)) for k in range(decay)]
         peak = [0.01] * (12 - warmup - decay)
         assert rates == pytest.approx([0.01 * (k + 1) / warmup for k in range(warmup)] + peak + cosine)
@@ -184,8 +179,7 @@ class TestTraining:
 
         (seen,) = steps_of(model, tmp_path)
         assert calls == ["predictor"] and seen["losses"].shape == (6,)
-        assert torch.equal(given["blurry"][0], given["blurry"][2])
-        assert not torch.equal(given["r_t"][0], given["r_t"][1])
+        assert torch.equal(given["blurry"][0], given["blurry"][2]) and not torch.equal(given["r_t"][0], given["r_t"][1])
         y, x = pair_of(seen)
         r_0 = (x - y) / 0.2  # the untrained predictor is the identity
         u, eps = drawn(3)

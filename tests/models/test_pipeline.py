@@ -1,20 +1,23 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The pipeline in Python: its samples, and the images that it takes and gives, by closed form and as sample.py does."""
 
+import os
+
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from diffusers import DDPMScheduler
 
+import sample
+from data import images
+from models.arrays import Layout, read_images, write_images
 from models.checkpoints import read_pipeline
-from models.heads import ZeroPredictor
+from models.heads import IdentityPredictor, ZeroPredictor
 from models.pipeline import DeblurPipeline
 from models.settings import SamplingSettings, sharing_samples
 from models.unet import UNetPredictor
+from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -39,10 +42,8 @@ def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
     code += "load_pipeline('pretrained/lite')(torch.rand(3, 64, 64));"
     code += "found = {'torch._dynamo', 'torchvision', 'scipy', 'kornia'} & set(sys.modules);"
     code += "import torch._dynamo; print(found, torch._dynamo.allow_in_graph.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout.split() == ["set()", "allow_in_graph"]
+    done = fresh(code)
+    assert done.returncode == 0 and done.stdout.split() == ["set()", "allow_in_graph"], done.stderr
 
 
 def test_a_saved_pipeline_has_the_mode_of_other_files(tmp_path):
@@ -79,12 +80,10 @@ def test_noise_is_an_image_s_own_whatever_the_batch_or_order(blurry, sampler):
         images = pipeline(images, settings, names=names, output_type="pt").images
         return dict(zip(names, images.unflatten(0, (len(names), 2)), strict=True))
 
-    both = run(blurry, ["a", "b"])
-    turned = run(blurry.flip(0), ["b", "a"])
+    both, turned = run(blurry, ["a", "b"]), run(blurry.flip(0), ["b", "a"])
     alone = run(blurry[1:], ["b"])
     assert torch.equal(both["a"], turned["a"]) and torch.equal(both["b"], turned["b"])
-    assert torch.equal(both["b"], alone["b"])
-    assert not torch.equal(both["b"], run(blurry[1:], ["c"])["c"])
+    assert torch.equal(both["b"], alone["b"]) and not torch.equal(both["b"], run(blurry[1:], ["c"])["c"])
     assert not torch.equal(both["b"][0], both["b"][1])
 
 
@@ -99,14 +98,12 @@ def test_mean_std_and_blend(blurry):
     assert torch.equal(prediction.images, prediction.predictions) and prediction.std is None
     one, half = (pipeline(blurry, SamplingSettings(steps=2, blend=b), output_type="pt").images for b in (1.0, 0.5))
     inside = [(x > 0) & (x < 1) for x in (one, half, prediction.predictions)]  # where nothing was clipped
-    inside = inside[0] & inside[1] & inside[2]
-    between = (one + prediction.predictions) / 2
+    inside, between = inside[0] & inside[1] & inside[2], (one + prediction.predictions) / 2
     assert torch.allclose(half[inside], between[inside], atol=1e-5) and inside.any()
 
 
 def test_the_zero_predictor_makes_it_a_one_network_conditional_ddpm(blurry):
-    pipeline = tiny_pipeline(ZeroPredictor(), residual_scale=0.5)
-    output = pipeline(blurry, SamplingSettings(steps=2), output_type="pt")
+    output = tiny_pipeline(ZeroPredictor(), residual_scale=0.5)(blurry, SamplingSettings(steps=2), output_type="pt")
     assert (output.predictions == 0.5).all() and output.images.std() > 0.01
 
 
@@ -119,28 +116,20 @@ def test_a_predictor_alone_is_saved_loaded_and_only_predicts(tmp_path, blurry):
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path)
     alone = read_pipeline(str(tmp_path))
-    images = alone(blurry, SamplingSettings(blend=0.0), output_type="pt").images
-    assert torch.allclose(images, blurry, atol=1e-6)
+    assert torch.allclose(alone(blurry, SamplingSettings(blend=0.0), output_type="pt").images, blurry, atol=1e-6)
     with pytest.raises(ValueError, match="no denoiser"):
         alone(blurry)
 
 
-EVERY_KIND = [
-    SamplingSettings("ddpm", "cosine", 7),
-    SamplingSettings(steps=2, num_samples=3, average=True),
-    SamplingSettings(steps=2, num_samples=2),
-    SamplingSettings(steps=2, blend=0.5),
-    SamplingSettings("dpmsolver++", "log_snr", 5),
-    SamplingSettings("unipc", steps=4),
-    SamplingSettings(eta=1.0, steps=3),
-    SamplingSettings(blend=0.0, num_samples=2),
-]
+TWO_STEPS = [{"num_samples": 3, "average": True}, {"num_samples": 2}, {"blend": 0.5}]
+EVERY_KIND = [SamplingSettings("ddpm", "cosine", 7), *(SamplingSettings(steps=2, **own) for own in TWO_STEPS)]
+EVERY_KIND += [SamplingSettings("dpmsolver++", "log_snr", 5), SamplingSettings("unipc", steps=4)]
+EVERY_KIND += [SamplingSettings(eta=1.0, steps=3), SamplingSettings(blend=0.0, num_samples=2)]
 
 
 def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
     pipeline = tiny_pipeline()
-    x_init = pipeline.predict(blurry)
-    steps = []
+    x_init, steps = pipeline.predict(blurry), []
 
     def count(levels):
         for level in levels:
@@ -156,3 +145,101 @@ def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
             assert torch.equal(found.images, alone.images), setting
             assert (found.std is None) == (setting.num_samples == 1)
             assert found.std is None or torch.equal(found.std, alone.std)
+
+
+GENERATOR = np.random.default_rng(0)
+PIXELS = GENERATOR.integers(256, size=(7, 9, 4), dtype=np.uint8)
+DEEP = GENERATOR.integers(65536, size=(7, 9, 4), dtype=np.uint16)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_what_is_grey_or_transparent_stays_so(mode):
+    image = PIL.Image.fromarray(PIXELS).convert(mode)
+    tensor, layouts = read_images(image)
+    assert tensor.shape == (1, 3, 7, 9) and tensor.dtype == torch.float32
+    (same,) = write_images(tensor, layouts, "pil")
+    assert same.mode == mode and np.array_equal(np.asarray(same), np.asarray(image))
+
+
+@pytest.mark.parametrize("array", [PIXELS, DEEP, DEEP / np.float32(65535)])
+@pytest.mark.parametrize("channels", [0, 1, 2, 3, 4])
+def test_arrays_keep_shape_depth_and_alpha(array, channels):
+    array = array[..., 0] if channels == 0 else array[..., :channels]
+    tensor, layouts = read_images([array, array])
+    first = array if channels == 0 else array[..., 0]
+    most = 1 if array.dtype.kind == "f" else np.iinfo(array.dtype).max
+    assert np.allclose(tensor[1, 0], first / most, atol=1e-6)
+    same = write_images(tensor, layouts, "np")
+    assert len(same) == 2 and same[1].dtype == array.dtype and np.allclose(same[1], array)
+
+
+def test_16_bit_grey_of_pil_is_not_cut_off_and_photos_are_turned_upright(tmp_path):
+    tensor, layouts = read_images(PIL.Image.fromarray(DEEP[..., 0]))
+    assert torch.allclose(tensor[0, 1], torch.from_numpy(DEEP[..., 0] / np.float32(65535)))
+    (same,) = write_images(tensor, layouts, "pil")
+    assert np.array_equal(np.asarray(same), DEEP[..., 0])
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # the camera was on its side
+    PIL.Image.fromarray(PIXELS[..., :3]).save(tmp_path / "photo.png", exif=exif)
+    tensor, _ = read_images(PIL.Image.open(tmp_path / "photo.png"))
+    assert torch.equal(tensor[0], images.read(tmp_path / "photo.png"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (np.zeros((5, 5, 5), np.uint8), r"\(H, W, 1 to 4\)"),
+        (np.full((5, 5, 3), 255.0), r"must lie in \[0, 1\], got 255"),
+        (np.zeros((5, 5, 3), np.int32), "uint8, uint16 or floats"),
+        (torch.full((3, 5, 5), 128.0), r"must lie in \[0, 1\]"),
+        (torch.zeros(3, 5, 5, dtype=torch.int64), "uint8, uint16 or floats"),
+        (torch.zeros(4, 5, 5), r"\(3, H, W\)"),
+        (torch.full((3, 5, 5), float("nan")), r"must lie in \[0, 1\]"),
+        (PIL.Image.new("F", (5, 5)), "mode F has no known range"),
+        ("photo.jpg", "a PIL image, an array or a tensor, got str"),
+        ([np.zeros((5, 5), np.uint8), np.zeros((5, 6), np.uint8)], "one size"),
+    ],
+)
+def test_what_cannot_be_an_image_is_said(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        read_images(wrong)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_python_restores_what_the_command_line_does(tmp_path, mode):
+    pipeline = tiny_pipeline()
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    image = PIL.Image.fromarray(PIXELS).convert(mode)
+    image.save(tmp_path / "a.png")
+    (restored,) = pipeline(image, SamplingSettings(steps=2), names=["a"]).images
+    command = [str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "checkpoint"), "--output", str(tmp_path / "out")]
+    assert sample.main([*command, "--steps", "2", "--precision", "fp32"]) == 0
+    theirs = np.asarray(PIL.Image.open(tmp_path / "out" / "a.png"))
+    assert restored.mode == mode and np.abs(np.asarray(restored).astype(int) - theirs).max() <= 1
+
+
+def test_16_bits_are_kept_and_several_samples_have_their_image_s_alpha():
+    pipeline = tiny_pipeline(IdentityPredictor())
+    (same,) = pipeline(DEEP, SamplingSettings(blend=0.0)).images
+    assert same.dtype == np.uint16 and np.abs(same.astype(int) - DEEP).max() <= 1
+    restored = pipeline([DEEP, DEEP[::-1]], SamplingSettings(steps=1, num_samples=2)).images
+    assert [np.array_equal(one[..., 3], DEEP[..., 3]) for one in restored] == [True, True, False, False]
+
+
+def test_a_preset_by_name():
+    pipeline = tiny_pipeline()
+    pipeline.register_to_config(presets={"perceptual": {"sampler": "ddpm", "steps": 3}})
+    blurry = torch.rand(3, 9, 9)
+    named = pipeline(blurry, preset="perceptual", output_type="pt").images
+    assert torch.equal(named, pipeline(blurry, SamplingSettings("ddpm", steps=3), output_type="pt").images)
+    with pytest.raises(ValueError, match="not both"):
+        pipeline(blurry, SamplingSettings(), preset="perceptual")
+    with pytest.raises(ValueError, match="no preset 'sharp'"):
+        pipeline(blurry, preset="sharp")
+
+
+@pytest.mark.parametrize(("dtype", "levels"), [(np.uint8, 255), (np.uint16, 65535)])
+def test_arrays_are_rounded_to_the_nearest_level(dtype, levels):
+    layout = Layout(np.dtype(dtype), 3, None)
+    assert (layout.image(torch.full((3, 2, 2), 100.6 / levels), "np") == 101).all()
+    assert (layout.image(torch.full((3, 2, 2), 100.4 / levels), "np") == 100).all()

@@ -54,13 +54,11 @@ def test_the_slim_receptive_field_is_enough(block, widths, blocks, unshuffle):
 
 @pytest.mark.parametrize(("sampler", "size"), [("ddim", (301, 277)), ("ddpm", (129, 400)), ("dpmsolver++", (129, 260))])
 def test_tiled_equals_whole(sampler, size):
-    pipeline = tiny_pipeline()
-    blurry = torch.rand(1, 3, *size)
+    pipeline, blurry = tiny_pipeline(), torch.rand(1, 3, *size)
     settings = SamplingSettings(sampler, steps=3)
     whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
     tiled = pipeline(blurry, settings, output_type="pt", tile=128, predictor_tile=128)
-    assert whole.images.std() > 0.1
-    assert (whole.predictions - tiled.predictions).abs().max() < 1e-4
+    assert whole.images.std() > 0.1 and (whole.predictions - tiled.predictions).abs().max() < 1e-4
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
 
 
@@ -73,8 +71,7 @@ def test_a_smaller_halo_would_show():
         return denoiser(r, b, level, b)
 
     with torch.no_grad():
-        whole = f(r_t, y)
-        exact = Tiling(denoiser.receptive_field, denoiser.stride, 64)(f, [r_t, y])
+        whole, exact = f(r_t, y), Tiling(denoiser.receptive_field, denoiser.stride, 64)(f, [r_t, y])
         cut = Tiling(4, denoiser.stride, 64)(f, [r_t, y])
     assert (exact - whole).abs().max() < 1e-5 < 1e-3 < (cut - whole).abs().max()
 
@@ -144,15 +141,9 @@ def test_tiles_that_are_too_small_are_refused():
         tiny_pipeline().predict(torch.rand(1, 3, 8, 8), tile=8)
 
 
-NETWORKS = [
-    UNetPredictor(8, (1, 2), 1),
-    UNetPredictor(16, (1, 2, 3), 3, unshuffle=2, norm="pixel"),
-    Denoiser(8),
-    U2NetPredictor("lite"),
-    U2NetPredictor("small", "pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True),
-    SlimPredictor(),
-    SlimDenoiser((16, 24), (1, 2), "naf"),
-]
+NETWORKS = [UNetPredictor(8, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 3, unshuffle=2, norm="pixel"), Denoiser(8)]
+NETWORKS += [U2NetPredictor("lite"), SlimPredictor(), SlimDenoiser((16, 24), (1, 2), "naf")]
+NETWORKS += [U2NetPredictor("small", "pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True)]
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: type(network).__name__)
@@ -220,8 +211,7 @@ def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
         assert chosen(own + takes) == (side, 1) and chosen(own + takes - 1)[0] < side
         assert side == 128 or chosen(own + takes, fields=2)[0] < side
     takes = 1000 * 4000 * (4096 + 2 * 352)  # a tile is no higher than the image
-    assert chosen(own + takes) == (4096, 1)
-    assert chosen(own + 1000 * 4000 * 6000) == (6000, 1)
+    assert chosen(own + takes) == (4096, 1) and chosen(own + 1000 * 4000 * 6000) == (6000, 1)
     least = own + 1000 * (64 + 2 * 352) ** 2
     assert chosen(least) == (64, 1)
     with pytest.raises(TooLittleMemory) as caught:
@@ -255,8 +245,7 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
 
 
 def test_the_identity_is_tiled_too():
-    pipeline = tiny_pipeline(IdentityPredictor())
-    x = torch.rand(1, 3, 150, 70)
+    pipeline, x = tiny_pipeline(IdentityPredictor()), torch.rand(1, 3, 150, 70)
     assert torch.equal(pipeline.predict(x, tile=64).x_init, pipeline.predict(x).x_init)
 
 

@@ -1,10 +1,13 @@
-"""The names of restored images."""
+"""The names of restored images; what the manifest removes, and what it leaves alone."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from data.search import ImageError
+from restoration.manifest import Manifest
 from restoration.outputs import outputs_of
 
 
@@ -23,11 +26,8 @@ def outputs(*inputs, output="out", files=(), **options):
 
 def test_images_of_the_same_name_keep_their_folders():
     assert outputs("100/a.jpg", "200/a.jpg") == {"100/a.jpg": "out/100/a.jpg", "200/a.jpg": "out/200/a.jpg"}
-    assert outputs("100", "200", "b.png", files=["b.png"]) == {
-        "100/a.jpg": "out/100/a.jpg",
-        "200/a.jpg": "out/200/a.jpg",
-        "b.png": "out/b.png",
-    }
+    kept = {name: f"out/{name}" for name in ("100/a.jpg", "200/a.jpg", "b.png")}
+    assert outputs("100", "200", "b.png", files=["b.png"]) == kept
     assert outputs("100/a.jpg", "b.png") == {"100/a.jpg": "out/a.jpg", "b.png": "out/b.png"}
 
 
@@ -58,3 +58,56 @@ def test_results_inside_the_inputs_are_not_restored_again():
     }
     with pytest.raises(ImageError, match="all images lie in the output folder photos/out"):
         outputs("photos/*/a.png", output="photos/out", files=["photos/out/a.png"])
+
+
+@pytest.fixture
+def image(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"blurry")
+    (tmp_path / "out").mkdir()
+    return tmp_path / "a.png"
+
+
+def written(folder, *names):
+    for name in names:
+        (folder / name).write_bytes(b"restored")
+    return [folder / name for name in names]
+
+
+def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
+    out = tmp_path / "out"
+    Manifest(out, {"seed": 0}).add(image, written(out, "a.png", "a_std.png"), {})
+    written(out, "mine.png")
+    again = Manifest(out, {"seed": 1})
+    assert not again.has(image) and Manifest(out, {"seed": 0}).has(image)
+    for name in ("a.png", "a_std.png"):
+        (out / name).unlink()
+        assert not Manifest(out, {"seed": 0}).has(image), name
+        written(out, name)
+    again.add(image, written(out, "a.png"), {})
+    assert {file.name for file in out.glob("*.png")} == {"a.png", "mine.png"}
+
+
+def test_an_image_written_again_with_as_many_bytes_is_not_done(image, tmp_path):
+    manifest = Manifest(tmp_path / "out", {"seed": 0})
+    manifest.add(image, written(tmp_path / "out", "a.png"), {})
+    assert manifest.has(image)
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+    assert not manifest.has(image) and manifest.replaces(image, [])
+
+
+def test_a_manifest_removes_nothing_outside_its_folder(image, tmp_path):
+    out, keep = tmp_path / "out", tmp_path / "keep.png"
+    keep.write_bytes(b"")
+    (out / "manifest.json").write_text(json.dumps({str(image): {"written": ["../keep.png", str(keep)]}}))
+    Manifest(out, {}).add(image, written(out, "a.png"), {})
+    assert keep.is_file()
+
+
+def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    Manifest(out, {"seed": 0}).add(image, written(out, "a.png"), {})
+    monkeypatch.chdir(tmp_path)
+    relative = image.relative_to(tmp_path)
+    assert Manifest(out, {"seed": 1}).replaces(relative, [out / "a.png"])
+    Manifest(out, {"seed": 0}).add(relative, [out / "a.png"], {})
+    assert list(json.loads((out / "manifest.json").read_text())) == ["a.png"] and (out / "a.png").is_file()

@@ -37,8 +37,5 @@ def run(*arguments):
 
 def restored(folder):
     """The files that are restored images, by name."""
-    return {
-        f.relative_to(folder).as_posix(): f.read_bytes()
-        for f in folder.rglob("*.*")
-        if f.suffix not in (".json", ".lock")
-    }
+    files = (file for file in folder.rglob("*.*") if file.suffix not in (".json", ".lock"))
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}

@@ -2,20 +2,18 @@
 
 import json
 import resource
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
 import tifffile
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 import sample
 from data import images
 from models.settings import SamplingSettings
 from restoration.options import Options
-from tests.conftest import ROOT
+from tests.conftest import fresh
 from tests.sample.conftest import restored, run, with_presets
 
 
@@ -38,6 +36,7 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
         (["photos", "--steps", "0"], "steps"),
         (["photos", "--checkpoint", "nowhere"], "checkpoint nowhere"),
         (["photos", "--device", "cuda:99"], "cuda:99"),
+        (["photos", "--device", "gpu"], "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?"),
         (["photos", "--output", "photos/a.png/out"], "photos/a.png"),
         (["photos", "--output", "photos"], "would be overwritten"),
         (["photos", "--output", "a.png"], "--output a.png is a file's name, and there are 3 images: give a folder"),
@@ -48,10 +47,7 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
             ["photos", "--format", "jpegg"],
             "--format is one of png, jpg, jpeg, webp, tif, tiff, bmp, avif, not jpegg: did you",
         ),
-        (
-            ["photos", "--sampler", "dimm"],
-            "one of ddpm, ddim, dpmsolver++, unipc, not dimm: did you mean",
-        ),
+        (["photos", "--sampler", "dimm"], "one of ddpm, ddim, dpmsolver++, unipc, not dimm: did you mean"),
         (["photos", "--depth", "12"], "--depth is one of 8, 16, not 12"),
         (["photos", "--step", "2"], "--step is unknown: did you mean --steps?"),
         (["photos", "--steps", "two"], "--steps is a whole number, not two"),
@@ -84,9 +80,7 @@ def test_help_and_wrong_arguments_come_before_torch():
     code = "import sys, sample; print([sample.main(a) for a in {}], {{'torch', 'numpy', 'PIL'}} & {{*sys.modules}})"
     given = [["nowhere.png"], ["docs", "--sampler", "euler"], ["docs", "--checkpoint", "c"], ["docs", "--steps", "0"]]
     commands = [["--help"], *([*one, "--output", "o"] for one in given)]
-    process = subprocess.run(
-        [sys.executable, "-c", code.format(commands)], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    process = fresh(code.format(commands))
     assert process.stdout.splitlines()[-1] == "[0, 2, 2, 2, 2] set()", process.stderr
 
 
@@ -123,8 +117,7 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
 def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_path, capsys, preset, flags, words):
     named = with_presets(tmp_path, balanced={"steps": 2} | preset)
     command = [str(photos / "a.png"), "--checkpoint", named, "--output", str(tmp_path / "out")]
-    assert sample.main([*command, *flags]) == 0
-    assert f"balanced: {words}, blend 1; " in capsys.readouterr().out
+    assert sample.main([*command, *flags]) == 0 and f"balanced: {words}, blend 1; " in capsys.readouterr().out
     assert sample.main([*command, "--sampler", "ddpm", "--eta", "1"]) == 2  # an explicit contradiction
     assert "eta belongs to the sampler ddim" in capsys.readouterr().err
 
@@ -190,8 +183,18 @@ def test_a_format_that_is_not_written_becomes_png_in_a_folder_by_name_and_by_pat
     Image.new("RGB", (20, 16), (200, 0, 0)).save(tmp_path / "in" / "a.ppm")
     for given in (tmp_path / "in", tmp_path / "in" / "a.ppm", f"{tmp_path}/in/*.ppm"):
         assert run(given, "--checkpoint", checkpoint, "--output", tmp_path / "out", "--overwrite", "--blend", "0") == 0
-        assert set(restored(tmp_path / "out")) == {"a.png"}
-        assert "a.ppm: is written as a.png" in capsys.readouterr().err
+        assert set(restored(tmp_path / "out")) == {"a.png"} and "a.ppm: is written as a.png" in capsys.readouterr().err
+
+
+def test_exif_that_a_jpeg_cannot_hold_is_left_out_and_said(checkpoint, tmp_path, capsys):
+    block = Image.Exif()
+    block[ExifTags.Base.Artist] = "a" * 70_000
+    Image.new("RGB", (20, 16)).save(tmp_path / "a.png", exif=block)
+    for kind, choice, said in (("jpg", "keep", True), ("png", "keep", False), ("jpg", "none", False)):
+        command = [tmp_path / "a.png", "--checkpoint", checkpoint, "--format", kind, "--metadata", choice]
+        assert run(*command, "--output", tmp_path / "out") == 0
+        assert ("has more EXIF data than a JPEG can hold, which are left out" in capsys.readouterr().err) == said
+        assert (b"a" * 70_000 in (tmp_path / "out" / f"a.{kind}").read_bytes()) == (kind == "png")
 
 
 def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tmp_path, capsys):

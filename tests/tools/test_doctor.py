@@ -24,8 +24,7 @@ NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words whe
 
 def scene(*seed, height=96, width=112):
     """An image with edges and texture at several scales, as photographs have."""
-    generator = generator_of(*seed)
-    image = torch.zeros(1, 3, height, width)
+    generator, image = generator_of(*seed), torch.zeros(1, 3, height, width)
     for cells in (3, 6, 12, 24, 48):
         noise = torch.rand(1, 3, cells, cells, generator=generator)
         image += torch.nn.functional.interpolate(noise, (height, width), mode="nearest") / cells**0.5
@@ -68,8 +67,7 @@ def leak(blurry, sharp):
 
 
 def deepen(blurry, sharp):
-    grey = images.read(blurry).mean(0).mul(65535).round().numpy().astype("uint16")
-    Image.fromarray(grey).save(blurry)
+    Image.fromarray(images.read(blurry).mean(0).mul(65535).round().numpy().astype("uint16")).save(blurry)
 
 
 KINDS = {  # a kind of damage, and how it is done to a pair's files
@@ -104,8 +102,7 @@ def root(clean, tmp_path):
 @example([(kind, "test") for kind in [*KINDS][4:8]])
 @example([(kind, "train") for kind in [*KINDS][8:]])
 def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, planted):
-    root = shutil.copytree(clean, tmp_path_factory.mktemp("ill") / "data")
-    expected = set()
+    root, expected = shutil.copytree(clean, tmp_path_factory.mktemp("ill") / "data"), set()
     for number, (kind, split) in enumerate(planted):
         plant(root, kind, split, number)
         expected.add((NAMED.get(kind, kind), f"{split}{number}"))
@@ -133,8 +130,7 @@ def test_the_shift_is_measured():
     (blurry,), (sharp,) = SyntheticBlur([CameraShake(length=(8, 8))])(wide[None], [generator_of(1)])
     blurry, sharp = blurry.mean(0), sharp.mean(0)
     for right, down in ((0, 0), (5, -3), (-11, 6)):
-        moved = blurry.roll((down, right), (0, 1))
-        found = find_shift(moved, sharp)
+        found = find_shift(blurry.roll((down, right), (0, 1)), sharp)
         assert abs(found[0] - right) <= 1 and abs(found[1] - down) <= 1 and (found[2] < 0.25) == (right != 0)
 
 

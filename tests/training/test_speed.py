@@ -51,8 +51,7 @@ class TestFlops:
     def test_are_those_of_a_step_that_is_done_and_touch_nothing(self, predictor, noises):
         model = PredictAndRefine(predictor, SlimDenoiser(), objective=Objective(noises=noises))
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        state = torch.get_rng_state()
-        counted = step_flops(model, (2, 3, 32, 32))
+        state, counted = torch.get_rng_state(), step_flops(model, (2, 3, 32, 32))
         assert torch.equal(torch.get_rng_state(), state)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())

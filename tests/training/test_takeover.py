@@ -10,15 +10,12 @@ from lightning.pytorch import Callback
 
 import train
 from tests.base.test_files import holder
-from tests.conftest import draw_photographs, flags_of_train_py, folder_to_train_in
+from tests.conftest import ROOT, draw_photographs, flags_of_train_py, folder_to_train_in
 from tests.tiny import RUN, metrics
 from training.resume import changed_settings, read_checkpoint
 
-pytestmark = [
-    pytest.mark.usefixtures("run_folder"),
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.xdist_group("takeover"),  # most tests take over the same run
-]
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark.append(pytest.mark.xdist_group("takeover"))  # most tests take over the same run
 EARLY = ["--trainer.max_steps", "4", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 
@@ -72,11 +69,8 @@ def test_the_optimizer_s_settings_are_those_of_the_new_command(started, caplog):
         expected = 0.875 * before["state_dict"][key] + 0.125 * after["current_model_state"][key]
         assert torch.allclose(value, expected, rtol=1e-4, atol=1e-6)
     assert "changed since that checkpoint: " in caplog.text
-    for change in (
-        "model.optimizer.lr 0.01 -> 0.001",
-        "ema.decay 0.5 -> 0.875",
-        "model.optimizer.betas [0.9, 0.999] -> [0.5, 0.75]",
-    ):
+    betas = "model.optimizer.betas [0.9, 0.999] -> [0.5, 0.75]"
+    for change in ("model.optimizer.lr 0.01 -> 0.001", "ema.decay 0.5 -> 0.875", betas):
         assert change in caplog.text
 
 
@@ -122,8 +116,7 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
 
     assert not equal("seed", "--seed_everything", "4")
     assert not equal("data", *DATA, "--trainer.callbacks+", "tests.training.test_takeover.Seen")
-    assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"}
-    assert Seen.settings == ("linear", 1, 2)
+    assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"} and Seen.settings == ("linear", 1, 2)
     for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.objective.noises 1 -> 2"):
         assert change in caplog.text
     assert equal("watching", *WATCHING, "--model.init_from", str(started / "checkpoint"))
@@ -131,10 +124,8 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
 
 @pytest.mark.slow
 def test_a_run_resumes_in_another_precision(started):
-    same, rounded = (
-        averages(resume(started, name, "--trainer.limit_val_batches", "0", "--trainer.precision", precision))
-        for name, precision in (("same", "32-true"), ("rounded", "bf16-mixed"))
-    )
+    flags = ["--trainer.limit_val_batches", "0", "--trainer.precision"]
+    same, rounded = (averages(resume(started, one, *flags, one)) for one in ("32-true", "bf16-mixed"))
     assert all(torch.allclose(rounded[key], value, atol=0.02) for key, value in same.items())
 
 
@@ -181,24 +172,19 @@ def test_what_the_weights_were_trained_for_cannot_change(started, capsys, names)
     command, last = copied(started), Path("run/checkpoints/last.ckpt")
     before = last.read_bytes()
     assert train.main([*command, *flags]) == 2
-    said = capsys.readouterr().err
-    named = said.partition("this config cannot resume from run/checkpoints/last.ckpt: ")[2]
+    named = capsys.readouterr().err.partition("this config cannot resume from run/checkpoints/last.ckpt: ")[2]
     assert [sentence for sentence in sentences if not re.search(rf"(^|; ){re.escape(sentence)}", named)] == []
     assert last.read_bytes() == before
 
 
 def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder):
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    text = (ROOT / "docs" / "training.md").read_text()
     lines = re.findall(r"^\| (`.*) \| (.*) \|$", text.partition("| setting | on resume |")[2].partition("###")[0], re.M)
     said = {name: fate for names, fate in lines for name in re.findall(r"`([\w.]+)`", names)}
-    ours = {name for name in flags_of_train_py() if "." in name}
-    assert ours <= said.keys()
+    assert {name for name in flags_of_train_py() if "." in name} <= said.keys()
     assert {name for name, fate in said.items() if fate.startswith("a change is refused")} == REFUSED.keys()
-    assert {fate.partition(":")[0].partition(",")[0].partition(";")[0] for fate in said.values()} == {
-        "a change is refused",
-        "taken over",
-        "without effect",
-    }
+    fates = {re.split("[:,;]", fate)[0] for fate in said.values()}
+    assert fates == {"a change is refused", "taken over", "without effect"}
 
 
 def test_a_second_run_in_the_folder_is_refused(started, capsys):
@@ -219,6 +205,5 @@ def test_changes_are_named_as_flags():
     assert changed_settings(there, there) == []
     runs = [{"trainer": {"logger": [{"init_args": {"id": one, "name": "run"}}]}} for one in (None, "k3")]
     assert changed_settings(*runs) == []  # what Weights & Biases called it is no change of the command
-    assert changed_settings({"trainer": {"callbacks": [{"n": 1}]}}, {"trainer": {"callbacks": [{"n": 2}]}}) == [
-        "trainer.callbacks.0.n 1 -> 2"
-    ]
+    one, two = ({"trainer": {"callbacks": [{"n": n}]}} for n in (1, 2))
+    assert changed_settings(one, two) == ["trainer.callbacks.0.n 1 -> 2"]

@@ -1,6 +1,9 @@
-"""The numbers that a run logs, against the same numbers worked out by hand from files and weights."""
+"""The numbers that a run logs, worked out by hand; its trackers' files; and batches that are not finite."""
 
+import json
 import math
+import re
+import struct
 from pathlib import Path
 
 import lpips
@@ -12,10 +15,12 @@ from PIL import Image
 
 import train
 from data import images
+from evaluation import panels
 from evaluation.perceptual import Lpips
 from models.checkpoints import load_pipeline
 from models.settings import SamplingSettings
-from tests.tiny import metrics, train_run
+from tests.tiny import metrics, train_run, weights
+from training.averages import Averages
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
@@ -54,8 +59,7 @@ class TestValidation:
     def test_scores_are_those_of_the_saved_images(self, found):
         network = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False).eval()
         network.load_state_dict(Lpips().network.state_dict())
-        pipeline = load_pipeline("run/checkpoints/last.ckpt", precision="fp32")
-        scores = {}
+        pipeline, scores = load_pipeline("run/checkpoints/last.ckpt", precision="fp32"), {}
         for name in ("first", "second"):
             blurry, sharp = (file(f"pairs/{side}/{name}.png") for side in ("blur", "sharp"))
             output = pipeline(images.read(f"pairs/blur/{name}.png"), SamplingSettings(steps=2), 0, [name], "pt")
@@ -128,3 +132,136 @@ def test_the_loss_by_noise_level_is_a_mean_of_what_is_finite_over_the_steps_sinc
         for k, values in bins.items():
             shown = row.get(f"denoiser_loss/snr_{k}")
             assert float(shown) == pytest.approx(sum(values) / len(values), rel=1e-4) if values else shown is None
+
+
+FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
+KEY = "0123456789abcdef" * 2 + "5ec2e7ed"  # has the form of an API key
+
+
+def records(path):
+    """The records of a .wandb file: LevelDB's log format, in blocks of 32 KiB after 7 bytes of its own."""
+    from wandb.proto import wandb_internal_pb2
+
+    log, place, parts = path.read_bytes(), 7, []
+    while place < len(log):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", log[place : place + 7])
+        parts.append(log[place + 7 : place + 7 + length])
+        place += 7 + length
+        if kind in (1, 4):  # the whole of a record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(b"".join(parts))
+            parts = []
+            yield record
+
+
+def item(entry):
+    return "/".join(entry.nested_key) or entry.key, json.loads(entry.value_json)
+
+
+def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(run_folder, monkeypatch, capfd):
+    import wandb
+
+    for name in ("HOME", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(run_folder / "home"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
+    assert train.main([*FIT, "run", "--scores.panels", "1"]) == 0
+    wandb.teardown()  # as at the end of a process: all is on the disk
+    (log,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
+    curves, config = {}, {}
+    for record in records(log):
+        for entry in record.history.item:
+            name, value = item(entry)
+            curves.setdefault(name, []).append(value)
+        for update in (record.run.config.update, record.config.update):
+            config |= dict(map(item, update))
+    for name, count in {"train/loss": 6, "val/psnr": 2, "grad_norm/predictor": 6, "grad_norm/denoiser": 6}.items():
+        assert len(curves[name]) == count and all(map(math.isfinite, curves[name])), name
+    assert sum(len(values) for name, values in curves.items() if name.startswith("denoiser_loss/snr_")) >= 6
+    assert config["config"]["model"]["class_path"] == "models.lightning_module.PredictAndRefine" and "commit" in config
+    shown = [log.parent / "files" / file for files in curves["val/panel_0/filenames"] for file in files]
+    assert len(shown) == 2 and all(image.stat().st_size > 1000 for image in shown)
+
+    said = "".join(capfd.readouterr())
+    assert KEY not in said and "has no effect" not in said
+    files = [path for path in run_folder.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_tensorboard_by_one_line(run_folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    line = "logger: {class_path: lightning.pytorch.loggers.TensorBoardLogger}"
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", line))
+    assert train.main([*FIT, "run", "--trainer.max_steps", "3", "--scores.panels", "1"]) == 0
+    (events,) = Path("run").rglob("events.out.tfevents.*")
+    log = accumulator.EventAccumulator(str(events.parent)).Reload()
+    assert {"train/loss", "val/psnr", "grad_norm/denoiser"} <= set(log.Tags()["scalars"])
+    assert set(log.Tags()["images"]) == {"val/panel_0"}
+    # What the panel shows, in its columns: those after the mean are shifted by the deviation's colour bar.
+    shown = images.read("run/panels/step_3_0.png") * 255
+    left, top, height = panels.GAP + panels.NAME, panels.TITLE, round(panels.WIDTH * 40 / 44)
+    starts = [left + at * (panels.WIDTH + panels.GAP) for at in range(6)]
+    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + panels.WIDTH] for x in starts)
+    assert (torch.stack(samples).mean(0) - mean).abs().max() < 2.5  # roundings, of what is resized and of files
+    assert all((one - mean).abs().max() > 5 for one in (blurry, *samples))
+
+
+def state(trainer, pl_module):
+    """Weights, buffers, averages and the optimizer's state, copied."""
+    moments = trainer.optimizers[0].state_dict()["state"]
+    flat = {f"{k}.{name}": value for k, entry in moments.items() for name, value in entry.items()}
+    (averages,) = (c._average_model for c in trainer.callbacks if isinstance(c, Averages))
+    return {name: value.clone() for name, value in (pl_module.state_dict() | averages.state_dict() | flat).items()}
+
+
+class Plant(Callback):
+    """Changes the last batch of a step, and compares what there is before the next step with what there was."""
+
+    def __init__(self, steps: list[int], factor: float = float("nan")):
+        self.steps, self.factor = steps, factor
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batches = trainer.accumulate_grad_batches
+        is_first, is_last = batch_idx % batches == 0, (batch_idx + 1) % batches == 0
+        if is_first and trainer.global_step - 1 in self.steps and self.factor != self.factor:
+            after = state(trainer, pl_module)
+            assert after.keys() == self.before.keys()
+            assert all(torch.equal(after[name], value) for name, value in self.before.items())
+        if is_first and trainer.global_step in self.steps:
+            self.before = state(trainer, pl_module)
+        if is_last and trainer.global_step in self.steps:
+            batch["sharp"].mul_(self.factor)
+
+
+def plant(steps, factor=".nan"):
+    given = "--trainer.callbacks"
+    return [f"{given}+", "tests.training.test_values.Plant", f"{given}.steps={steps}", f"{given}.factor={factor}"]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_that_is_not_finite_changes_nothing(caplog, accumulated):
+    """Also not what the step's first batch, which was finite, has left in buffers."""
+    flags = f"--trainer.accumulate_grad_batches {accumulated} --trainer.val_check_interval {3 * accumulated}".split()
+    assert train.main([*FIT, "run", *flags, *plant("[1,4]")]) == 0
+    assert all(value.isfinite().all() for value in weights("run").values())
+    assert "step 5 is skipped" in caplog.text and re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
+    rows = metrics("run")
+    assert [(row["step"], row["guard/skipped"]) for row in rows if "guard/skipped" in row] == [("2", "1"), ("5", "2")]
+
+
+def test_the_guard_changes_no_finite_run():
+    for patience in ("0", "10"):
+        assert train.main([*FIT, patience, "--guard.patience", patience]) == 0
+    off, on = weights("0"), weights("10")
+    assert all(torch.equal(off[name], on[name]) for name in off)
+
+
+def test_many_in_a_row_stop_the_run(capsys):
+    assert train.main([*FIT, "run", "--guard.patience", "2", *plant("[3,4,5]")]) == 2
+    assert re.search(r"2 steps in a row had .* not finite, the last with \w.*: look at", capsys.readouterr().err)
+    assert not list(Path("run/checkpoint").glob("*"))

@@ -1,9 +1,9 @@
-"""Sharp images stay as they are: the share of each restored image by how much the predictor changes it."""
+"""Sharp images stay as they are, by how much the predictor changes them; what is wrong with a sample."""
 
 import pytest
 import torch
 
-from models.samples import kept, restored_share, sharp_remarks
+from models.samples import faults, kept, restored_share, sharp_remarks
 from models.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
@@ -17,17 +17,14 @@ def test_the_share_rises_from_the_level_to_more_than_twice_as_much():
     share = restored_share(blurry, 2 * x - 1, 2.0)
     assert share.shape == (5, 1, 1, 1) and torch.allclose(share.flatten(), torch.tensor([0, 0, 0.5, 1, 1]), atol=1e-3)
     assert torch.equal(restored_share(blurry, 2 * x - 1, 0.0), torch.ones(5, 1, 1, 1))
-    assert [sharp_remarks(one[None]) for one in share[[0, 2, 4]]] == [
-        ["looks sharp already, and is kept as it is (keep_sharp)"],
-        ["looks nearly sharp, and is restored by 50% (keep_sharp)"],
-        [],
-    ]
+    said = [["looks sharp already, and is kept as it is (keep_sharp)"]]
+    said += [["looks nearly sharp, and is restored by 50% (keep_sharp)"], []]
+    assert [sharp_remarks(one[None]) for one in share[[0, 2, 4]]] == said
 
 
 def test_a_kept_image_is_the_input_to_the_last_bit():
     blurry, x = torch.rand(3, 3, 5, 7), torch.rand(3, 3, 5, 7)
-    share = torch.tensor([0, 0.25, 1]).view(3, 1, 1, 1)
-    result = kept(x.clone(), blurry, share)
+    result = kept(x.clone(), blurry, torch.tensor([0, 0.25, 1]).view(3, 1, 1, 1))
     assert torch.equal(result[0], blurry[0]) and torch.equal(result[2], x[2])
     assert torch.allclose(result[1], 0.75 * blurry[1] + 0.25 * x[1])
     assert torch.equal(kept(x.clone(), blurry, torch.ones(3, 1, 1, 1)), x)
@@ -72,5 +69,31 @@ def test_a_level_below_zero_is_refused_and_the_words_name_it():
         SamplingSettings(keep_sharp=-1)
     assert "sharp images kept up to 2" in str(SamplingSettings(keep_sharp=2.0))
     alone = SamplingSettings(blend=0.0, keep_sharp=2.0)
-    assert str(alone) == "the prediction alone, sharp images kept up to 2"
-    assert not alone.without_effect(["keep_sharp"])
+    assert str(alone) == "the prediction alone, sharp images kept up to 2" and not alone.without_effect(["keep_sharp"])
+
+
+@pytest.fixture
+def image():
+    return torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.25
+
+
+def stored(image, dtype):
+    return (image * torch.iinfo(dtype).max).round().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_a_sample_is_to_be_as_sharp_as_the_input(image, dtype):
+    mean = image.mean(dim=(1, 2), keepdim=True)
+    sharper, softer = mean + 1.02 * (image - mean), mean + 0.98 * (image - mean)
+    assert faults(sharper, image, stored(image, dtype)) == []
+    assert faults(softer, image, stored(image, dtype)) == ["the sample is less sharp than the input"]
+
+
+def test_a_channel_s_mean_may_move_by_two_levels(image):
+    blurry = stored(0.9 * image, torch.uint8)
+    for channel in range(3):
+        shift = torch.zeros(3, 1, 1)
+        shift[channel] = 1 / 255
+        assert faults(image + 1.9 * shift, image, blurry) == []
+        expected = ["the sample's mean colour is 2.1 levels away from the prediction's"]
+        assert faults(image - 2.1 * shift, image, blurry) == expected
