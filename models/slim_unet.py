@@ -61,12 +61,12 @@ class NafBlock(nn.Module):
 
     radius = 1
 
-    def __init__(self, channels: int, embedding_channels: int = 0):
+    def __init__(self, channels: int, embedding_channels: int = 0, dilation: int = 1):
         super().__init__()
         self.norm1, self.norm2 = PixelNorm(channels), PixelNorm(channels)
         self.modulation = ScaleShift(embedding_channels, channels) if embedding_channels else None
         self.expand = nn.Conv2d(channels, 2 * channels, 1)
-        self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
+        self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, 1, dilation, dilation, groups=2 * channels)
         self.project = zeroed(nn.Conv2d(channels, channels, 1))
         self.wide = nn.Conv2d(channels, 2 * channels, 1)
         self.narrow = zeroed(nn.Conv2d(channels, channels, 1))

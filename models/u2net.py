@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.heads import Predictor, SizeHead, zeroed
 from models.parts import register_to_config
+from models.slim_unet import NafBlock
 from models.unet import PixelNorm
 
 U2NetNorm = Literal["batch", "pixel", "none"]
@@ -25,6 +26,8 @@ FULL = [(32, 64), (32, 128), (64, 256), (128, 512), *[(256, 512)] * 3, (128, 256
 # Our own table, for a first resolution of 1/2: few channels at high resolution, many at low resolution.
 SMALL = [(16, 32), (32, 64), (32, 64), (32, 96), *[(64, 128)] * 3, (32, 96), (32, 64), (32, 64), (16, 32)]
 TABLES = {"full": FULL, "lite": [(16, 64)] * 11, "small": SMALL}
+# NAF blocks need fewer operations a channel, so their table is wider.
+TABLES["small_naf"] = [(24, 32), (32, 64), (48, 96), (64, 128), *[(96, 192)] * 3, (64, 128), (48, 96), (32, 64), (24, 32)]
 
 
 class ConvNormRelu(nn.Module):
@@ -42,6 +45,20 @@ class ConvNormRelu(nn.Module):
         return F.relu(self.bn_s1(self.conv_s1(x)))
 
 
+class NafLayer(nn.Module):
+    """A 1x1 convolution to other channels, then NAFNet's block with this dilation."""
+
+    def __init__(self, in_channels: int, out_channels: int, dilation: int = 1):
+        super().__init__()
+        self.change = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
+        if in_channels != out_channels:
+            nn.init.kaiming_normal_(self.change.weight, nonlinearity="linear")
+        self.block = NafBlock(out_channels, dilation=dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.change(x))
+
+
 class RSU(nn.Module):
     """Residual U-block RSU-L: out = U(h) + h with h = conv(x).
 
@@ -57,6 +74,7 @@ class RSU(nn.Module):
         out_channels: int,
         norm: U2NetNorm = "batch",
         upsample: Upsample = "bilinear",
+        block: Literal["conv", "naf"] = "conv",
     ):
         super().__init__()
         self.upsample = upsample
@@ -65,13 +83,16 @@ class RSU(nn.Module):
         dilations = [1] * (L - 1) + [2] if self.pooled else [1, 2, 4, 8]
         inner: U2NetNorm = "none" if norm == "pixel" else norm  # one pixel norm per block is enough for stable training
 
-        self.rebnconvin = ConvNormRelu(in_channels, out_channels, norm=norm)
+        def layer(i: int, o: int, dilation: int = 1, norm: U2NetNorm = inner) -> nn.Module:
+            return NafLayer(i, o, dilation) if block == "naf" else ConvNormRelu(i, o, dilation, norm)
+
+        self.rebnconvin = layer(in_channels, out_channels, norm=norm)
         for i in range(1, L + 1):
             first = out_channels if i == 1 else mid_channels
-            self.add_module(f"rebnconv{i}", ConvNormRelu(first, mid_channels, dilations[i - 1], inner))
+            self.add_module(f"rebnconv{i}", layer(first, mid_channels, dilations[i - 1]))
         for i in range(L - 1, 0, -1):
             last = out_channels if i == 1 else mid_channels
-            self.add_module(f"rebnconv{i}d", ConvNormRelu(2 * mid_channels, last, dilations[i - 1], inner))
+            self.add_module(f"rebnconv{i}d", layer(2 * mid_channels, last, dilations[i - 1]))
 
     def forward(self, x: Tensor) -> Tensor:
         h = h_in = self.rebnconvin(x)
@@ -107,12 +128,13 @@ class U2NetPredictor(Predictor):
     @register_to_config
     def __init__(
         self,
-        variant: Literal["full", "lite", "small"] = "full",
+        variant: Literal["full", "lite", "small", "small_naf"] = "full",
         norm: U2NetNorm = "batch",
         unshuffle: int = 1,
         side_outputs: bool = True,
         upsample: Upsample = "bilinear",
         size_head: bool = False,
+        block: Literal["conv", "naf"] = "conv",
     ):
         super().__init__()
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
@@ -120,7 +142,7 @@ class U2NetPredictor(Predictor):
         heads, i, widths = 3 * unshuffle**2, 3 * unshuffle**2, {}
         for (stage, height), (mid, o) in zip(STAGES.items(), TABLES[variant], strict=True):
             skip = widths.get(stage.removesuffix("d"), 0)  # a stage of the decoder also takes that of the encoder
-            self.add_module(stage, RSU(height, i + skip, mid, o, norm, upsample))
+            self.add_module(stage, RSU(height, i + skip, mid, o, norm, upsample, block))
             widths[stage] = i = o
         names = ("stage1d", "stage2d", "stage3d", "stage4d", "stage5d", "stage6")
         for k, stage in enumerate(names if side_outputs else names[:1], start=1):
