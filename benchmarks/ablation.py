@@ -36,6 +36,7 @@ from evaluation.statistics import Estimate, estimates
 TITLES = {"psnr": "PSNR (dB)", "lpips": "LPIPS (AlexNet)"}
 PACED = 25  # steps that measure an arm's time per step
 CURVE = 12  # validations of an arm that is validated
+SCORES = "scores.json"  # in the folder of an arm that is done
 
 
 def changed(base: dict, arm: dict) -> dict:
@@ -259,6 +260,30 @@ def held_out(folder: Path, photos: str, plan: dict) -> dict[str, Path]:
     return tests
 
 
+def images_of(
+    folder: Path, plan: dict, photos: str | None, pairs: list[str] | None, tests: dict[str, str] | None
+) -> tuple[dict[str, Path], str]:
+    """The pairs to score on, by name, and the value of data.train; arguments as of `main`."""
+    if (photos is None) == (pairs is None) or (pairs is None) != (tests is None):
+        raise ValueError("give either --photos, or --pairs with --tests")
+    folder.mkdir(parents=True, exist_ok=True)
+    if photos is not None:
+        return held_out(folder, photos, plan), photos
+    scored = {name: Path(root) for name, root in tests.items()}
+    return scored, json.dumps([{"root": root, "weight": 1} for root in pairs])
+
+
+def finished(folder: Path, spec: dict) -> dict | None:
+    """The scores of an arm that is done; None if it is not. ValueError if it is of another plan."""
+    done = folder / SCORES
+    if not done.is_file():
+        return None
+    run = json.loads(done.read_text())
+    if any(run.get(key) != value for key, value in spec.items()):
+        raise ValueError(f"{done} is of another plan: give a new --output, or remove {folder}")
+    return run
+
+
 def main(
     output: str,
     photos: str | None = None,
@@ -286,43 +311,30 @@ def main(
     from evaluation.metrics import make_metrics
 
     begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
-    if (photos is None) == (pairs is None) or (pairs is None) != (tests is None):
-        raise ValueError("give either --photos, or --pairs with --tests")
     wanted = list(plan["arms"]) if only is None else only.split(",")
-    unknown = [arm for arm in wanted if arm not in plan["arms"]]
-    if unknown:
+    if unknown := [arm for arm in wanted if arm not in plan["arms"]]:
         raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
     unit = next(unit for unit in ("core_minutes", "teraflop") if unit in plan)
     compute = {unit: budget or plan[unit]}
-    folder.mkdir(parents=True, exist_ok=True)
-    if photos is not None:
-        scored, source = held_out(folder, photos, plan), photos
-    else:
-        scored = {name: Path(root) for name, root in tests.items()}
-        source = json.dumps([{"root": root, "weight": 1} for root in pairs])
+    scored, source = images_of(folder, plan, photos, pairs, tests)
     metrics = make_metrics(["psnr", "lpips"])
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
-    facts = {**compute, "base": plan["base"], "missing": missing}
-    runs = []
+    facts, runs = {**compute, "base": plan["base"], "missing": missing}, []
     for seed in plan["seeds"]:
         for arm in tqdm(wanted, f"seed {seed}", unit="arm"):
             given = dict(plan["arms"][arm])
             settings = given.pop("settings", plan["settings"])
             own = folder / re.sub(r"\W+", "_", arm) / str(seed)
-            done = own / "scores.json"
             spec = {"arm": arm, "seed": seed, **compute, "changed": given, "settings": settings}
-            if done.is_file():
-                run = json.loads(done.read_text())
-                if any(run.get(key) != value for key, value in spec.items()):
-                    raise ValueError(f"{done} is of another plan: give a new --output, or remove {own}")
+            if (run := finished(own, spec)) is not None:
                 runs.append(run)
                 continue
             if minutes is not None and time.monotonic() - begin > 60 * minutes:
                 continue
             cost = train_arm(changed(plan["base"], given), own, source, val, compute, seed)
             run = spec | cost | {"scores": score(own / "checkpoint", settings, scored, metrics)} | machine()
-            write_json(done, run)
+            write_json(own / SCORES, run)
             runs.append(run)
             write(folder, runs, plan["reference"], facts)
             gc.collect()  # a trainer and its model refer to each other

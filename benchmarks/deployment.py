@@ -173,8 +173,7 @@ def main(
         output: folder for the JSON file and the tables.
         name: of both; another one for each kind of processor.
     """
-    chosen = cases.split(",")
-    if not set(chosen) <= set(CASES):
+    if not set(chosen := cases.split(",")) <= set(CASES):
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
     if unknown := set((engines or "").split(",")) - ENGINES.keys() - {""}:
         raise ValueError(f"engine {unknown.pop()} is none of {', '.join(ENGINES)}")
