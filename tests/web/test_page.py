@@ -191,7 +191,9 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(chromium, t
             chromium.request.post(f"{page.local_url}login", form={"username": "name", "password": word})
             assert chromium.request.get(f"{page.local_url}config").status == status
         for tab in visiting(chromium, page.local_url):
-            tab.locator("#examples button").last.click()
+            examples = tab.locator("#examples button")
+            expect(examples).to_have_count(len(page.actions.examples))  # until then another one is the last
+            examples.last.click()
             tab.get_by_text("page_blurry.jpg: ").wait_for()
             expect(tab.get_by_role("radio", name="text: documents, screens, receipts, signs")).to_be_checked()
             upload(tab, tmp_path / "photo.png")
