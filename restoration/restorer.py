@@ -53,8 +53,9 @@ class Restoration:
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        lost = metadata.too_large(self.image.exif, self.target.suffix)
-        own = [*self.image.remarks, *["has more EXIF data than a JPEG can hold, which are left out"] * lost]
+        own = list(self.image.remarks)
+        if metadata.too_large(self.image.exif, self.target.suffix):
+            own.append("has more EXIF data than a JPEG can hold, which are left out")
         return own + sharp_remarks(self.out.share)
 
     def remarks(self, named: bool) -> Iterator[str]:

@@ -14,8 +14,11 @@ from tests.conftest import ROOT, draw_photographs, flags_of_train_py, folder_to_
 from tests.tiny import RUN, metrics
 from training.resume import changed_settings, read_checkpoint
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
-pytestmark.append(pytest.mark.xdist_group("takeover"))  # most tests take over the same run
+pytestmark = [
+    pytest.mark.usefixtures("run_folder"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.xdist_group("takeover"),  # most tests take over the same run
+]
 EARLY = ["--trainer.max_steps", "4", "--trainer.limit_val_batches", "1"]
 ONE_STEP = ["--trainer.max_steps", "5", "--trainer.val_check_interval", "1"]
 
