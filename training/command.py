@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
@@ -32,7 +32,7 @@ from training.record import RecordConfig, Speed, Steps, export, log_offline_with
 from training.resume import AtomicCheckpointIO, Last, TakeOver, changed_settings, changes, newest, read_checkpoint
 from training.scores import Scores
 from training.screen import Bar, quiet
-from training.tracking import Track
+from training.tracking import Metrics, Track
 
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
 DEFAULTS = {
@@ -153,7 +153,7 @@ class Command(LightningCLI):
         root = Path(settings.default_root_dir)
         given = [entry for entry in _listed(settings.logger) if isinstance(entry, Logger)]
         log_offline_without_key(given)
-        kwargs["logger"] = [CSVLogger(root, name="logs"), *given]
+        kwargs["logger"] = [Metrics(root, name="logs"), *given]
         kwargs["plugins"] = [AtomicCheckpointIO(), *(entry for entry in _listed(settings.plugins) if entry is not None)]
         if settings.precision is None:
             on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()

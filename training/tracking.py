@@ -1,11 +1,37 @@
 """What a run tells of itself: its summary, and curves that show how it trains."""
 
+import shutil
+from pathlib import Path
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from torch import nn
 
+from base.files import replacing
+
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
+
+
+class Metrics(CSVLogger):
+    """CSVLogger that replaces metrics.csv in one move: it alone rewrites the file in place when a column is new, and a
+    kill in that moment would lose the rows."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        writer = self.experiment
+        path = Path(writer.metrics_file_path)
+        if not writer.metrics:
+            return
+        try:
+            with replacing(path) as part:
+                if path.exists():
+                    shutil.copyfile(path, part)
+                writer.metrics_file_path = str(part)
+                super().save()
+        finally:
+            writer.metrics_file_path = str(path)
 
 
 class Track(Callback):

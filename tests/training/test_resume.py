@@ -17,6 +17,7 @@ from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
 from tests.tiny import RUN, metrics, weights
 from training.resume import AtomicCheckpointIO, read_checkpoint
+from training.tracking import Metrics
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.filterwarnings("ignore")]
 COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
@@ -167,6 +168,21 @@ def file_limit():
 
     yield limit
     limit(None)
+
+
+def test_a_write_that_fails_leaves_the_logged_rows(tmp_path, file_limit):
+    logger = Metrics(tmp_path, name="logs")
+    path = tmp_path / "logs" / "version_0" / "metrics.csv"
+    for step in range(50):
+        logger.log_metrics({"loss": 1.0}, step)
+    logger.save()
+    before = path.read_bytes()
+    logger.log_metrics({"score": 2.0}, 50)  # a new column: every row is written again
+    file_limit(len(before) // 2)
+    with pytest.raises(OSError, match="too large"):
+        logger.save()
+    file_limit(None)
+    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
 
 
 @pytest.fixture
