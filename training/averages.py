@@ -10,7 +10,9 @@ from models.lightning_module import Predict
 
 
 class Averages(WeightAveraging):
-    """Exponential moving averages of weights and buffers, updated after every step by one kernel per dtype.
+    """Exponential moving averages of the networks and their buffers, updated after every step by one kernel per dtype.
+
+    The module's own buffers, the residual's running mean, are copied: an average of it would keep its first values.
 
     Validation, the `state_dict` of checkpoints and the exported pipeline use the averages.
 
@@ -30,8 +32,11 @@ class Averages(WeightAveraging):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Predict, *args: Any) -> None:
         if pl_module.skipped_step == trainer.global_step - 1:
             self._latest_update_step = trainer.global_step
-        else:
+        elif trainer.global_step > self._latest_update_step:  # a step's last batch
             super().on_train_batch_end(trainer, pl_module, *args)
+            average = self._average_model.module
+            for name, buffer in pl_module.named_buffers(recurse=False):
+                average.get_buffer(name).copy_(buffer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.swapped:  # a signal ended the run during validation, and a checkpoint is about to be written
