@@ -15,21 +15,25 @@ EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 
 
 class Metrics(CSVLogger):
-    """CSVLogger that replaces metrics.csv in one move: it alone rewrites the file in place when a column is new, and a
-    kill in that moment would lose the rows."""
+    """CSVLogger that replaces metrics.csv in one move when a column is new: Lightning's rewrites it in place, and loses
+    the rows if it is killed then."""
 
     @rank_zero_only
     def save(self) -> None:
         writer = self.experiment
-        path = Path(writer.metrics_file_path)
-        if not writer.metrics:
+        if set().union(*writer.metrics) <= set(writer.metrics_keys):  # the rows are appended
+            super().save()
             return
+        path, known = Path(writer.metrics_file_path), list(writer.metrics_keys)
         try:
             with replacing(path) as part:
                 if path.exists():
                     shutil.copyfile(path, part)
                 writer.metrics_file_path = str(part)
                 super().save()
+        except OSError:
+            writer.metrics_keys = known  # the file still has no other columns
+            raise
         finally:
             writer.metrics_file_path = str(path)
 
