@@ -273,6 +273,15 @@ def images_of(
     return scored, json.dumps([{"root": root, "weight": 1} for root in pairs])
 
 
+def chosen(plan: dict, only: str | None, file: str) -> list[str]:
+    """The arms to run, of the plan in `file`; `only` as of `main`. ValueError if the plan lacks one."""
+    wanted = list(plan["arms"]) if only is None else only.split(",")
+    unknown = [arm for arm in wanted if arm not in plan["arms"]]
+    if unknown:
+        raise ValueError(f"{file} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
+    return wanted
+
+
 def finished(folder: Path, spec: dict) -> dict | None:
     """The scores of an arm that is done; None if it is not. ValueError if it is of another plan."""
     done = folder / SCORES
@@ -311,16 +320,15 @@ def main(
     from evaluation.metrics import make_metrics
 
     begin, folder, plan = time.monotonic(), Path(output), yaml.safe_load(Path(arms).read_text())
-    wanted = list(plan["arms"]) if only is None else only.split(",")
-    if unknown := [arm for arm in wanted if arm not in plan["arms"]]:
-        raise ValueError(f"{arms} has no arm {unknown[0]!r}; it has {', '.join(plan['arms'])}")
+    wanted = chosen(plan, only, arms)
     unit = next(unit for unit in ("core_minutes", "teraflop") if unit in plan)
     compute = {unit: budget or plan[unit]}
     scored, source = images_of(folder, plan, photos, pairs, tests)
     metrics = make_metrics(["psnr", "lpips"])
     missing = {name: metric.reason for name, metric in metrics.items() if metric.reason is not None}
     metrics = {name: metric for name, metric in metrics.items() if metric.reason is None}
-    facts, runs = {**compute, "base": plan["base"], "missing": missing}, []
+    facts = {**compute, "base": plan["base"], "missing": missing}
+    runs = []
     for seed in plan["seeds"]:
         for arm in tqdm(wanted, f"seed {seed}", unit="arm"):
             given = dict(plan["arms"][arm])

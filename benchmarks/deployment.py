@@ -148,6 +148,22 @@ def markdown(found: dict) -> str:
     return "\n".join(lines)
 
 
+def sources_of(checkpoint: str, engines: str | None, folder: Path, calibration: str | None) -> dict[str, str]:
+    """Engine -> what it runs: the checkpoint, or its export in `folder`, which is made if it is missing; arguments as
+    of `main`."""
+    wanted = engines.split(",") if engines else ENGINES.keys() - {COMPILED}
+    sources = {}
+    for engine in (engine for engine in ENGINES if engine in wanted):
+        kind = ENGINES[engine][0]
+        if kind and not (folder / kind).is_dir():
+            if kind == "int8" and calibration is None:
+                print(f"{engine} is left out: give --calibration PAIRS")
+                continue
+            export(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
+        sources[engine] = str(folder / kind) if kind else checkpoint
+    return sources
+
+
 def main(
     checkpoint: str,
     cases: str = ",".join(CASES),
@@ -173,22 +189,14 @@ def main(
         output: folder for the JSON file and the tables.
         name: of both; another one for each kind of processor.
     """
-    if not set(chosen := cases.split(",")) <= set(CASES):
+    chosen = cases.split(",")
+    if not set(chosen) <= set(CASES):
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
     if unknown := set((engines or "").split(",")) - ENGINES.keys() - {""}:
         raise ValueError(f"engine {unknown.pop()} is none of {', '.join(ENGINES)}")
     torch.set_num_threads(threads)
     folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
-    sources = {}
-    for engine in (engines or ",".join(ENGINES.keys() - {COMPILED})).split(","):
-        kind = ENGINES[engine][0]
-        if kind and not (folder / kind).is_dir():
-            if kind == "int8" and calibration is None:
-                print(f"{engine} is left out: give --calibration PAIRS")
-                continue
-            export(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
-        sources[engine] = str(folder / kind) if kind else checkpoint
-    sources = {engine: sources[engine] for engine in ENGINES if engine in sources}
+    sources = sources_of(checkpoint, engines, folder, calibration)
     file = Path(output) / f"{name}.json"
     found = json.loads(file.read_text()) if file.is_file() else {}
     found = found if "checkpoints" in found else {"checkpoints": {}}
