@@ -36,8 +36,8 @@ test-slow: $(VENV)/extras
 # On a machine with a CUDA device: run its tests, then measure its speed, as JSON with the device's name.
 gpu-check: $(VENV)/installed
 	$(PY) -m pytest -m gpu -rs
-	$(PY) -m benchmarks.sampling pretrained/lite --device cuda --output benchmarks/results/sampling_gpu.json
-	$(PY) -m benchmarks.training --device cuda --output benchmarks/results/training_gpu.json
+	$(PY) -m tools.benchmarks.sampling pretrained/lite --device cuda --output tools/benchmarks/results/sampling_gpu.json
+	$(PY) -m tools.benchmarks.training --device cuda --output tools/benchmarks/results/training_gpu.json
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check .

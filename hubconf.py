@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.pipeline import DeblurPipeline
+    from deblur.models.pipeline import DeblurPipeline
 
-dependencies = ["torch", "diffusers", "safetensors", "huggingface_hub"]
+dependencies = ["torch", "diffusers", "safetensors", "huggingface_hub", "jsonargparse", "docstring_parser", "yaml"]
 
 
 def pipeline(checkpoint: str = "lite", **options: Any) -> "DeblurPipeline":
@@ -15,6 +15,6 @@ def pipeline(checkpoint: str = "lite", **options: Any) -> "DeblurPipeline":
         checkpoint: lite or another checkpoint that comes with the repository, a folder, a .ckpt file or a hub id.
         options: as for `models.checkpoints.load_pipeline`: device, precision, provider, classes.
     """
-    from models.checkpoints import load_pipeline
+    from deblur.models.checkpoints import load_pipeline
 
     return load_pipeline(checkpoint, **options)

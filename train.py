@@ -1,76 +1,12 @@
 """Train on blurry/sharp pairs, or on sharp photographs with synthetic blur.
 
-    python train.py fit --config configs/demo.yaml
-    python train.py fit --config configs/gopro.yaml --data.train /data/GoPro
-    python train.py validate --config configs/demo.yaml --ckpt_path runs/demo/checkpoints/last.ckpt
-
-Every value of a config file is also a flag. A run writes to trainer.default_root_dir: checkpoints/ (last, the previous
-one, best by PSNR, best by LPIPS), checkpoint/ (the averaged weights as a pipeline folder, for sample.py and
-evaluate.py), config.yaml and logs/version_N/metrics.csv. The same command resumes a stopped run.
+python train.py fit --config configs/demo.yaml
+python train.py --help
 """
 
 import sys
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from base.messages import UsageError
-from base.stop import run_command
-
-if TYPE_CHECKING:
-    from training.command import Command
-
-COMMANDS = {
-    "fit": "train, or resume the run in trainer.default_root_dir",
-    "validate": "score a checkpoint on data.val",
-    "test": "score a checkpoint on data.test, whole images",
-}
-
-
-def cli(args: list[str], run: bool = True) -> "Command":
-    """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
-    # Not at the top: these take seconds to import.
-    from jsonargparse import set_parsing_settings
-
-    from data.datamodule import DeblurDataModule
-    from data.layouts import Source
-    from training.command import Command
-
-    set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
-    name, flags = (args[0], args[1:]) if run else (None, args)
-    with ExitStack() as held:
-        command = Command(name, DeblurDataModule, flags, held)
-        command.run()
-    return command
-
-
-def _main(args: list[str]) -> None:
-    name = args[0] if args else ""
-    if name in ("-h", "--help"):
-        print(f"usage: python train.py COMMAND --config FILE [--FLAG VALUE ...]\n\n{__doc__}\ncommands:")
-        print("\n".join(f"  {command:<10}{text}" for command, text in COMMANDS.items()))
-        print("\npython train.py fit --help lists all flags")
-    elif name in COMMANDS:
-        cli(args)
-    else:
-        given = f"{name} is no command" if name else "no command is given"
-        raise UsageError(f"{given}: it is one of {', '.join(COMMANDS)} (python train.py --help)")
-
-
-def main(args: list[str] | None = None) -> int:
-    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
-    # The message is for Ctrl-C until training begins, which handles it itself; Lightning would exit with code 1.
-    stopped = "stopped before the first step; nothing was changed"
-    return run_command("train.py", lambda: _main(sys.argv[1:] if args is None else args), stopped, _root_cause)
-
-
-def _root_cause(error: BaseException) -> str:
-    # jsonargparse wraps a class's error in a list of everything it tried: report the original cause.
-    while isinstance(
-        cause := error.__cause__ if error.__suppress_context__ else error.__context__, ValueError | OSError
-    ):
-        error = cause
-    return " ".join(str(error).split())
-
+from deblur.training.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ from kornia.color import CFA, linear_rgb_to_rgb, raw_to_rgb, rgb_to_linear_rgb, 
 from kornia.filters import gaussian_blur2d, get_gaussian_kernel2d
 from torch import Generator, Tensor
 
-from data.camera import (
+from deblur.data.camera import (
     CameraShake,
     Defocus,
     MeasuredKernels,

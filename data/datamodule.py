@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from base.progress import ProgressBar
-from base.seeds import seed_of
-from data.blur import SyntheticBlur
-from data.images import ImageError, header_size, require_end
-from data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
-from data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
+from deblur.data.blur import SyntheticBlur
+from deblur.data.images import ImageError, header_size, require_end
+from deblur.data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
+from deblur.data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
+from deblur.progress import ProgressBar
+from deblur.seeds import seed_of
 
 GRACE = 10  # seconds that a worker keeps running after SIGTERM
 
@@ -64,8 +64,8 @@ class DeblurDataModule(pl.LightningDataModule):
     Args:
         train: training data: the root folder of pairs in any layout (see data.layouts.list_pairs), a CSV manifest,
             ROOT:SPLIT for another split of a dataset than train, a folder of sharp photographs if `blur` is given, a
-            data.layouts.Source, or a list of these to mix. Pairs are recognised by their folders and used as they are,
-            also if `blur` is given. ROOT/train is used if it exists.
+            deblur.data.layouts.Source, or a list of these to mix. Pairs are recognised by their folders and used as
+            they are, also if `blur` is given. ROOT/train is used if it exists.
         val: validation data; none: no validation. Pairs are recognised by their folders and used unchanged, so
             training on synthetic blur can be validated on real blur; sharp photographs need `blur`. ROOT/val is used
             if it exists.

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from data.search import HEIF, READ, WRITABLE, ImageError
+from deblur.data.search import HEIF, READ, WRITABLE, ImageError
 
 if WRITABLE & HEIF:
     import pillow_heif

@@ -15,10 +15,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 from torch import Tensor
 
-from base.files import replacing
-from data import metadata
-from data.formats import Bounded, exif_of, format_of, opened
-from data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
+from deblur.data import metadata
+from deblur.data.formats import Bounded, exif_of, format_of, opened
+from deblur.data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
+from deblur.files import replacing
 
 SAVED = {  # how, by Pillow's names of the formats
     "JPEG": {"quality": 95, "subsampling": 0},

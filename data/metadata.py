@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import ExifTags, Image
 
 if TYPE_CHECKING:
-    from data.images import ImageFile
+    from deblur.data.images import ImageFile
 
 Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"

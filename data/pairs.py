@@ -18,9 +18,9 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
-from base.seeds import seed_of
-from data import images
-from data.layouts import DatasetError, Pair
+from deblur.data import images
+from deblur.data.layouts import DatasetError, Pair
+from deblur.seeds import seed_of
 
 
 def generator_of(*parts: int | str) -> Generator:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from base.progress import ProgressBar
-from data import images, search
-from data.layouts import Listing, Pair, list_pairs, paired
-from data.pairs import read_pair
+from deblur.data import images, search
+from deblur.data.layouts import Listing, Pair, list_pairs, paired
+from deblur.data.pairs import read_pair
+from deblur.progress import ProgressBar
 
 
 @dataclass(frozen=True)

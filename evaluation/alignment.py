@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.pixels import WINDOW, MetricError, check_pair, require_side, ssim_map
+from deblur.evaluation.pixels import WINDOW, MetricError, check_pair, require_side, ssim_map
 
 _RECIPE = (
     "RGB, clipped to [0, 1], rounded to 8 bits; the restored image scaled by one factor to the ground truth's "

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from base.messages import nearest
+from deblur.cli import nearest
 
 
 class Column(NamedTuple):

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from base.files import replacing
-from evaluation.metrics import Metric
-from evaluation.rows import BLURRY, CONTROLS, SHARP
-from evaluation.statistics import estimates
-from evaluation.summary import Summary
+from deblur.evaluation.metrics import Metric
+from deblur.evaluation.rows import BLURRY, CONTROLS, SHARP
+from deblur.evaluation.statistics import estimates
+from deblur.evaluation.summary import Summary
+from deblur.files import replacing
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.pixels import full_precision
-from evaluation.statistics import Estimate, estimates
+from deblur.evaluation.pixels import full_precision
+from deblur.evaluation.statistics import Estimate, estimates
 
 SHARPENED, NOISED = "sharpened", "noised"
 # Strengths along two curves that start at the prediction (strength 0) and lead to low PSNR: amounts of the unsharp

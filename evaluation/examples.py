@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from base.progress import ProgressBar, counted
-from evaluation.panels import panel
-from evaluation.pixels import write_png
-from evaluation.rows import Row
-from evaluation.scoring import ImagePair, Plan, steps_of
-from evaluation.summary import Summary
+from deblur.evaluation.panels import panel
+from deblur.evaluation.pixels import write_png
+from deblur.evaluation.rows import Row
+from deblur.evaluation.scoring import ImagePair, Plan, steps_of
+from deblur.evaluation.summary import Summary
+from deblur.progress import ProgressBar, counted
 
 PANEL_SAMPLES = 4
 PANEL_IMAGES = 2

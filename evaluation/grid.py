@@ -6,9 +6,9 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from base.files import read_yaml
-from base.messages import UsageError, explain
-from models.settings import SamplingSettings
+from deblur.cli import UsageError, explain
+from deblur.files import read_yaml
+from deblur.models.settings import SamplingSettings
 
 
 def read_grid(path: str | Path) -> list[SamplingSettings]:

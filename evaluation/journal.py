@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from base.files import replacing
-from base.messages import UsageError
+from deblur.cli import UsageError
+from deblur.files import replacing
 
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
 

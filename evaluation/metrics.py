@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evaluation.alignment import Aligned
-from evaluation.catalogue import METRICS, Column, require_known
-from evaluation.niqe import Niqe
-from evaluation.perceptual import Dists, Lpips
-from evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
-from evaluation.reading import ErrorRate
+from deblur.evaluation.alignment import Aligned
+from deblur.evaluation.catalogue import METRICS, Column, require_known
+from deblur.evaluation.niqe import Niqe
+from deblur.evaluation.perceptual import Dists, Lpips
+from deblur.evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
+from deblur.evaluation.reading import ErrorRate
 
 _PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch fits into memory
 

@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.special import gamma
 from torch import Tensor
 
-from evaluation.pixels import MetricError, require_finite, whole_numbers
+from deblur.evaluation.pixels import MetricError, require_finite, whole_numbers
 
 PRISTINE = Path(__file__).parents[1] / "pretrained" / "metrics" / "niqe.npz"  # mean (36,) and covariance (36, 36)
 SIDE = 96  # of a block, in pixels

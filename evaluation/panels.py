@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from base.files import replacing
-from evaluation.pixels import eight_bits, psnr
+from deblur.evaluation.pixels import eight_bits, psnr
+from deblur.files import replacing
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns

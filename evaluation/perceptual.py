@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
+from deblur.evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
 
 Net = Literal["alex", "squeeze"]
 _WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"

@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from evaluation.controls import LABELS
-from evaluation.rows import BLURRY, CONTROLS, PREDICTOR
-from evaluation.statistics import Estimate
-from evaluation.summary import RowSummary, Summary
+from deblur.evaluation.controls import LABELS
+from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR
+from deblur.evaluation.statistics import Estimate
+from deblur.evaluation.summary import RowSummary, Summary
 
 # The palette of Okabe and Ito, suitable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
+from deblur.evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
 
 PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import jinja2
 from PIL import Image
 
-from base.files import replacing
-from evaluation import controls
-from evaluation.comparison import Change
-from evaluation.examples import Example
-from evaluation.journal import Facts
-from evaluation.plots import curve
-from evaluation.summary import NOTHING, Summary
+from deblur.evaluation import controls
+from deblur.evaluation.comparison import Change
+from deblur.evaluation.examples import Example
+from deblur.evaluation.journal import Facts
+from deblur.evaluation.plots import curve
+from deblur.evaluation.summary import NOTHING, Summary
+from deblur.files import replacing
 
 _QUALITY = 90  # of the page's JPEG images
 

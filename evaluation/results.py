@@ -11,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from base.files import replacing
-from base.revision import commit, versions
-from evaluation import controls, statistics
-from evaluation.examples import Example
-from evaluation.journal import Facts
-from evaluation.scoring import SECONDS_RECIPE
-from evaluation.summary import NOTHING, RowSummary, Summary
-from models.settings import SamplingSettings
+from deblur.evaluation import controls, statistics
+from deblur.evaluation.examples import Example
+from deblur.evaluation.journal import Facts
+from deblur.evaluation.scoring import SECONDS_RECIPE
+from deblur.evaluation.summary import NOTHING, RowSummary, Summary
+from deblur.files import replacing
+from deblur.models.settings import SamplingSettings
+from deblur.revision import commit, versions
 
 
 def provenance() -> Facts:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from base.progress import ProgressBar, counted
-from evaluation.controls import RECIPES, control_images
-from evaluation.journal import Facts, Journal, Processes, Score
-from evaluation.metrics import Metric
-from evaluation.pixels import MetricError, write_png
-from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
-from models.settings import SamplingSettings, sharing_samples
+from deblur.evaluation.controls import RECIPES, control_images
+from deblur.evaluation.journal import Facts, Journal, Processes, Score
+from deblur.evaluation.metrics import Metric
+from deblur.evaluation.pixels import MetricError, write_png
+from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from deblur.models.settings import SamplingSettings, sharing_samples
+from deblur.progress import ProgressBar, counted
 
 if TYPE_CHECKING:
-    from models.pipeline import DeblurPipeline
+    from deblur.models.pipeline import DeblurPipeline
 
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "

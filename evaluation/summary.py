@@ -7,12 +7,12 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from evaluation.controls import LABELS, Verdict, judge
-from evaluation.journal import Facts
-from evaluation.metrics import Metric
-from evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
-from evaluation.scoring import Plan
-from evaluation.statistics import Estimate, estimates
+from deblur.evaluation.controls import LABELS, Verdict, judge
+from deblur.evaluation.journal import Facts
+from deblur.evaluation.metrics import Metric
+from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from deblur.evaluation.scoring import Plan
+from deblur.evaluation.statistics import Estimate, estimates
 
 NOTHING = Estimate(None, None, None, 0)
 

@@ -4,24 +4,61 @@ Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}
 of dropout follow from is decision 9 of docs/design.md.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
-from base.seeds import noise_seed
-from models.checkpoints import copy_weights, describe
-from models.classes import require_network
-from models.devices import require_compiler
-from models.diffusion import add_noise, add_residual, estimate_r_0, residual, residual_size
-from models.objective import Crops, Objective, PredictorLoss, Residual
-from models.optimizer import Optimizer
-from models.parts import DDPMScheduler, randn_tensor
-from models.pipeline import DeblurOutput, DeblurPipeline
-from models.samples import to_network
-from models.schedules import NoiseSchedule, level_of
-from models.settings import SamplingSettings
+from deblur.models.base import DDPMScheduler, randn_tensor
+from deblur.models.checkpoints import copy_weights, describe, require_network
+from deblur.models.devices import require_compiler
+from deblur.models.diffusion import add_noise, add_residual, estimate_r_0, residual, residual_size
+from deblur.models.objective import Crops, Objective, PredictorLoss, Residual
+from deblur.models.pipeline import DeblurOutput, DeblurPipeline
+from deblur.models.samples import to_network
+from deblur.models.schedules import NoiseSchedule, level_of
+from deblur.models.settings import SamplingSettings
+from deblur.seeds import noise_seed
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with a linear warm-up and a final cosine decay of its learning rate.
+
+    Args:
+        lr: peak learning rate.
+        weight_decay: of AdamW.
+        betas: of AdamW.
+        warmup_steps: steps of linear warm-up.
+        decay_steps: length of the decay to zero, which ends at trainer.max_steps. The learning rate stays at its peak
+            before it, so a run can be made longer until the decay begins (Hägele et al. 2024). none: the decay starts
+            after the warm-up.
+    """
+
+    lr: float = 2e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 1000
+    decay_steps: int | None = None
+
+    def build(self, parameters: list[nn.Parameter], max_steps: int) -> tuple[AdamW, LambdaLR]:
+        """The optimizer of parameters, and the scheduler of its learning rate, which steps once per step."""
+        fused = all(parameter.device.type in ("cuda", "cpu") for parameter in parameters) or None
+        optimizer = AdamW(parameters, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+
+        def factor(step: int) -> float:
+            if step < self.warmup_steps:
+                return (step + 1) / self.warmup_steps
+            decay = max_steps - self.warmup_steps if self.decay_steps is None else self.decay_steps
+            return 0.5 * (1 + math.cos(math.pi * max(0, step - (max_steps - decay)) / max(1, decay)))
+
+        return optimizer, LambdaLR(optimizer, factor)
+
 
 # Configs write an argument of a frozen class as a group of keys, such as model.optimizer.lr.
 OPTIMIZER, PREDICTOR_LOSS = Optimizer(), PredictorLoss()

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.diffusion import PredictionType, ResidualColours, ScaleKind, laplace_loss, sample_alpha_bar, target
+from deblur.models.diffusion import PredictionType, ResidualColours, ScaleKind, laplace_loss, sample_alpha_bar, target
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
@@ -41,9 +41,9 @@ class Objective:
             each. The step's gradient is less noisy (Kingma et al., VDM, 2021, appendix I.1).
         noises: noise levels and noise fields drawn for each crop. They share its prediction, so the denoiser's batch is
             that many times larger than the predictor's.
-        perceptual: a term such as evaluation.perceptual.PerceptualLoss, computed on x_init + s r_0 with the estimated
-            r_0: a function of (restored, sharp), both (N, 3, H, W) in [-1, 1], that returns a scalar. The squared error
-            alone favours smooth images where the residual is uncertain. null: no such term.
+        perceptual: a term such as deblur.evaluation.perceptual.PerceptualLoss, computed on x_init + s r_0 with the
+            estimated r_0: a function of (restored, sharp), both (N, 3, H, W) in [-1, 1], that returns a scalar. The
+            squared error alone favours smooth images where the residual is uncertain. null: no such term.
         perceptual_ramp: the steps between which that term rises from zero to its weight.
         perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0. A sample
             of few steps depends on the estimates at high noise; at low noise the squared error alone keeps samples
@@ -129,7 +129,7 @@ class PredictorLoss:
         distance: of an output to the ground truth. l1: the mean absolute error. l2: the square, whose best estimate is
             the mean; crops with large errors dominate. psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its
             relative improvement (NAFNet's loss, Chen et al., ECCV 2022, with a floor).
-        perceptual: a term such as evaluation.perceptual.PerceptualLoss: a function of (x_init, sharp), both
+        perceptual: a term such as deblur.evaluation.perceptual.PerceptualLoss: a function of (x_init, sharp), both
             (N, 3, H, W) in [-1, 1], that returns a scalar. null: no such term.
         weight: of this loss beside the denoiser's; 0 for the paper's single loss, which trains g through f.
     """

@@ -13,18 +13,17 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 
-from models.arrays import OUTPUT_TYPES, read_images, write_images
-from models.calibration import ErrorCurve
-from models.devices import require_compiler
-from models.diffusion import ScaleKind, expected_size, residual_size
-from models.memory import bytes_per_pixel
-from models.onnx_network import OnnxNetwork
-from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
-from models.samples import Samples, blended, kept, restored_share, to_network, to_world
-from models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
-from models.schedules import level_of
-from models.settings import SamplingSettings, preset_settings
-from models.tiling import Tiling
+from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
+from deblur.models.calibration import ErrorCurve
+from deblur.models.devices import bytes_per_pixel, require_compiler
+from deblur.models.diffusion import ScaleKind, expected_size, residual_size
+from deblur.models.image_processor import OUTPUT_TYPES, read_images, write_images
+from deblur.models.onnx.network import OnnxNetwork
+from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
+from deblur.models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
+from deblur.models.schedules import level_of
+from deblur.models.settings import SamplingSettings, preset_settings
+from deblur.models.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -261,8 +260,8 @@ class DeblurPipeline(ConfigMixin):
         """Restore one image or a batch of images of one size.
 
         Args:
-            image: as `models.arrays.read_images` takes it; any H and W. Grey images stay grey, and alpha and an array's
-                depth are kept.
+            image: as `models.image_processor.read_images` takes it; any H and W. Grey images stay grey, and alpha and
+                an array's depth are kept.
             settings: how to sample; None for those of `preset`.
             seed, names, progress: as in `refine_shared`.
             output_type: None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they are in colour or grey

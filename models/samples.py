@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from models.diffusion import add_residual
-from models.settings import SamplingSettings
+from deblur.models.diffusion import add_residual
+from deblur.models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RISE = 2.2  # from the largest change of an image that is kept to the smallest of one that is fully restored

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from base.seeds import noise_seed
-from models.diffusion import clip_residual, estimate_r_0
-from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
-from models.settings import SamplingSettings
+from deblur.models.base import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
+from deblur.models.diffusion import clip_residual, estimate_r_0
+from deblur.models.settings import SamplingSettings
+from deblur.seeds import noise_seed
 
 BAND = 1 << 22  # pixels of a large photo that are stepped together
 

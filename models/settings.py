@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from deblur.cli import one_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -12,6 +14,13 @@ Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
 Preset = Literal["fidelity", "balanced", "perceptual"]
 Schedule = Literal["training", "linear", "cosine", "sigmoid", "log_snr"]
 SMALLEST_TILE = 64  # side in pixels
+DEVICES = ["auto", "cpu", "cuda", "mps"]
+
+
+def require_device(name: str) -> None:
+    """Raise ValueError if a device's name, which may end in a number (cuda:1), is not one of DEVICES."""
+    if name.partition(":")[0] not in DEVICES:
+        raise ValueError(one_of("--device", name, DEVICES))
 
 
 def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
@@ -130,7 +139,7 @@ class SamplingSettings:
 
     def betas(self, training_betas: "Tensor") -> "Tensor":
         """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""
-        from models.schedules import level_of, respace
+        from deblur.models.schedules import level_of, respace
 
         if self.schedule != "training":
             return self._new_betas()
@@ -147,7 +156,7 @@ class SamplingSettings:
         return respace(below, self.steps)
 
     def _new_betas(self) -> "Tensor":
-        from models.schedules import NoiseSchedule, level_of, shorten
+        from deblur.models.schedules import NoiseSchedule, level_of, shorten
 
         numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
         betas = NoiseSchedule(self.schedule, *numbers).betas()

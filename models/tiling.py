@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from models.memory import UNKNOWN, free_memory, give_back, is_out_of_memory, used_memory
-from models.settings import SMALLEST_TILE as SMALLEST
+from deblur.models.devices import UNKNOWN, free_memory, give_back, is_out_of_memory, used_memory
+from deblur.models.settings import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
 SHARE_OF_FREE_MEMORY = 0.5

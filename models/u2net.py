@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads import Predictor, SizeHead, zeroed
-from models.parts import register_to_config
-from models.unet import PixelNorm
+from deblur.models.base import Predictor, SizeHead, register_to_config, zeroed
+from deblur.models.unet import PixelNorm
 
 U2NetNorm = Literal["batch", "pixel", "none"]
 Upsample = Literal["bilinear", "nearest"]
@@ -133,7 +132,7 @@ class U2NetPredictor(Predictor):
         self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
     def forward(self, blurry: Tensor) -> Tensor:
-        """As `models.heads.LocalPredictor.forward`."""
+        """As `models.base.LocalPredictor.forward`."""
         return self.estimates(blurry)[0]
 
     def estimates(self, blurry: Tensor) -> list[Tensor]:

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.diffusion import PredictionType
-from models.heads import LocalDenoiser, LocalPredictor, PixelBlocks, zeroed
-from models.parts import register_to_config
+from deblur.models.base import LocalDenoiser, LocalPredictor, PixelBlocks, register_to_config, zeroed
+from deblur.models.diffusion import PredictionType
 
 UNetNorm = Literal["none", "pixel"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from base.files import locked, replacing
+from deblur.files import locked, replacing
 
 
 class Manifest:

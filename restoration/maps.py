@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from base.files import replacing
-from data import images
+from deblur.data import images
+from deblur.files import replacing
 
 BRIGHTEST = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 

@@ -3,17 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from base.messages import one_of
-from models.index import PRETRAINED, stored_index
-from models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings
-
-DEVICES = ["auto", "cpu", "cuda", "mps"]
-
-
-def require_known(device: str) -> None:
-    """Raise ValueError if a device name, which may end in a number (cuda:1), is not one of DEVICES."""
-    if device.partition(":")[0] not in DEVICES:
-        raise ValueError(one_of("--device", device, DEVICES))
+from deblur.models.hub import PRETRAINED, stored_index
+from deblur.models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
 
 
 @dataclass
@@ -80,7 +71,7 @@ class Options:
     overwrite: bool = False
 
     def __post_init__(self):
-        require_known(self.device)
+        require_device(self.device)
         for name in ("batch_size", "memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
+from deblur.data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 
 BATCH_PIXELS = 1 << 21  # default number of pixels restored at once
 MOST_AT_ONCE = 16
@@ -115,8 +115,8 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
 
     A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
-    from base.progress import ProgressBar
-    from data.images import header_size
+    from deblur.data.images import header_size
+    from deblur.progress import ProgressBar
 
     if size == 1:
         yield from ([pair] for pair in work)

@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
-from base.progress import counted
-from data import images, metadata
-from data.images import ImageFile
-from models.checkpoints import checkpoint_hash, load_pipeline
-from models.index import PRETRAINED, name_of
-from models.memory import allowed_memory, require_memory
-from models.pipeline import DeblurOutput
-from models.samples import faults, sharp_remarks
-from models.tiling import TooLittleMemory, refusal
-from restoration.maps import write_map
-from restoration.options import Options
-from restoration.outputs import batches, usual
+from deblur.data import images, metadata
+from deblur.data.images import ImageFile
+from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.models.devices import allowed_memory, require_memory
+from deblur.models.hub import PRETRAINED, name_of
+from deblur.models.pipeline import DeblurOutput
+from deblur.models.samples import faults, sharp_remarks
+from deblur.models.tiling import TooLittleMemory, refusal
+from deblur.progress import counted
+from deblur.restoration.maps import write_map
+from deblur.restoration.options import Options
+from deblur.restoration.outputs import batches, usual
 
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
@@ -212,7 +212,7 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
     """A panel of the whole images and, if those are reduced in it, of their centres at full size."""
-    from evaluation.panels import panel  # not at the top: slow to import
+    from deblur.evaluation.panels import panel  # not at the top: slow to import
 
     columns = {}
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):

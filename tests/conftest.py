@@ -91,7 +91,7 @@ def draw_photographs(folder):
     """Three small photographs, of noise, in the folder photos."""
     import torch
 
-    from data import images
+    from deblur.data import images
 
     generator = torch.Generator().manual_seed(0)
     for name in "abc":
@@ -128,10 +128,9 @@ def run_folder(no_network, tmp_path, monkeypatch):
 
 def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
-    import train
-    from models.lightning_module import Predict, PredictAndRefine
-    from models.objective import Objective, PredictorLoss, Residual
-    from models.optimizer import Optimizer
+    from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
+    from deblur.models.objective import Objective, PredictorLoss, Residual
+    from deblur.training import command as train
 
     parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()
     for name, argument in [*signature(Predict).parameters.items(), *signature(PredictAndRefine).parameters.items()]:

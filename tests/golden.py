@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from data import images
-from evaluation.metrics import Lpips, psnr
-from models.checkpoints import load_pipeline
-from models.index import SHIPPED
+from deblur.data import images
+from deblur.evaluation.metrics import Lpips, psnr
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.hub import SHIPPED
+from deblur.tools.pages.kinds import KINDS
 from tests.tools.printed import digest, photographed, small
-from tools.page_kinds import KINDS
 
 ASSETS = Path(__file__).parent / "assets"
 GOLDEN = ASSETS / "golden"

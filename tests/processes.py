@@ -27,11 +27,11 @@ import kornia.augmentation  # noqa: E402, F401
 import lpips  # noqa: E402, F401
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
-import data.datamodule  # noqa: E402, F401
+import deblur.data.datamodule  # noqa: E402
+import deblur.evaluation.metrics  # noqa: E402
+import deblur.evaluation.report  # noqa: E402
+import deblur.evaluation.scoring  # noqa: E402, F401
 import evaluate  # noqa: E402, F401
-import evaluation.metrics  # noqa: E402
-import evaluation.report  # noqa: E402
-import evaluation.scoring  # noqa: E402, F401
 import sample  # noqa: E402, F401
 import train  # noqa: E402, F401
 

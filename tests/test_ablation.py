@@ -11,10 +11,10 @@ import torch
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.ablation import changed, main, table
-from data import images
+from deblur.data import images
+from deblur.tools.benchmarks.ablation import changed, main, table
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "tools" / "benchmarks"
 PLAN, PREDICTORS = BENCHMARKS / "ablation.yaml", BENCHMARKS / "predictors.yaml"
 PLANS = [PLAN, PREDICTORS, BENCHMARKS / "recipe.yaml", BENCHMARKS / "photographs.yaml"]
 
@@ -97,7 +97,7 @@ def test_arms_of_equal_time_on_pairs(tmp_path):
         images.write(tmp_path / name / side / f"{name}.png", torch.rand(3, 64, 64, generator=generator))
     plan = yaml.safe_load(PREDICTORS.read_text())
     plan["base"]["data"] |= {"patch_size": 32, "batch_size": 1, "val_crop": 32}
-    small = {"class_path": "models.slim_unet.SlimPredictor", "init_args": {"widths": [4, 8], "blocks": [1, 1]}}
+    small = {"class_path": "deblur.models.nafnet.SlimPredictor", "init_args": {"widths": [4, 8], "blocks": [1, 1]}}
     plan["base"]["model"]["init_args"]["predictor"] = small
     own = {"data.train": [{"root": str(tmp_path / "b"), "weight": 3}]}
     wide = {"model.init_args.predictor.init_args.widths": [8, 8]}

@@ -13,19 +13,19 @@ from diffusers import DDPMScheduler
 from matplotlib.figure import Figure
 from torch import nn
 
-from benchmarks import curves, deployment, teach_pairs
-from benchmarks.posterior import draw, ratios, reliability
-from benchmarks.record import machine, write_json
-from benchmarks.refiner_gates import refiner_gates
-from data import images
-from data.layouts import DatasetError, find_pairs
-from data.pairs import read_pair
-from models.diffusion import residual
-from models.heads import IdentityPredictor
-from models.pipeline import DeblurPipeline
-from models.settings import SamplingSettings
-from models.slim_unet import SlimPredictor
-from models.unet import UNetPredictor
+from deblur.data import images
+from deblur.data.layouts import DatasetError, find_pairs
+from deblur.data.pairs import read_pair
+from deblur.models.base import IdentityPredictor
+from deblur.models.diffusion import residual
+from deblur.models.nafnet import SlimPredictor
+from deblur.models.pipeline import DeblurPipeline
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import UNetPredictor
+from deblur.tools.benchmarks import curves, deployment, teach_pairs
+from deblur.tools.benchmarks.posterior import draw, ratios, reliability
+from deblur.tools.benchmarks.record import machine, write_json
+from deblur.tools.benchmarks.refiner_gates import refiner_gates
 from tests import processes
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
@@ -34,7 +34,7 @@ from tests.tiny import tiny_pipeline
 def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
     """What a benchmark leaves of a file that held other cases already."""
     output.write_text(json.dumps({"cases": before}))
-    command = [sys.executable, "-m", f"benchmarks.{module}", *flags, "--quick", "true", "--output", output]
+    command = [sys.executable, "-m", f"tools.benchmarks.{module}", *flags, "--quick", "true", "--output", output]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return json.loads(output.read_text())
 
@@ -135,12 +135,12 @@ def test_a_metric_is_drawn_by_steps_for_each_sampler():
     assert lines == {"ddim, training, eta 0": [[1, 29], [8, 22]], "ddim, training, eta 1": [[2, 24]]}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tools" / "benchmarks").glob("*.py")))
 def test_a_benchmark_replaces_what_the_documents_cite_only_if_it_is_told(name):
-    main = getattr(import_module(f"benchmarks.{name}"), "main", None)
+    main = getattr(import_module(f"deblur.tools.benchmarks.{name}"), "main", None)
     arguments = signature(main).parameters if main else {}
     for argument in arguments.values():
-        assert "benchmarks/results" not in str(argument.default)
+        assert "tools/benchmarks/results" not in str(argument.default)
     if "output" in arguments and arguments["output"].default not in (Parameter.empty, None):
         assert arguments["output"].default.startswith("runs/benchmarks")
 
@@ -191,7 +191,7 @@ def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
 
 
 def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
-    done = processes.run("benchmarks.teach_pairs", [world / "pairs", "--output", world / "pairs"])
+    done = processes.run("tools.benchmarks.teach_pairs", [world / "pairs", "--output", world / "pairs"])
     assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")
 
 

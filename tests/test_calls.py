@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import evaluate
 import sample
-from data import images
-from models.unet import Denoiser
+from deblur.data import images
+from deblur.evaluation import command as evaluate
+from deblur.models.unet import Denoiser
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
@@ -39,5 +39,7 @@ def test_few_calls_lead_from_a_script_to_the_denoiser(script, most, tmp_path, mo
         assert sample.main([str(tmp_path / "pairs" / "blur" / "a.png"), *common, "--steps", "1"]) == 0
     else:
         evaluate.cli(["--data", str(tmp_path / "pairs"), "--grid", str(tmp_path / "grid.yaml"), *common])
-    calls = [frame.name for frame in stacks[0][[Path(f.filename).stem for f in stacks[0]][::-1].index(script) * -1 :]]
+    files = [Path(frame.filename).name for frame in stacks[0]]
+    after_the_command = len(files) - files[::-1].index("command.py")
+    calls = [frame.name for frame in stacks[0][after_the_command:]]
     assert len(calls) <= most, calls

@@ -21,13 +21,13 @@ import yaml
 from matplotlib import get_data_path
 from torch.nn.functional import avg_pool2d, interpolate
 
-import train
-from data import images
-from models.checkpoints import load_pipeline
+from deblur.data import images
+from deblur.models.checkpoints import load_pipeline
+from deblur.training import command as train
+from deblur.training.run import require_files
 from tests.conftest import ROOT
 from tests.documented import APPS, EXCEPTIONS, RUN, blocks, commands
 from tests.processes import Command, free_port, until
-from training.command import require_files
 
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
@@ -52,8 +52,8 @@ SMALLER = {
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
-    "python -m benchmarks.refiner_gates": "--images=1 --crop=32",
-    "python -m benchmarks.posterior": "--samples=2 --size=32",
+    "python -m tools.benchmarks.refiner_gates": "--images=1 --crop=32",
+    "python -m tools.benchmarks.posterior": "--samples=2 --size=32",
 }
 U2NET = "--config configs/finetune.yaml --config configs/pretrained_u2net/finetune.yaml"
 ONE_CAMERA = "--config configs/pretrained_u2net/pairs_one_camera.yaml"
@@ -69,9 +69,9 @@ MADE = {
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor mypred",
     "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro",
-    "deployed/lite photo": "python -m deployment.export pretrained/lite --output deployed/lite",
-    "checkpoint deployed/lite": "python -m deployment.export pretrained/lite --output deployed/lite",
-    "checkpoint deployed/int8": "python -m deployment.export pretrained/lite --output deployed/int8",
+    "deployed/lite photo": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
+    "checkpoint deployed/lite": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
+    "checkpoint deployed/int8": "python -m tools.export_onnx pretrained/lite --output deployed/int8",
     "configs/text/refine": "python train.py fit --config configs/text/predictor.yaml",
     "pretrained_base/refine": "python train.py fit --config configs/pretrained_base/predictor.yaml",
     "pretrained_base/finish": "python train.py fit --config configs/pretrained_base/refine.yaml",
@@ -97,7 +97,7 @@ EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "t
 EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
-    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "benchmarks.posterior"),
+    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "tools.benchmarks.posterior"),
     *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
 )
@@ -110,7 +110,8 @@ class Place:
         self.folder, self.done = folder, {}
         shutil.copytree(ROOT / "configs", folder / "configs")
         (folder / "pretrained").symlink_to(ROOT / "pretrained")
-        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+        (folder / "tools").mkdir()
+        (folder / "tools" / "benchmarks").symlink_to(ROOT / "tools" / "benchmarks")
         self._write_images()
         for grid in (folder / "configs" / "grid").iterdir():
             grid.write_text(yaml.safe_dump(few_steps(yaml.safe_load(grid.read_text()))))

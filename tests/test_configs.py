@@ -7,11 +7,11 @@ import pytest
 import torch
 import yaml
 
-import train
-from data import images
-from data.camera import SixDegrees
-from models.checkpoints import load_pipeline
-from models.lightning_module import PredictAndRefine
+from deblur.data import images
+from deblur.data.camera import SixDegrees
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.lightning_module import PredictAndRefine
+from deblur.training import command as train
 from tests.conftest import ROOT
 
 CONFIGS, STAGES = (sorted(ROOT.glob(f"configs/{folder}*.yaml")) for folder in ("", "pretrained_u2net/"))
@@ -32,7 +32,7 @@ def test_every_config_builds(config, tmp_path):
 
 
 def test_no_config_or_benchmark_chooses_a_precision_that_a_processor_may_have_to_emulate():
-    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("benchmarks/*.yaml")]:
+    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("tools/benchmarks/*.yaml")]:
         config = yaml.safe_load(file.read_text())
         assert "precision" not in config.get("base", config).get("trainer", {}), file
 

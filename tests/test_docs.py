@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import yaml
 
-import app
-import sample
-from data.formats import MOST_METADATA
-from data.search import READ
+from deblur.data.formats import MOST_METADATA
+from deblur.data.search import READ
+from deblur.restoration import command as sample
+from deblur.tools.web import command as app
 from tests.conftest import ROOT
 from tests.documented import PAGES
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-import evaluate
 import sample
-from base.messages import UsageError
-from data import images
-from evaluation.controls import control_images
-from evaluation.metrics import psnr
-from evaluation.rows import CONTROLS
-from models.checkpoints import checkpoint_hash, load_pipeline
-from models.settings import SamplingSettings
+from deblur.cli import UsageError
+from deblur.data import images
+from deblur.evaluation import command as evaluate
+from deblur.evaluation.controls import control_images
+from deblur.evaluation.metrics import psnr
+from deblur.evaluation.rows import CONTROLS
+from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.models.settings import SamplingSettings
 from tests import processes
 from tests.conftest import ROOT
 from tests.evaluation.toy import ALONE
@@ -51,7 +51,7 @@ def arguments(place: Path, output: Path, **changes) -> dict:
 
 def score(given: dict) -> None:
     """Evaluate in this process."""
-    evaluate.main(evaluate.Evaluation(**given))
+    evaluate.score(evaluate.Evaluation(**given))
 
 
 def flags(given: dict) -> list[str]:
@@ -294,12 +294,12 @@ def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_pat
 def test_a_written_image_that_is_gone_is_made_again(begun, tmp_path):
     """Also one whose score is known."""
     given = evaluate.Evaluation(**begun, images=True)
-    evaluate.main(given)
+    evaluate.score(given)
     files = {file: file.read_bytes() for file in (tmp_path / "scores" / "images").rglob("*.png")}
     rows = {"blurry", "predictor", "sharp", "outputs_other", "ddim_2", "ddim_3", "ddpm_2", "ddpm_3"}
     assert {file.parent.name for file in files} == rows
     assert files[tmp_path / "scores/images/sharp/a.png"] and len(files) == 8 * 3
     for name in ("sharp/a.png", "ddpm_3/b.png"):
         (tmp_path / "scores" / "images" / name).unlink()
-    evaluate.main(given)
+    evaluate.score(given)
     assert {file: file.read_bytes() for file in files} == files

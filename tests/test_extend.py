@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-import evaluate
 import sample
-import train
-from data import images
-from models.checkpoints import load_pipeline
-from models.heads import Predictor
-from models.index import CheckpointError
-from models.parts import register_to_config
+from deblur.data import images
+from deblur.evaluation import command as evaluate
+from deblur.models.base import Predictor, register_to_config
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.hub import CheckpointError
+from deblur.training import command as train
 from tests.conftest import ROOT, fresh
 from tests.tiny import tiny_pipeline
 
@@ -113,12 +112,12 @@ class Refuses(Shrinks):
 @pytest.mark.parametrize(
     ("part", "name", "sentence"),
     [
-        ("predictor", "Alone", "Alone is no models.heads.Predictor, which a predictor is derived from"),
+        ("predictor", "Alone", "Alone is no deblur.models.base.Predictor, which a predictor is derived from"),
         ("predictor", "Forgetful", "Forgetful.__init__ lacks @register_to_config"),
         ("predictor", "Shrinks", "Shrinks makes (1, 3, 32, 32) of an image (1, 3, 64, 64): a predictor keeps the size"),
         ("predictor", "Refuses", "Refuses cannot be called as a predictor is: no such image"),
         ("denoiser", "Shrinks", "Shrinks lacks the attribute prediction_type"),
-        ("denoiser", "Alone", "Alone is not derived from models.parts.ModelMixin and ConfigMixin"),
+        ("denoiser", "Alone", "Alone is not derived from deblur.models.base.ModelMixin and ConfigMixin"),
     ],
 )
 def test_what_a_class_lacks_is_said_before_training(run_folder, capsys, part, name, sentence):

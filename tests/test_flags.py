@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-import evaluate
-import sample
 import tests.test_evaluate
 import train
-from data import images
-from evaluation.metrics import psnr
-from models.checkpoints import save_presets, update_index
-from models.settings import SamplingSettings
-from models.unet import Denoiser, UNetPredictor
+from deblur.data import images
+from deblur.evaluation import command as evaluate
+from deblur.evaluation.metrics import psnr
+from deblur.models.checkpoints import save_presets, update_index
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.restoration import command as sample
 from tests.tiny import tiny_pipeline
 
 PRESET = SamplingSettings("ddpm", steps=3, blend=0.7)
@@ -240,7 +240,7 @@ def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_p
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
     """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.93 for tiles alone."""
-    monkeypatch.setattr("models.tiling.used_memory", lambda device: 2_900_000_000)
+    monkeypatch.setattr("deblur.models.tiling.used_memory", lambda device: 2_900_000_000)
     images.write(tmp_path / "large.png", torch.rand(3, 420, 420))
 
     def of_large(args):

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from models.checkpoints import load_pipeline
-from models.devices import has_bf16
-from models.lightning_module import PredictAndRefine
-from models.optimizer import Optimizer
-from models.settings import SamplingSettings
-from models.unet import Denoiser, UNetPredictor
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.devices import has_bf16
+from deblur.models.lightning_module import Optimizer, PredictAndRefine
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser, UNetPredictor
 from tests.tiny import fit, tiny_pipeline
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

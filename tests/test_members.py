@@ -9,20 +9,20 @@ import pytest
 import torch
 from PIL import Image
 
-from data import images
-from data.blur import RESPONSES, SyntheticBlur
-from data.layouts import LISTERS, Listing, Pair
-from data.search import READ, WRITABLE
-from evaluation import panels
-from models.diffusion import ScaleKind
-from models.slim_unet import SlimPredictor
-from restoration.maps import heat_map, reduced
-from restoration.options import Options
-from restoration.outputs import named
-from restoration.restorer import DETAIL, Restorer, _write_comparison
+from deblur.data import images
+from deblur.data.blur import RESPONSES, SyntheticBlur
+from deblur.data.layouts import LISTERS, Listing, Pair
+from deblur.data.search import READ, WRITABLE
+from deblur.evaluation import panels
+from deblur.models.diffusion import ScaleKind
+from deblur.models.nafnet import SlimPredictor
+from deblur.restoration.maps import heat_map, reduced
+from deblur.restoration.options import Options
+from deblur.restoration.outputs import named
+from deblur.restoration.restorer import DETAIL, Restorer, _write_comparison
+from deblur.tools.doctor import leaks
+from deblur.tools.make_pairs import write_photo
 from tests.tiny import module, stir, tiny_pipeline
-from tools.doctor import leaks
-from tools.make_pairs import write_photo
 
 FACTS_OF = {"checkpoint": "checkpoint_sha256", "preset": "settings"}  # what stands for them in the manifest
 NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "overwrite"}

@@ -1,4 +1,4 @@
-"""The figures of the documentation: those measured are in benchmarks/results, the others are the program's own."""
+"""The figures of the documentation: those measured are in tools/benchmarks/results, others the program's own."""
 
 import json
 import re
@@ -8,32 +8,30 @@ from inspect import signature
 import pytest
 import torch
 
-from batch.command import OBJECT_STORE, WORKER_MEMORY
-from data.blur import ObjectMotion, Softening
-from data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
-from data.images import SAVED
-from data.layouts import SPLITS
-from deployment.export import MAX_ERROR, MIN_PSNR, OPSET, export
-from evaluation.controls import NOISED, SHARPENED, STRENGTHS
-from evaluation.grid import read_grid
-from evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
-from evaluation.statistics import RESAMPLES
-from models.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
-from models.objective import Objective
-from models.samples import COLOUR_DRIFT, RISE
-from models.tiling import SHARE_OF_FREE_MEMORY
-from restoration.maps import BRIGHTEST
-from restoration.outputs import BATCH_PIXELS as AT_ONCE
-from restoration.outputs import MOST_AT_ONCE
+from deblur.data.blur import ObjectMotion, Softening
+from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
+from deblur.data.images import SAVED
+from deblur.data.layouts import SPLITS
+from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
+from deblur.evaluation.grid import read_grid
+from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
+from deblur.evaluation.statistics import RESAMPLES
+from deblur.models.devices import CPU_MEMORY, CPU_PIXELS, allowed_memory
+from deblur.models.objective import Objective
+from deblur.models.samples import COLOUR_DRIFT, RISE
+from deblur.models.tiling import SHARE_OF_FREE_MEMORY
+from deblur.restoration.maps import BRIGHTEST
+from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
+from deblur.restoration.outputs import MOST_AT_ONCE
+from deblur.tools.batch.command import OBJECT_STORE, WORKER_MEMORY
+from deblur.tools.doctor import COUNTS
+from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export
+from deblur.tools.web.actions import MOST_SHOWN
+from deblur.tools.web.visits import IDLE, MOST_BYTES
+from deblur.training.callbacks import EDGES, Guard, Scores
 from tests.conftest import ROOT
-from tools.doctor import COUNTS
-from training.guards import Guard
-from training.scores import Scores
-from training.tracking import EDGES
-from web.actions import MOST_SHOWN
-from web.visits import IDLE, MOST_BYTES
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "tools" / "benchmarks" / "results"
 # Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
 # parentheses. The numbers of sharp photographs have no such file.
 SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+ / [\d.]+(, \w+)? *$"

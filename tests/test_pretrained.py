@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sample
-from data import images
-from models.checkpoints import load_pipeline
-from models.index import SHIPPED, shipped
+from deblur.data import images
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.hub import SHIPPED, shipped
 from tests import golden
 from tests.conftest import ROOT
 

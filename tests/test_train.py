@@ -10,15 +10,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import train
-from base import progress
-from models.checkpoints import load_pipeline
+from deblur import progress
+from deblur.models.checkpoints import load_pipeline
+from deblur.training import command as train
+from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run
-from training.command import DEFAULTS
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
-SHORT = "[{class_path: data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
+SHORT = "[{class_path: deblur.data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
 
 
 def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_scored(capsys):
@@ -57,7 +57,7 @@ def test_staged_training_by_config(run_folder):
 
 
 def test_the_perceptual_term_by_the_config():
-    term = "{class_path: evaluation.perceptual.PerceptualLoss}"
+    term = "{class_path: deblur.evaluation.perceptual.PerceptualLoss}"
     flags = ["--data.patch_size", "32", "--data.blur.init_args.camera", SHORT, "--trainer.val_check_interval", "2"]
     train_run("run", *flags, "--model.predictor_loss.perceptual", term, "--trainer.max_steps", "2")
     rows = metrics("run")
@@ -160,11 +160,11 @@ def said(capsys, *args):
         (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
         (
             ["--model.predictor", "UNett"],
-            "model.predictor: not a class with its module, as models.unet.Denoiser: UNett",
+            "model.predictor: not a class with its module, as deblur.models.unet.Denoiser: UNett",
         ),
         (
-            ["--model.predictor", "data.layouts.Source"],
-            "model.predictor: Import path data.layouts.Source does not correspond to a subclass of Module",
+            ["--model.predictor", "deblur.data.layouts.Source"],
+            "model.predictor: Import path deblur.data.layouts.Source does not correspond to a subclass of Module",
         ),
         (
             ["--model.predictor", "torch.nn.Linear"],
@@ -179,7 +179,9 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
     Path("list.yaml").write_text("- a")
     Path("torn.yaml").write_text("a: [")
     Path("typo.yaml").write_text("trainer: {max_step: 3}")
-    Path("old.yaml").write_text("model: {class_path: models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}")
+    Path("old.yaml").write_text(
+        "model: {class_path: deblur.models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}"
+    )
     Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
     assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence) and not Path("runs").exists()
 

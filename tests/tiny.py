@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import train
-from models.lightning_module import Predict, PredictAndRefine
-from models.objective import Objective, PredictorLoss, Residual
-from models.optimizer import Optimizer
-from models.pipeline import DeblurPipeline
-from models.schedules import linear
-from models.settings import SamplingSettings
-from models.unet import Denoiser, UNetPredictor
+from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
+from deblur.models.objective import Objective, PredictorLoss, Residual
+from deblur.models.pipeline import DeblurPipeline
+from deblur.models.schedules import linear
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.training import command as train
 
 RUN = """
 seed_everything: 3
@@ -35,18 +34,20 @@ trainer:
   gradient_clip_val: 1.0
 ema: {decay: 0.5}
 model:
-  class_path: models.lightning_module.PredictAndRefine
+  class_path: deblur.models.lightning_module.PredictAndRefine
   init_args:
     predictor:
-      class_path: models.unet.UNetPredictor
+      class_path: deblur.models.unet.UNetPredictor
       init_args: {channels: 4, multipliers: [1, 2], blocks: 1, dropout: 0.1}
-    denoiser: {class_path: models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
+    denoiser: {class_path: deblur.models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
     validation: {steps: 2}
     optimizer: {lr: 1.0e-2, warmup_steps: 2}
 data:
   train: photos
   val: photos
-  blur: {camera: [{class_path: data.camera.CameraShake, init_args: {length: [2.0, 5.0]}}], shot_noise: [0.0, 2.0e-4]}
+  blur:
+    camera: [{class_path: deblur.data.camera.CameraShake, init_args: {length: [2.0, 5.0]}}]
+    shot_noise: [0.0, 2.0e-4]
   patch_size: 16
   batch_size: 2
 """

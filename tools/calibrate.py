@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from base.command_line import call
-from base.stop import run_command
-from data.layouts import find_pairs
-from data.pairs import read_pair
-from models.calibration import ErrorCurve
-from models.checkpoints import load_pipeline, update_index
-from models.index import locate
-from models.pipeline import DeblurPipeline
+from deblur.cli import call, run_command
+from deblur.data.layouts import find_pairs
+from deblur.data.pairs import read_pair
+from deblur.models.calibration import ErrorCurve
+from deblur.models.checkpoints import load_pipeline, update_index
+from deblur.models.hub import locate
+from deblur.models.pipeline import DeblurPipeline
 
 ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import skimage
 
-from base.command_line import call
-from base.stop import run_command
-from data import images
-from data.blur import CameraShake, SyntheticBlur
-from data.pairs import generator_of
+from deblur.cli import call, run_command
+from deblur.data import images
+from deblur.data.blur import CameraShake, SyntheticBlur
+from deblur.data.pairs import generator_of
 
 # Both motorcycles show one scene, so they are in the same split. Grass and gravel are left out: in so few steps a
 # sampler learns from them that a residual looks like noise.

@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from base.command_line import call
-from base.stop import run_command
-from data import images
-from data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
-from tools.resumable import on_all_cores
+from deblur.cli import call, run_command
+from deblur.data import images
+from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
+from deblur.tools.resumable import on_all_cores
 
 # Numbers of pairs in the complete datasets; docs/data.md gives the sources.
 COUNTS = {

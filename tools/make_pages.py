@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from base.command_line import call
-from base.files import replacing
-from base.stop import run_command
-from data import search
-from tools.page_kinds import KINDS
-from tools.resumable import on_all_cores, resumable
-from tools.typesetting import DIGITS, Face, Page, photograph, read_face
+from deblur.cli import call, run_command
+from deblur.data import search
+from deblur.files import replacing
+from deblur.tools.pages.kinds import KINDS
+from deblur.tools.pages.typesetting import DIGITS, Face, Page, photograph, read_face
+from deblur.tools.resumable import on_all_cores, resumable
 
 FONTS = {".ttf", ".otf", ".ttc"}
 VOCABULARY = 20_000  # words drawn from a list: some have a million

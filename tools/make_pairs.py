@@ -15,15 +15,13 @@ from pathlib import Path
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
-from base.command_line import call
-from base.files import read_yaml
-from base.messages import explain
-from base.stop import run_command
-from data import images, search
-from data.blur import SyntheticBlur
-from data.layouts import DatasetError
-from data.pairs import FrameSharp, generator_of, reflect_to
-from tools.resumable import on_all_cores, resumable
+from deblur.cli import call, explain, run_command
+from deblur.data import images, search
+from deblur.data.blur import SyntheticBlur
+from deblur.data.layouts import DatasetError
+from deblur.data.pairs import FrameSharp, generator_of, reflect_to
+from deblur.files import read_yaml
+from deblur.tools.resumable import on_all_cores, resumable
 
 
 def read_blur(config: str | Path) -> tuple[SyntheticBlur, dict]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from base.files import require_free
-from base.progress import ProgressBar
-from data.layouts import DatasetError
+from deblur.data.layouts import DatasetError
+from deblur.files import require_free
+from deblur.progress import ProgressBar
 
 
 @contextmanager

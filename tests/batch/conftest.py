@@ -11,7 +11,7 @@ def bucket():
     for name in ("ray", "moto"):
         if find_spec(name) is None:
             pytest.skip("needs requirements-extra.txt")
-    from batch.command import QUIET
+    from deblur.tools.batch.command import QUIET
     from tests.batch.bucket import Bucket  # not above: it imports moto
 
     own = Bucket()

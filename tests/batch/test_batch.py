@@ -1,4 +1,4 @@
-"""python -m batch on a Ray of two workers and an S3 server, both on this machine."""
+"""python -m tools.batch on a Ray of two workers and an S3 server, both on this machine."""
 
 import json
 import logging
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import sample
-from batch import command
-from data import images
-from data.pairs import generator_of
+from deblur.data import images
+from deblur.data.pairs import generator_of
+from deblur.tools.batch import command
 from tests.processes import Command
 from tests.tiny import tiny_pipeline
 
@@ -64,7 +64,7 @@ def kill(process):
 def killed(bucket, place, cluster):
     """What stood in the manifest, and when each output was written, when the driver was killed in mid-batch."""
     words = ["s3://data/photos", "s3://data/out", *how(place), "--address", cluster, "--concurrency", "1"]
-    command = Command("batch", words)
+    command = Command("tools.batch", words)
 
     def kill_driver(_):
         while not bucket.keys("out/.rows"):  # the first rows are on their way

@@ -1,4 +1,4 @@
-"""What python -m batch says and does without Ray, and what guards users' images. test_batch.py has Ray."""
+"""What python -m tools.batch says and does without Ray, and what guards users' images. test_batch.py has Ray."""
 
 import socket
 import sys
@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from batch import command
-from batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
-from batch.worker import Job, Worker, describe
-from data import images
-from data.pairs import generator_of
-from restoration.options import Options
+from deblur.data import images
+from deblur.data.pairs import generator_of
+from deblur.restoration.options import Options
+from deblur.tools.batch import command
+from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
+from deblur.tools.batch.worker import Job, Worker, describe
 from tests.tiny import tiny_pipeline
 
 

@@ -1,4 +1,4 @@
-"""Places and the manifest of python -m batch in local folders."""
+"""Places and the manifest of python -m tools.batch in local folders."""
 
 import os
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.store import KINDS, SECONDS, ManifestTable, Place, StoreError
+from deblur.tools.batch.store import KINDS, SECONDS, ManifestTable, Place, StoreError
 
 FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
 
@@ -67,7 +67,7 @@ def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place
 
 def test_rows_are_on_the_disk_after_some_seconds_and_the_newest_counts(place, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr("batch.store.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("deblur.tools.batch.store.time.monotonic", lambda: clock[0])
     manifest = ManifestTable(place)
     for image, seed, wait in (("a", 0, 0.0), ("b", 1, SECONDS - 1), ("a", 2, 2.0), ("b", 3, 1.0)):
         clock[0] += wait
@@ -131,7 +131,9 @@ def test_hidden_files_and_those_of_other_places_are_not_seen(place):
 
 def test_a_foreign_manifest_is_named(place):
     place.write({"manifest.parquet": b"no parquet"})
-    with pytest.raises(StoreError, match=r"out/manifest.parquet is no manifest of python -m batch \(.*: remove it"):
+    with pytest.raises(
+        StoreError, match=r"out/manifest.parquet is no manifest of python -m tools.batch \(.*: remove it"
+    ):
         ManifestTable(place)
 
 

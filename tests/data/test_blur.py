@@ -6,9 +6,18 @@ import torch.nn.functional as F
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from PIL import Image
 
-from data.blur import BLUE_GAIN, RED_GAIN, ObjectMotion, Softening, SyntheticBlur, add_noise, add_raw_noise, compress
-from data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, cut
-from data.pairs import generator_of
+from deblur.data.blur import (
+    BLUE_GAIN,
+    RED_GAIN,
+    ObjectMotion,
+    Softening,
+    SyntheticBlur,
+    add_noise,
+    add_raw_noise,
+    compress,
+)
+from deblur.data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, cut
+from deblur.data.pairs import generator_of
 
 
 def generators(count, seed=0):

@@ -5,8 +5,8 @@ import torch
 from kornia.filters import filter2d
 from kornia.geometry.transform import warp_perspective
 
-from data import images
-from data.camera import (
+from deblur.data import images
+from deblur.data.camera import (
     FINE,
     CameraShake,
     Defocus,
@@ -21,7 +21,7 @@ from data.camera import (
     homographies,
     rasterise,
 )
-from data.pairs import generator_of
+from deblur.data.pairs import generator_of
 from tests.conftest import ASSETS
 from tests.data.test_blur import generators
 
@@ -148,7 +148,7 @@ def test_together_is_one_after_the_other(image):
 
 @pytest.mark.parametrize("chunk", [1, 10**4, 2**16])
 def test_views_are_averaged_as_kornia_warps_them(image, chunk, monkeypatch):
-    monkeypatch.setattr("data.camera.CHUNK", chunk)
+    monkeypatch.setattr("deblur.data.camera.CHUNK", chunk)
     views = SixDegrees(length=(3, 6)).views(generator_of(5), 48, 56)
     warped = [warp_perspective(image[None].double(), view[None], (48, 56), padding_mode="border")[0] for view in views]
     expected = torch.stack(warped).mean(0).float()

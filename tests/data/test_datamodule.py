@@ -8,12 +8,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from data import images
-from data.blur import SyntheticBlur
-from data.camera import CameraShake
-from data.datamodule import DeblurDataModule
-from data.layouts import DatasetError, Source
-from data.pairs import generator_of
+from deblur.data import images
+from deblur.data.blur import SyntheticBlur
+from deblur.data.camera import CameraShake
+from deblur.data.datamodule import DeblurDataModule
+from deblur.data.layouts import DatasetError, Source
+from deblur.data.pairs import generator_of
 from tests.data.test_pairs import same
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))

@@ -11,10 +11,10 @@ import tifffile
 import torch
 from PIL import Image
 
-from data import formats, images, search
-from data.layouts import Pair
+from deblur.data import formats, images, search
+from deblur.data.layouts import Pair
+from deblur.tools import doctor
 from tests import processes
-from tools import doctor
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
 
@@ -154,7 +154,7 @@ def inflated(folder):
 
 LIMITED = """
 import resource, sys
-from data import images
+from deblur.data import images
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
 for path in sys.argv[1:]:

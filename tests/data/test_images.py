@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
-from data import images
+from deblur.data import images
 from tests import processes
 from tests.data.test_formats import chunk
 
@@ -245,8 +245,9 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
 def test_heif_says_what_to_install(tmp_path):
     """In a process in which pillow-heif is not to be found when the module is imported."""
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    code = "import sys\nfor name in [name for name in sys.modules if name.startswith('data')]: del sys.modules[name]\n"
-    code += "sys.modules['pillow_heif'] = None\nfrom data import images\nimages.Image.OPEN.pop('HEIF', None)\n"
+    code = "import sys\nours = [name for name in sys.modules if name.startswith('deblur.data')]\n"
+    code += "for name in ours: del sys.modules[name]\n"
+    code += "sys.modules['pillow_heif'] = None\nfrom deblur.data import images\nimages.Image.OPEN.pop('HEIF', None)\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
     done = processes.run("-c", [code])
     assert "pip install pillow-heif" in done.stdout, done.stderr

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import images, search
-from data.layouts import SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
-from data.search import DataError
+from deblur.data import images, search
+from deblur.data.layouts import SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
+from deblur.data.search import DataError
+from deblur.tools.doctor import COUNTS
 from tests.conftest import ROOT
-from tools.doctor import COUNTS
 
 
 def make(root: Path, *names: str) -> Path:

@@ -10,8 +10,8 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 from PIL.TiffImagePlugin import IFDRational
 
-from data import images, metadata
-from data.search import HEIF, WRITABLE
+from deblur.data import images, metadata
+from deblur.data.search import HEIF, WRITABLE
 from tests.data.test_images import PROFILE
 
 EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo

@@ -4,10 +4,9 @@ from collections import Counter
 import pytest
 import torch
 
-from base.seeds import seed_of
-from data import images, search
-from data.layouts import DatasetError, find_pairs
-from data.pairs import (
+from deblur.data import images, search
+from deblur.data.layouts import DatasetError, find_pairs
+from deblur.data.pairs import (
     FramePairs,
     FrameSharp,
     Mix,
@@ -20,6 +19,7 @@ from data.pairs import (
     generator_of,
     shuffled,
 )
+from deblur.seeds import seed_of
 
 
 def coordinates(height, width, blue):

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from models.slim_unet import SlimDenoiser, SlimPredictor
+from deblur.models.nafnet import SlimDenoiser, SlimPredictor
 from tests.tiny import tiny_pipeline
 
 TILE = 96
@@ -26,7 +26,7 @@ def slim_pipeline():
 def place(tmp_path_factory, request):
     """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
     pytest.importorskip("onnxscript")
-    from deployment.export import export
+    from deblur.tools.export_onnx import export
 
     folder, alone = tmp_path_factory.mktemp("deployed"), slim_pipeline()
     alone.denoiser = None

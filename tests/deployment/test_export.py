@@ -10,20 +10,21 @@ import pytest
 import torch
 from PIL import Image
 
-import evaluate
 import sample
-from base.files import FolderInUse
-from data import images
-from deployment import predict
-from deployment.export import TargetDevice, examples, export, parity, psnr, require_exporter, write_network
-from deployment.export import engines as compared_on
-from models import engines, onnx_files
-from models.checkpoints import checkpoint_hash, load_pipeline
-from models.index import CheckpointError
-from models.onnx_network import OnnxNetwork
-from models.settings import SamplingSettings
-from models.tiling import fixed_spans
-from models.u2net import RSU
+from deblur.data import images
+from deblur.evaluation import command as evaluate
+from deblur.files import FolderInUse
+from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.models.hub import CheckpointError
+from deblur.models.onnx import engines
+from deblur.models.onnx import files as onnx_files
+from deblur.models.onnx.network import OnnxNetwork
+from deblur.models.settings import SamplingSettings
+from deblur.models.tiling import fixed_spans
+from deblur.models.u2net import RSU
+from deblur.tools import predict
+from deblur.tools.export_onnx import TargetDevice, examples, export, parity, psnr, require_exporter, write_network
+from deblur.tools.export_onnx import engines as compared_on
 from tests.conftest import ROOT, fresh
 from tests.deployment.conftest import TILE, slim_pipeline
 
@@ -95,7 +96,7 @@ def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(plac
 
 LOADED_AND_FREED = """
 import os, signal, sys
-from models.checkpoints import load_pipeline
+from deblur.models.checkpoints import load_pipeline
 first, second = (load_pipeline(sys.argv[1], precision="fp32") for _ in range(2))
 del first, second
 signal.signal(signal.SIGCHLD, lambda *_: print("handled"))
@@ -252,9 +253,9 @@ def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
 
 
 def predicted(*words):
-    """What deployment.predict says, in a process of its own, and which modules it should not have loaded."""
+    """What tools.predict says, in a process of its own, and which modules it should not have loaded."""
     code = (
-        "import sys; from deployment import predict; sys.argv = ['predict', *sys.argv[2:]];"
+        "import sys; from deblur.tools import predict; sys.argv = ['predict', *sys.argv[2:]];"
         " code = predict.main(); print({'torch', 'torchvision', 'lightning'} & set(sys.modules)); sys.exit(code)"
     )
     return fresh(code, "", *words)

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from models.index import CheckpointError
-from models.onnx_files import MOST_BYTES, GraphFacts, read_facts, read_graph
+from deblur.models.hub import CheckpointError
+from deblur.models.onnx.files import MOST_BYTES, GraphFacts, read_facts, read_graph
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -148,5 +148,5 @@ def test_facts_that_do_not_fit_are_refused(tmp_path, change):
     (tmp_path / "graph.json").write_text(json.dumps(values))
     assert read_facts(tmp_path).side == 16
     (tmp_path / "graph.json").write_text(json.dumps(values | change))
-    with pytest.raises(CheckpointError, match=r"graph\.json was not written by deployment\.export: "):
+    with pytest.raises(CheckpointError, match=r"graph\.json was not written by tools\.export_onnx: "):
         read_facts(tmp_path)

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from data import images
-from deployment.export import examples, parity, psnr, write_facts
-from deployment.quantise import calibrate, layers, make_signed, nodes_in_float, quantise
-from models.checkpoints import load_pipeline
-from models.index import CheckpointError
-from models.onnx_files import read_facts
-from models.onnx_network import OnnxNetwork
-from models.sampling import make_scheduler
+from deblur.data import images
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.hub import CheckpointError
+from deblur.models.onnx.files import read_facts
+from deblur.models.onnx.network import OnnxNetwork
+from deblur.models.sampling import make_scheduler
+from deblur.tools.export_onnx import examples, parity, psnr, write_facts
+from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("nncf")

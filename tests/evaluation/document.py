@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from skimage import data
 
-from evaluation.catalogue import METRICS
-from evaluation.controls import LABELS, Verdict
-from evaluation.examples import Example
-from evaluation.metrics import Metric
-from evaluation.rows import Row
-from evaluation.statistics import Estimate
-from evaluation.summary import RowSummary, Summary
-from models.settings import SamplingSettings
+from deblur.evaluation.catalogue import METRICS
+from deblur.evaluation.controls import LABELS, Verdict
+from deblur.evaluation.examples import Example
+from deblur.evaluation.metrics import Metric
+from deblur.evaluation.rows import Row
+from deblur.evaluation.statistics import Estimate
+from deblur.evaluation.summary import RowSummary, Summary
+from deblur.models.settings import SamplingSettings
 
 SHARP = data.astronaut()[0:200, 150:350]  # 200 x 200
 RESTORED = {"few levels": SHARP // 32 * 32 + 16, "dark and shifted": np.roll(SHARP, (1, 2), (0, 1)) // 8 * 7}

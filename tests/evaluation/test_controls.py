@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.controls import (
+from deblur.evaluation.controls import (
     LABELS,
     NOISED,
     SHARPENED,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from base.messages import UsageError
-from evaluation.grid import read_grid
-from evaluation.rows import Row, rows_of
-from evaluation.scoring import steps_of
-from models.schedules import linear
-from models.settings import SamplingSettings, sharing_samples
+from deblur.cli import UsageError
+from deblur.evaluation.grid import read_grid
+from deblur.evaluation.rows import Row, rows_of
+from deblur.evaluation.scoring import steps_of
+from deblur.models.schedules import linear
+from deblur.models.settings import SamplingSettings, sharing_samples
 from tests.conftest import ROOT
 
 

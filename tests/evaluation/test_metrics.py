@@ -11,13 +11,13 @@ from skimage import data, io
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from skimage.transform import ProjectiveTransform, warp
 
-from evaluate import Evaluation
-from evaluation import metrics as module
-from evaluation.alignment import Aligned
-from evaluation.catalogue import METRICS, Column
-from evaluation.metrics import make_metrics
-from evaluation.niqe import Niqe, block_features, fit, half
-from evaluation.pixels import MetricError, psnr, ssim
+from deblur.evaluation import metrics as module
+from deblur.evaluation.alignment import Aligned
+from deblur.evaluation.catalogue import METRICS, Column
+from deblur.evaluation.command import Evaluation
+from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.niqe import Niqe, block_features, fit, half
+from deblur.evaluation.pixels import MetricError, psnr, ssim
 from tests.conftest import ASSETS
 from tests.evaluation.document import RESTORED, SHARP, tensor
 

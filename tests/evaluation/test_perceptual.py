@@ -12,9 +12,9 @@ from skimage import io
 from torchmetrics.functional.image import deep_image_structure_and_texture_similarity
 from torchvision.models import vgg16
 
-from evaluation.metrics import make_metrics
-from evaluation.perceptual import Dists, Lpips, PerceptualLoss, SkippedInitialisation
-from evaluation.pixels import MetricError
+from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.perceptual import Dists, Lpips, PerceptualLoss, SkippedInitialisation
+from deblur.evaluation.pixels import MetricError
 from tests.conftest import ASSETS, ROOT
 from tests.evaluation.document import RESTORED, SHARP, tensor
 

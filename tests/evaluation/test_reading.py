@@ -8,11 +8,11 @@ import torch
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
-from data import images
-from evaluation import reading
-from evaluation.metrics import make_metrics
-from evaluation.pixels import MetricError
-from evaluation.reading import ErrorRate
+from deblur.data import images
+from deblur.evaluation import reading
+from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.pixels import MetricError
+from deblur.evaluation.reading import ErrorRate
 from tests import processes
 
 LINES = ["Seven quick foxes read", "a page of 1234 words", "before the lamp is out."]

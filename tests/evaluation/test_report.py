@@ -14,14 +14,14 @@ from markupsafe import escape
 from matplotlib.text import Annotation
 from PIL import Image, ImageDraw
 
-from evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, Verdict
-from evaluation.panels import BAR, CAPTION, GAP, NAME, TITLE, WIDTH, _font, panel
-from evaluation.plots import curve
-from evaluation.report import write_report
-from evaluation.rows import Row
-from evaluation.statistics import Estimate
-from evaluation.summary import RowSummary
-from models.settings import SamplingSettings
+from deblur.evaluation.controls import LABELS, RECIPES, VERDICT_RECIPE, Verdict
+from deblur.evaluation.panels import BAR, CAPTION, GAP, NAME, TITLE, WIDTH, _font, panel
+from deblur.evaluation.plots import curve
+from deblur.evaluation.report import write_report
+from deblur.evaluation.rows import Row
+from deblur.evaluation.statistics import Estimate
+from deblur.evaluation.summary import RowSummary
+from deblur.models.settings import SamplingSettings
 from tests.evaluation.document import FACTS, REASON, SAMPLERS, metric, of_rows, scored, summary_of, write_examples
 
 # The page, read

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from data import images
-from evaluation.controls import SHARPENED
-from evaluation.rows import CONTROLS, rows_of
-from evaluation.scoring import batch_size_for, score_images
-from models.settings import SamplingSettings
+from deblur.data import images
+from deblur.evaluation.controls import SHARPENED
+from deblur.evaluation.rows import CONTROLS, rows_of
+from deblur.evaluation.scoring import batch_size_for, score_images
+from deblur.models.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Toy, decibels, score_of, summary
 
 
@@ -19,7 +19,7 @@ def labels_of(settings) -> list[str]:
 
 
 def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("base.progress.SECONDS", 0)  # of a log, which shows the last step, too
+    monkeypatch.setattr("deblur.progress.SECONDS", 0)  # of a log, which shows the last step, too
     toy = Toy([(24, 20), (16, 12)], pause=0.002)
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
     found = toy.summary(tmp_path, settings)

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evaluation.catalogue import METRICS as COLUMNS
-from evaluation.controls import NOISED, SHARPENED
-from evaluation.journal import Score
-from evaluation.metrics import make_metrics
-from evaluation.results import format_table, write_results
-from evaluation.rows import CONTROLS, Row
-from evaluation.statistics import Estimate, estimates
-from evaluation.summary import RowSummary, summarise
-from models.settings import SamplingSettings
+from deblur.evaluation.catalogue import METRICS as COLUMNS
+from deblur.evaluation.controls import NOISED, SHARPENED
+from deblur.evaluation.journal import Score
+from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.results import format_table, write_results
+from deblur.evaluation.rows import CONTROLS, Row
+from deblur.evaluation.statistics import Estimate, estimates
+from deblur.evaluation.summary import RowSummary, summarise
+from deblur.models.settings import SamplingSettings
 from tests.evaluation.document import of_rows, summary_of
 from tests.evaluation.toy import METRICS, Toy, decibels, summary
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import torch
 
-from evaluation.journal import Journal, Score
-from evaluation.metrics import make_metrics
-from evaluation.rows import rows_of
-from evaluation.scoring import ImagePair, Plan, score_images, steps_of
-from evaluation.summary import RowSummary, Summary, summarise
+from deblur.evaluation.journal import Journal, Score
+from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.rows import rows_of
+from deblur.evaluation.scoring import ImagePair, Plan, score_images, steps_of
+from deblur.evaluation.summary import RowSummary, Summary, summarise
 
 METRICS = make_metrics(["psnr", "ssim"])
 

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
-from base.files import FolderInUse
-from models import index
-from models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
-from models.export import export
-from models.index import CheckpointError
-from models.settings import SamplingSettings
-from models.unet import Denoiser, UNetPredictor
+from deblur.files import FolderInUse
+from deblur.models import hub as index
+from deblur.models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
+from deblur.models.hub import CheckpointError
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.tools.export import export
 from tests.conftest import Hostile
 from tests.tiny import fit, module, tiny_pipeline
 

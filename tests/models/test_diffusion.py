@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.diffusion import PREDICTION_TYPES, add_noise, estimate_r_0, sample_alpha_bar, target
+from deblur.models.diffusion import PREDICTION_TYPES, add_noise, estimate_r_0, sample_alpha_bar, target
 
 
 def test_add_noise_has_the_stated_mean_and_variance():

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.checkpoints import describe
-from models.lightning_module import Predict
-from models.slim_unet import SlimPredictor
-from models.u2net import U2NetPredictor
-from models.unet import UNetPredictor
+from deblur.models.checkpoints import describe
+from deblur.models.lightning_module import Predict
+from deblur.models.nafnet import SlimPredictor
+from deblur.models.u2net import U2NetPredictor
+from deblur.models.unet import UNetPredictor
 from tests.tiny import Pairs, fit, module
 
 

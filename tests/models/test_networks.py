@@ -4,10 +4,10 @@ from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.heads import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor
-from models.slim_unet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
-from models.u2net import U2NetPredictor
-from models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
+from deblur.models.base import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor
+from deblur.models.nafnet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
+from deblur.models.u2net import U2NetPredictor
+from deblur.models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from tests.tiny import stir
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from models.diffusion import PREDICTION_TYPES, sample_alpha_bar
-from models.objective import Objective, sample_log_normal
-from models.schedules import cosine, linear
+from deblur.models.diffusion import PREDICTION_TYPES, sample_alpha_bar
+from deblur.models.objective import Objective, sample_log_normal
+from deblur.models.schedules import cosine, linear
 
 SCHEDULE = (1 - linear(2000)).cumprod(0)
 LEVELS = torch.tensor([0.999, 0.9, 0.5, 0.1, 0.001])  # SNR 999, 9, 1, 0.111, 0.001

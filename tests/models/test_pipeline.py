@@ -9,13 +9,13 @@ import torch
 from diffusers import DDPMScheduler
 
 import sample
-from data import images
-from models.arrays import Layout, read_images, write_images
-from models.checkpoints import read_pipeline
-from models.heads import IdentityPredictor, ZeroPredictor
-from models.pipeline import DeblurPipeline
-from models.settings import SamplingSettings, sharing_samples
-from models.unet import UNetPredictor
+from deblur.data import images
+from deblur.models.base import IdentityPredictor, ZeroPredictor
+from deblur.models.checkpoints import read_pipeline
+from deblur.models.image_processor import Layout, read_images, write_images
+from deblur.models.pipeline import DeblurPipeline
+from deblur.models.settings import SamplingSettings, sharing_samples
+from deblur.models.unet import UNetPredictor
 from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
 
@@ -38,7 +38,7 @@ def test_the_noisiest_level_of_training_is_kept_and_bounds_what_the_denoiser_is_
 
 @pytest.mark.slow
 def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
-    code = "import sys, torch; from models.checkpoints import load_pipeline;"
+    code = "import sys, torch; from deblur.models.checkpoints import load_pipeline;"
     code += "load_pipeline('pretrained/lite')(torch.rand(3, 64, 64));"
     code += "found = {'torch._dynamo', 'torchvision', 'scipy', 'kornia'} & set(sys.modules);"
     code += "import torch._dynamo; print(found, torch._dynamo.allow_in_graph.__name__)"

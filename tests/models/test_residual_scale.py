@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from models.checkpoints import load_pipeline
-from models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
-from models.heads import IdentityPredictor
-from models.index import CheckpointError
-from models.lightning_module import PredictAndRefine
-from models.objective import Residual
-from models.pipeline import DeblurPipeline, Prediction
-from models.settings import SamplingSettings
-from models.slim_unet import SlimDenoiser
-from models.unet import Denoiser, UNetPredictor
+from deblur.models.base import IdentityPredictor
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
+from deblur.models.hub import CheckpointError
+from deblur.models.lightning_module import PredictAndRefine
+from deblur.models.nafnet import SlimDenoiser
+from deblur.models.objective import Residual
+from deblur.models.pipeline import DeblurPipeline, Prediction
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser, UNetPredictor
 from tests.tiny import tiny_pipeline
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.samples import faults, kept, restored_share, sharp_remarks
-from models.settings import SamplingSettings, sharing_samples
+from deblur.models.samples import faults, kept, restored_share, sharp_remarks
+from deblur.models.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from models.diffusion import PREDICTION_TYPES, target
-from models.sampling import Denoise, make_scheduler, noise_generator, sample_residual
-from models.schedules import linear
-from models.settings import SamplingSettings
-from models.unet import Denoiser
+from deblur.models.diffusion import PREDICTION_TYPES, target
+from deblur.models.sampling import Denoise, make_scheduler, noise_generator, sample_residual
+from deblur.models.schedules import linear
+from deblur.models.settings import SamplingSettings
+from deblur.models.unet import Denoiser
 from tests.tiny import stir
 
 SAMPLERS = ["ddpm", "ddim", "dpmsolver++", "unipc"]
@@ -254,5 +254,5 @@ def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler
         return sample_residual(denoise, scheduler, 0.0, iter, blurry, generators(2))
 
     at_once = sampled()
-    monkeypatch.setattr("models.sampling.BAND", 300)  # ten rows
+    monkeypatch.setattr("deblur.models.sampling.BAND", 300)  # ten rows
     assert torch.equal(sampled(), at_once) and at_once.std() > 0.1

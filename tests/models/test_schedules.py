@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from models.schedules import NoiseSchedule, linear, log_snr, respace, shorten
+from deblur.models.schedules import NoiseSchedule, linear, log_snr, respace, shorten
 
 NAMES = ["linear", "cosine", "sigmoid", "log_snr"]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.heads import IdentityPredictor
-from models.memory import bytes_per_pixel, free_memory, used_memory
-from models.settings import SamplingSettings
-from models.slim_unet import SlimDenoiser, SlimPredictor, SlimUNet
-from models.tiling import Tiling, TooLittleMemory, ramps, spans
-from models.u2net import U2NetPredictor
-from models.unet import Denoiser, UNet, UNetPredictor
+from deblur.models.base import IdentityPredictor
+from deblur.models.devices import bytes_per_pixel, free_memory, used_memory
+from deblur.models.nafnet import SlimDenoiser, SlimPredictor, SlimUNet
+from deblur.models.settings import SamplingSettings
+from deblur.models.tiling import Tiling, TooLittleMemory, ramps, spans
+from deblur.models.u2net import U2NetPredictor
+from deblur.models.unet import Denoiser, UNet, UNetPredictor
 from tests.tiny import stir, tiny_pipeline
 
 
@@ -196,8 +196,8 @@ def test_free_memory_is_what_the_system_and_a_container_leave(monkeypatch, files
 
 def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     """24 megapixels at 1000 bytes a pixel: the largest tile whose core and halo fit into what is left."""
-    monkeypatch.setattr("models.tiling.free_memory", lambda device: 1 << 40)
-    monkeypatch.setattr("models.tiling.used_memory", lambda device: 400_000_000)
+    monkeypatch.setattr("deblur.models.tiling.free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr("deblur.models.tiling.used_memory", lambda device: 400_000_000)
     image = torch.empty(1, 1).expand(1, 3, 4000, 6000)  # no memory of its own
 
     def chosen(memory, count=1, fields=1, receptive_field=352):
@@ -219,7 +219,7 @@ def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     assert caught.value.needed == least
     assert chosen(own + 4000 * 6000 * 12 + 2 * 1000 * 4000 * 6000, count=2) == (6000, 2)
     assert chosen(own + 1000 * (1024 + 2 * 256) ** 2, receptive_field=None) == (1024, 1)
-    monkeypatch.setattr("models.tiling.free_memory", lambda device: 2 * 1000 * (512 + 2 * 352) ** 2)
+    monkeypatch.setattr("deblur.models.tiling.free_memory", lambda device: 2 * 1000 * (512 + 2 * 352) ** 2)
     assert chosen(None) == chosen(1 << 40) == (512, 1)
 
 
@@ -235,7 +235,7 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
     with torch.no_grad():
         whole = network(x)
         for count in (1, 3):
-            monkeypatch.setattr("models.tiling.free_memory", lambda device: 0)  # nothing fits
+            monkeypatch.setattr("deblur.models.tiling.free_memory", lambda device: 0)  # nothing fits
             tiling = Tiling(network.receptive_field, 2)
             assert torch.allclose(tiling(seen, [x[:count]]), whole[:count], atol=1e-5)
             assert tiling.tile == 64 and {n for _, _, n in sizes[1:]} == {1}

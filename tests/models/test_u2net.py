@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.u2net import U2NetPredictor
+from deblur.models.u2net import U2NetPredictor
 
 # Qin et al. 2020, table 1: the height of each stage's block, encoder and decoder alike. 5 and 6 do not pool.
 HEIGHTS = {1: 7, 2: 6, 3: 5, 4: 4}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from data.search import ImageError
-from restoration.manifest import Manifest
-from restoration.outputs import outputs_of
+from deblur.data.search import ImageError
+from deblur.restoration.manifest import Manifest
+from deblur.restoration.outputs import outputs_of
 
 
 @pytest.fixture(autouse=True)

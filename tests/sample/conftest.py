@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sample
-from data import images
+from deblur.data import images
 from tests.tiny import tiny_pipeline
 
 

@@ -10,9 +10,9 @@ import torch
 from PIL import ExifTags, Image
 
 import sample
-from data import images
-from models.settings import SamplingSettings
-from restoration.options import Options
+from deblur.data import images
+from deblur.models.settings import SamplingSettings
+from deblur.restoration.options import Options
 from tests.conftest import fresh
 from tests.sample.conftest import restored, run, with_presets
 

@@ -12,11 +12,11 @@ import pytest
 import tifffile
 import torch
 
-import sample
-from data import images
-from models.heads import IdentityPredictor
-from models.pipeline import DeblurPipeline
-from models.slim_unet import SlimPredictor
+from deblur.data import images
+from deblur.models.base import IdentityPredictor
+from deblur.models.nafnet import SlimPredictor
+from deblur.models.pipeline import DeblurPipeline
+from deblur.restoration import command as sample
 from tests import processes
 from tests.processes import Command, torchrun, until
 from tests.sample.conftest import restored, run, with_presets
@@ -160,10 +160,10 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-import models.sampling, sample
-from data import images
+import deblur.models.sampling, sample
+from deblur.data import images
 torch.set_num_threads(1)
-models.sampling.BAND = 1 << 18  # so that a test's photo has several
+deblur.models.sampling.BAND = 1 << 18  # so that a test's photo has several
 peaks = []
 for side in (256, 1700):
     images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))

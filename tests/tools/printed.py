@@ -10,9 +10,9 @@ from matplotlib import get_data_path
 from PIL import Image
 from torch.nn.functional import avg_pool2d
 
-from tools.make_pages import find_faces
-from tools.page_kinds import KINDS
-from tools.typesetting import Page, photograph
+from deblur.tools.make_pages import find_faces
+from deblur.tools.pages.kinds import KINDS
+from deblur.tools.pages.typesetting import Page, photograph
 
 FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
 ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge"]

@@ -9,15 +9,15 @@ import torch
 from diffusers import DDPMScheduler
 
 import sample
-from data import images
-from models.calibration import ErrorCurve
-from models.checkpoints import checkpoint_hash, load_pipeline
-from models.heads import IdentityPredictor
-from models.index import CheckpointError
-from models.pipeline import DeblurPipeline
-from models.unet import UNetPredictor
+from deblur.data import images
+from deblur.models.base import IdentityPredictor
+from deblur.models.calibration import ErrorCurve
+from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.models.hub import CheckpointError
+from deblur.models.pipeline import DeblurPipeline
+from deblur.models.unet import UNetPredictor
+from deblur.tools import calibrate
 from tests.tiny import tiny_pipeline
-from tools import calibrate
 
 
 class Knowing(IdentityPredictor):

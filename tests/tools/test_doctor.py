@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data import images
-from data.blur import SyntheticBlur
-from data.camera import CameraShake
-from data.datamodule import check_files
-from data.layouts import DatasetError, find_pairs
-from data.pairs import generator_of
+from deblur.data import images
+from deblur.data.blur import SyntheticBlur
+from deblur.data.camera import CameraShake
+from deblur.data.datamodule import check_files
+from deblur.data.layouts import DatasetError, find_pairs
+from deblur.data.pairs import generator_of
+from deblur.tools.doctor import diagnose, examine, find_shift, main
 from tests.conftest import ASSETS
-from tools.doctor import diagnose, examine, find_shift, main
 
 NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words where they are others
 

@@ -3,15 +3,15 @@ import shutil
 
 import pytest
 
-from data import images
-from evaluation.reading import ErrorRate
+from deblur.data import images
+from deblur.evaluation.reading import ErrorRate
+from deblur.tools.make_pages import find_faces, main, read_words
+from deblur.tools.make_pairs import main as make_pairs
+from deblur.tools.pages.kinds import KINDS
+from deblur.tools.pages.typesetting import DIGITS, read_face
 from tests import processes
 from tests.conftest import ASSETS
 from tests.tools.printed import ENGLISH, FONTS, digest, page_of, photographed, small
-from tools.make_pages import find_faces, main, read_words
-from tools.make_pairs import main as make_pairs
-from tools.page_kinds import KINDS
-from tools.typesetting import DIGITS, read_face
 
 RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бумага", "семь", "сад", "замок", "мост", "зима", "дорога"]
 
@@ -122,7 +122,7 @@ def test_the_text_beside_a_page_is_what_is_read_on_it(kind, tmp_path):
 
 def test_whole_pages_keep_their_text_beside_the_pairs(words):
     pages = make(words, "pages")
-    (words / "blur.yaml").write_text("data: {blur: {class_path: data.blur.SyntheticBlur}}")
+    (words / "blur.yaml").write_text("data: {blur: {class_path: deblur.data.blur.SyntheticBlur}}")
     flags = ["--config", str(words / "blur.yaml"), "--workers", "1", "--output"]
     make_pairs([str(pages), *flags, str(words / "whole")])
     make_pairs([str(pages), *flags, str(words / "crops"), "--crops", "1", "--size", "32"])

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from data import images, search
-from data.datamodule import DeblurDataModule
-from data.layouts import DatasetError, find_pairs
-from data.pairs import read_pair
-from tools import demo
-from tools.make_pairs import main, read_blur
+from deblur.data import images, search
+from deblur.data.datamodule import DeblurDataModule
+from deblur.data.layouts import DatasetError, find_pairs
+from deblur.data.pairs import read_pair
+from deblur.tools import demo
+from deblur.tools.make_pairs import main, read_blur
 
 SIDES = ("blur", "sharp")
 NOISE = "      shot_noise: [0.001, 0.001]\n      jpeg: [60, 95]\n"
@@ -18,12 +18,12 @@ BLUR = """
 data:
   batch_size: 4
   blur:
-    class_path: data.blur.SyntheticBlur
+    class_path: deblur.data.blur.SyntheticBlur
     init_args:
       camera:
-        - {class_path: data.camera.SixDegrees, init_args: {length: [2, 4]}}
-        - {class_path: data.camera.CameraShake, init_args: {length: [3, 9]}}
-        - {class_path: data.camera.Defocus, init_args: {radius: [1, 2]}}
+        - {class_path: deblur.data.camera.SixDegrees, init_args: {length: [2, 4]}}
+        - {class_path: deblur.data.camera.CameraShake, init_args: {length: [3, 9]}}
+        - {class_path: deblur.data.camera.Defocus, init_args: {radius: [1, 2]}}
       moving: {probability: 1}
 """
 
@@ -65,7 +65,7 @@ def test_a_seed_makes_the_same_files(photos):
     assert images.read(photos.parent / "set0" / "sharp" / "a.png").shape == (3, 20, 20)
     facts = json.loads((photos.parent / "set2" / "pairs.json").read_text())
     assert (facts["seed"], facts["photos"], facts["size"]) == (1, 2, 20)
-    assert facts["blur"]["class_path"] == "data.blur.SyntheticBlur"
+    assert facts["blur"]["class_path"] == "deblur.data.blur.SyntheticBlur"
 
 
 def test_regions_to_train_on(photos):

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import Callback
 
 import train
+from deblur.training.callbacks import Metrics
+from deblur.training.resume import AtomicCheckpointIO, read_checkpoint
 from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
 from tests.tiny import RUN, metrics, weights
-from training.resume import AtomicCheckpointIO, read_checkpoint
-from training.tracking import Metrics
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.filterwarnings("ignore")]
 COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]

@@ -9,17 +9,16 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed import step_flops
-from models.heads import Predictor
-from models.lightning_module import Predict, PredictAndRefine
-from models.objective import Objective
-from models.parts import register_to_config
-from models.slim_unet import SlimDenoiser
-from models.u2net import U2NetPredictor
-from models.unet import UNetPredictor
+from deblur.models.base import Predictor, register_to_config
+from deblur.models.lightning_module import Predict, PredictAndRefine
+from deblur.models.nafnet import SlimDenoiser
+from deblur.models.objective import Objective
+from deblur.models.u2net import U2NetPredictor
+from deblur.models.unet import UNetPredictor
+from deblur.tools.benchmarks.speed import step_flops
+from deblur.training.callbacks import Averages
+from deblur.training.resume import read_checkpoint
 from tests.tiny import fit, module, train_run
-from training.averages import Averages
-from training.resume import read_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 

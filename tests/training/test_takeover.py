@@ -1,5 +1,6 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,10 +10,10 @@ import torch
 from lightning.pytorch import Callback
 
 import train
-from tests.base.test_files import holder
+from deblur.training.resume import changed_settings, read_checkpoint
 from tests.conftest import ROOT, draw_photographs, flags_of_train_py, folder_to_train_in
+from tests.deblur.test_files import holder
 from tests.tiny import RUN, metrics
-from training.resume import changed_settings, read_checkpoint
 
 pytestmark = [
     pytest.mark.usefixtures("run_folder"),
@@ -100,7 +101,7 @@ class Seen(Callback):
 
 DATA = ["--data.batch_size", "4", "--data.patch_size", "24", "--data.crops_per_image", "4", "--data.train", "more"]
 DATA += ["--data.seed", "1"]
-DATA += ["--data.blur", "{class_path: data.blur.SyntheticBlur, init_args: {response: linear}}"]
+DATA += ["--data.blur", "{class_path: deblur.data.blur.SyntheticBlur, init_args: {response: linear}}"]
 DATA += ["--model.objective.noises", "2"]
 WATCHING = ["--guard.patience", "3", "--data.num_workers", "1", "--trainer.log_every_n_steps", "3"]
 WATCHING += ["--model.validation.steps", "3", "--data.val", "more"]
@@ -144,7 +145,7 @@ def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_default
     assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
 
 
-LPIPS = "{class_path: evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
+LPIPS = "{class_path: deblur.evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
 REFUSED = {  # flag -> another value, and what the refusal says of it
     "model.predictor": ("{init_args: {channels: 8}}", "predictor.channels is 8 here and 4 there"),
     "model.denoiser": ("{init_args: {channels: 8}}", "denoiser.channels is 8 here and 4 there"),
@@ -189,6 +190,19 @@ def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder)
     assert {name for name, fate in said.items() if fate.startswith("a change is refused")} == REFUSED.keys()
     fates = {re.split("[:,;]", fate)[0] for fate in said.values()}
     assert fates == {"a change is refused", "taken over", "without effect"}
+
+
+def test_a_run_of_before_the_classes_had_their_new_names_goes_on(started, caplog):
+    command, last = copied(started), Path("run/checkpoints/last.ckpt")
+    checkpoint = read_checkpoint(last)
+    stored = json.dumps(checkpoint["config"])
+    assert "deblur.models.unet.Denoiser" in stored
+    torch.save(checkpoint | {"config": json.loads(stored.replace("deblur.", ""))}, last)
+    assert train.main(command) == 0
+    assert "resumed from run/checkpoints/last.ckpt, step 4" in caplog.text
+    (changed,) = (record.message for record in caplog.records if record.message.startswith("changed since"))
+    assert "class_path" not in changed
+    assert "blur" not in changed
 
 
 def test_a_second_run_in_the_folder_is_refused(started, capsys):

@@ -13,14 +13,14 @@ import torch
 from lightning.pytorch import Callback
 from PIL import Image
 
-import train
-from data import images
-from evaluation import panels
-from evaluation.perceptual import Lpips
-from models.checkpoints import load_pipeline
-from models.settings import SamplingSettings
+from deblur.data import images
+from deblur.evaluation import panels
+from deblur.evaluation.perceptual import Lpips
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.settings import SamplingSettings
+from deblur.training import command as train
+from deblur.training.callbacks import Averages
 from tests.tiny import metrics, train_run, weights
-from training.averages import Averages
 
 pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
@@ -183,7 +183,10 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
     for name, count in {"train/loss": 6, "val/psnr": 2, "grad_norm/predictor": 6, "grad_norm/denoiser": 6}.items():
         assert len(curves[name]) == count and all(map(math.isfinite, curves[name])), name
     assert sum(len(values) for name, values in curves.items() if name.startswith("denoiser_loss/snr_")) >= 6
-    assert config["config"]["model"]["class_path"] == "models.lightning_module.PredictAndRefine" and "commit" in config
+    assert (
+        config["config"]["model"]["class_path"] == "deblur.models.lightning_module.PredictAndRefine"
+        and "commit" in config
+    )
     shown = [log.parent / "files" / file for files in curves["val/panel_0/filenames"] for file in files]
     assert len(shown) == 2 and all(image.stat().st_size > 1000 for image in shown)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-import app
-from models.checkpoints import save_presets
-from models.settings import SamplingSettings
-from restoration.options import Options
+from deblur.models.checkpoints import save_presets
+from deblur.models.settings import SamplingSettings
+from deblur.restoration.options import Options
+from deblur.tools.web import command as app
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
 

@@ -16,15 +16,15 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-import app
 import sample
-from data import images
-from restoration.maps import heat_map
-from restoration.options import Options
+from deblur.data import images
+from deblur.restoration.maps import heat_map
+from deblur.restoration.options import Options
+from deblur.tools.web import command as app
+from deblur.tools.web.restoration import PhotoRestorer
+from deblur.tools.web.served import Served
+from deblur.tools.web.visits import Visits
 from tests.web.conftest import PRESET
-from web.restoration import PhotoRestorer
-from web.served import Served
-from web.visits import Visits
 
 REQUEST = SimpleNamespace(session_hash="somebody")
 NO_PHOTO = "there is no photograph yet: upload one"
@@ -195,7 +195,7 @@ def test_cancelling_leaves_nothing_and_no_further_step_begins(page, visit):
 
 
 def test_old_results_make_room_and_a_closed_visit_leaves_no_file(page, visit, monkeypatch):
-    monkeypatch.setattr("web.visits.MOST_BYTES", 150_000)  # two results of 59 kB
+    monkeypatch.setattr("deblur.tools.web.visits.MOST_BYTES", 150_000)  # two results of 59 kB
     numbers = [run(page).number for _ in range(3)]
     assert [result.number for result in visit.results] == numbers[1:] and len(list(visit.folder.iterdir())) == 2
     assert list(visit.served.iterdir())
@@ -205,7 +205,7 @@ def test_old_results_make_room_and_a_closed_visit_leaves_no_file(page, visit, mo
 
 def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("web.visits.monotonic", lambda: now[0])
+    monkeypatch.setattr("deblur.tools.web.visits.monotonic", lambda: now[0])
     visits = Visits(tmp_path)
     used, idle = visits.of("used"), visits.of("idle")
     for now[0] in (1800.0, 3599.0, 5400.0, 9000.0):

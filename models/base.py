@@ -1,0 +1,174 @@
+"""What networks share: diffusers' base classes, padding, heads, the noise level; predictors without weights."""
+
+import math
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deblur.models.diffusion import PREDICTION_TYPES, PredictionType
+
+_hides = "torch._dynamo" not in sys.modules  # otherwise it is already loaded
+if _hides:
+    sys.modules["torch._dynamo"] = None  # makes its import fail as if it were not installed
+try:
+    from diffusers import ConfigMixin, DDIMScheduler, DDPMScheduler, ModelMixin, SchedulerMixin  # noqa: F401
+    from diffusers.configuration_utils import register_to_config
+    from diffusers.utils import BaseOutput  # noqa: F401
+    from diffusers.utils.torch_utils import randn_tensor  # noqa: F401
+finally:
+    if _hides:
+        del sys.modules["torch._dynamo"]
+
+
+class Predictor(ModelMixin, ConfigMixin):
+    """A predictor g: a blurry image (N, 3, H, W) in [-1, 1] -> x_init.
+
+    Attributes:
+        receptive_field: pixels that an output sees in each direction, for exact tiles; None if it is most of an image.
+        stride: tiles start at multiples of it.
+    """
+
+    receptive_field: int | None = None
+    stride: int = 1
+
+    def estimates(self, blurry: Tensor) -> list[Tensor]:
+        """The outputs to supervise in training, the one of `forward` first."""
+        return [self(blurry)]
+
+
+def zeroed(layer: nn.Module) -> nn.Module:
+    """A layer whose weights and biases are set to zero, so that at the start it adds nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+class SizeHead(nn.Module):
+    """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
+
+    It starts at 0.02 everywhere, about the error of a good prediction in [-1, 1].
+    """
+
+    def __init__(self, channels: int, unshuffle: int):
+        super().__init__()
+        self.unshuffle = unshuffle
+        self.conv = zeroed(nn.Conv2d(channels, unshuffle**2, 3, padding=1))
+        nn.init.constant_(self.conv.bias, math.log(0.02))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.conv(features.detach()), self.unshuffle).float()
+
+
+class PixelBlocks(nn.Module):
+    """A local network: a stem, a trunk, and a head that starts at zero.
+
+    Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
+    is padded to a multiple of `stride` by repeating its border, and the output is cropped. Blocks of k x k pixels are
+    moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads` and has
+    `trunk` and `receptive_field`.
+    """
+
+    def __init__(self, unshuffle: int, stride: int):
+        super().__init__()
+        self.unshuffle, self.stride = unshuffle, stride
+
+    def add_heads(self, width: int, out_channels: int, size_head: bool) -> None:
+        """Add the head, and a `SizeHead` if wanted, for features of `width` channels."""
+        self.head = zeroed(nn.Conv2d(width, out_channels * self.unshuffle**2, 3, padding=1))
+        self.log_size = SizeHead(width, self.unshuffle) if size_head else None
+
+    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
+        """With a size head the output has one channel more, the log of the expected |x - x_init|."""
+        (height, width), dtype = images[0].shape[-2:], self.stem.weight.dtype
+        x = torch.cat(images, dim=1).to(dtype)
+        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
+            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
+        h = self.trunk(h, None if embedding is None else embedding.to(dtype))
+        return self.outputs(h)[..., :height, :width]
+
+    def outputs(self, h: Tensor) -> Tensor:
+        """Both heads' outputs one after the other, (N, channels, H, W), from the trunk's features."""
+        if self.log_size is None:
+            return F.pixel_shuffle(self.head(h), self.unshuffle)
+        if torch.onnx.is_in_onnx_export():  # as one convolution: engines would copy whole images to join them
+            heads = (self.head, self.log_size.conv)
+            weight, bias = torch.cat([head.weight for head in heads]), torch.cat([head.bias for head in heads])
+            return F.pixel_shuffle(F.conv2d(h, weight, bias, padding=1), self.unshuffle).float()
+        return torch.cat([F.pixel_shuffle(self.head(h), self.unshuffle).float(), self.log_size(h)], dim=1)
+
+
+class LocalPredictor(Predictor):
+    """x_init = y + network(y). Starts as the identity."""
+
+    def __init__(self, unet: PixelBlocks):
+        super().__init__()
+        self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
+
+        With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
+        """
+        out, known = self.unet(blurry).float(), blurry.float()
+        if out.shape[1] > 3:
+            known = F.pad(known, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel
+        return known + out
+
+
+class LocalDenoiser(ModelMixin, ConfigMixin):
+    """A denoiser made of a network that is told the noise level. ValueError for an unknown prediction type."""
+
+    def __init__(self, unet: PixelBlocks, prediction_type: PredictionType, embedding_channels: int):
+        super().__init__()
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type must be one of {', '.join(PREDICTION_TYPES)}, got {prediction_type!r}")
+        self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
+        self.prediction_type, self.embedding = prediction_type, NoiseLevelEmbedding(embedding_channels)
+
+
+class NoiseLevelEmbedding(nn.Module):
+    """Sines and cosines of the log-SNR, then two dense layers. (N,) -> (N, channels).
+
+    WaveGrad and SR3 embed sqrt(alpha_bar). log-SNR resolves the nearly clean end and the nearly pure-noise end equally
+    well, which a v-predicting network needs.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        # Periods from 2 pi / 8 to 2 pi * 8 over a log-SNR range of about [-14, 14].
+        frequencies = torch.logspace(3, -3, channels // 2, base=2)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.dense1 = nn.Linear(2 * len(frequencies), 4 * channels)
+        self.dense2 = nn.Linear(4 * channels, channels)
+
+    def forward(self, alpha_bar: Tensor) -> Tensor:
+        a = alpha_bar.float().clamp(1e-6, 1 - 1e-6)
+        angles = (a / (1 - a)).log()[:, None] * self.frequencies.float()
+        features = torch.cat([angles.sin(), angles.cos()], dim=1).to(self.dense1.weight.dtype)
+        return self.dense2(F.silu(self.dense1(features)))
+
+
+class IdentityPredictor(Predictor):
+    """For ablation, x_init = y: the denoiser samples the difference between the sharp and the blurry image."""
+
+    receptive_field, stride = 0, 1
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # lets diffusers find the device
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> the same."""
+        return blurry.float()
+
+
+class ZeroPredictor(IdentityPredictor):
+    """For ablation, x_init = 0 (mid grey): the denoiser samples the whole image, as SR3's conditional DDPM does."""
+
+    def forward(self, blurry: Tensor) -> Tensor:
+        """(N, 3, H, W) in [-1, 1] -> zeros of that shape."""
+        return torch.zeros_like(blurry, dtype=torch.float32)

@@ -1,0 +1,78 @@
+"""What the scripts say of flags and values that are wrong, in one sentence, before any library is loaded."""
+
+import pytest
+
+from deblur.cli import UsageError, call, make_parser
+from deblur.evaluation import command as evaluate
+
+REST = ["--data", ".", "--output", "out"]
+
+
+def shown(
+    images: list[str], compare: bool = False, steps: int = 3, both: tuple[str, str] | None = None, start: float = 0.0
+):
+    """Show images.
+
+    Args:
+        images: to show.
+        compare: side by side.
+        steps: how many
+            of them.
+        both: two names.
+        start: where.
+    """
+    return images, compare, steps, both, start
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["a.png", "--compare", "b.png"], (["a.png", "b.png"], True, 3, None, 0)),
+        (["--compare", "no", "a.png"], (["a.png"], False, 3, None, 0)),
+        (["a.png", "--compare"], (["a.png"], True, 3, None, 0)),
+        (["--both", "A", "B", "a.png", "--steps=2", "--start", "-3"], (["a.png"], False, 2, ("A", "B"), -3)),
+        (["--steps", "2", "--", "-a.png", "--compare"], (["-a.png", "--compare"], False, 2, None, 0)),
+    ],
+)
+def test_a_command_line_is_taken_apart(args, found):
+    assert call(shown, args, "show.py", "Shows.", nargs="+") == found
+
+
+def test_help_has_descriptions_types_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        call(shown, ["--help"], "show.py", "Shows:\n\n    python show.py a.png", nargs="+")
+    text, usage = capsys.readouterr().out, "usage: python show.py IMAGES ... [--FLAG VALUE ...]"
+    assert text.startswith(f"{usage}\n\nShows:\n\n    python show.py a.png\n")
+    text = " ".join(text.split())
+    assert "images to show." in text and "--steps STEPS how many of them. (type: int, default: 3)" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ([*REST, "--metric", "psnr"], "--metric is unknown: did you mean --metrics?"),
+        ([*REST, "--precision", "fp16"], "--precision is one of auto, fp32, bf16, not fp16: did you mean bf16?"),
+        ([*REST, "--limit", "x"], "--limit is a whole number, not x"),
+        ([*REST, "--overwrite", "off", "more"], "more belongs to no flag (--help lists the flags)"),
+        ([*REST, "--checkpoints", "A"], "--checkpoints needs two values: --checkpoints A B"),
+        ([*REST, "--device", "gpu"], "--device is one of auto, cpu, cuda, mps, not gpu: did you mean cpu?"),
+        (REST[:2], "--output is missing: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"),
+        (
+            [*REST, "--checkpoints", "A", "B", "--grid", "g", "--save_presets"],  # a bare flag is true
+            "--checkpoints takes no --checkpoint, --outputs or --save_presets",
+        ),
+    ],
+)
+def test_a_wrong_command_line_of_evaluate_py(args, sentence):
+    with pytest.raises(ValueError) as error:
+        evaluate.cli(args)
+    assert str(error.value) == sentence
+
+
+def test_values_are_those_that_are_given():
+    parser = make_parser("evaluate.py", "")
+    parser.add_class_arguments(evaluate.Evaluation)
+    found = parser.given([*REST, "--checkpoints", "A", "B", "--split", "no"])
+    assert found == {"data": ".", "output": "out", "checkpoints": ("A", "B"), "split": "no"}
+    with pytest.raises(UsageError, match="--overwrite is true or false, not 2"):
+        parser.given([*REST, "--overwrite=2"])

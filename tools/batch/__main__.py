@@ -1,0 +1,7 @@
+"""python -m tools.batch"""
+
+import sys
+
+from deblur.tools.batch.command import main
+
+sys.exit(main())

@@ -1,0 +1,305 @@
+"""Restore the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
+
+python -m tools.batch photos restored
+python -m tools.batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
+python -m tools.batch gs://photos gs://restored --address ray://HEAD:10001 --concurrency 8
+"""
+
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from deblur.cli import UsageError, make_parser, run_command
+from deblur.data.search import SUFFIXES
+from deblur.models.settings import SamplingSettings
+from deblur.restoration.options import Options, check_settings
+from deblur.restoration.outputs import MOST_AT_ONCE, targets
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from deblur.tools.batch.store import ManifestTable, Place
+    from deblur.tools.batch.worker import Job
+
+NEEDED = "python -m tools.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
+STOPPED = "stopped; run again to resume"
+SHOWN = 20  # failures that are printed one by one
+WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
+OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
+# This command reports on the images itself, the rest goes to Ray's logs, and no usage statistics are sent.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: makes Ray listen on the loopback address only
+SENT = {  # sent to a cluster, which does not have this program
+    "working_dir": str(Path(__file__).parents[2]),
+    "excludes": [".*", "runs", "tests", "docs", "tools/benchmarks"],
+}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The command's flags in addition to those of sample.py.
+
+    Args:
+        concurrency: number of workers; default: as many as fit the GPUs, or on CPUs the cores and the memory.
+        num_gpus: GPUs per worker, may be a fraction; default: 1 if there are GPUs.
+        address: of a Ray cluster (ray://HEAD:10001, HEAD:6379, auto); default: RAY_ADDRESS, or this machine alone.
+    """
+
+    concurrency: int | None = None
+    num_gpus: float | None = None
+    address: str | None = None
+
+    def __post_init__(self):
+        for name, least in (("concurrency", 1), ("num_gpus", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"--{name} must be {least} or more, got {value}")
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster's address; None for this machine alone."""
+        return self.address or os.environ.get("RAY_ADDRESS")
+
+
+class Begun:
+    """The chunks that were begun, by their first keys. It runs outside the workers, which a chunk may kill."""
+
+    def __init__(self):
+        self._keys = set()
+
+    def first(self, key: str) -> bool:
+        """Whether a chunk is begun for the first time; records it."""
+        known = key in self._keys
+        self._keys.add(key)
+        return not known
+
+
+def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
+    """Restore the images that are not done.
+
+    Args:
+        source: a folder or bucket prefix.
+        options: as for sample.py; its output is the target, a folder or bucket prefix.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
+        flags: all other flags.
+
+    Returns:
+        The number of images that could not be restored; each has a row with its error in the target's manifest.parquet.
+
+    Raises:
+        ValueError, OSError: nothing can be restored, or the job cannot continue.
+    """
+    if find_spec("ray") is None:
+        raise ValueError(NEEDED)
+    check_settings(options, numbers)
+    if options.checkpoint and os.path.exists(options.checkpoint):
+        options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
+    require_listening(flags.cluster)
+
+    from deblur.tools.batch.store import PARTS, ManifestTable, Place
+
+    target = Place(options.output)
+    place = Place(source)
+    rows = images_of(place, options)
+    if place.contains(target):
+        raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
+    target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
+    manifest = ManifestTable(target)
+
+    from deblur.tools.batch.worker import Job  # not at the top: it imports torch
+
+    job = Job(options, numbers, place, target)
+    try:
+        with connected(flags.cluster):
+            failures, summary = _restore_all(rows, job, manifest, flags)
+    finally:
+        manifest.close()
+    for failure in sorted(failures)[:SHOWN]:
+        print(f"batch: error: {failure}", file=sys.stderr)
+    if len(failures) > SHOWN:
+        print(f"batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
+    print(summary)
+    return len(failures)
+
+
+def images_of(place: "Place", options: Options) -> list[dict[str, Any]]:
+    """For each image of a place its `key`, `bytes`, `modified` and `target`.
+
+    Raises:
+        ValueError: there are no images, or two restorations would have the same name.
+    """
+    found = place.inputs()
+    names = {key: PurePosixPath(key) for key in found if PurePosixPath(key).suffix.lower() in SUFFIXES}
+    rows = [
+        {"key": key, "bytes": found[key].size, "modified": found[key].mtime_ns, "target": target.as_posix()}
+        for key, target in targets(names, options.suffix, options.depth == 16).items()
+    ]
+    if not rows:
+        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
+    return rows
+
+
+def require_listening(address: str | None) -> None:
+    """Raise ValueError if an address names a host and a port on which nothing listens."""
+    parts = urlsplit(address if "://" in (address or "") else f"//{address or ''}")
+    if parts.hostname and parts.port:
+        try:
+            socket.create_connection((parts.hostname, parts.port), timeout=10).close()
+        except OSError as error:
+            raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}): start it") from None
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect to Ray inside the block: to the caller's Ray, to a cluster at an address, or to a local one."""
+    os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them at import
+    import ray.data
+
+    ray.data.DataContext.get_current().print_on_execution_start = False
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if ray.is_initialized():
+        yield
+        return
+    arguments = {
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "object_store_memory": OBJECT_STORE,
+        "include_dashboard": False,
+    }
+    if address:
+        arguments = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
+    try:
+        ray.init(**arguments, logging_level=logging.CRITICAL, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"Ray cannot be started: {' '.join(str(error).split())}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _restore_all(
+    rows: Sequence[dict[str, Any]], job: "Job", manifest: "ManifestTable", flags: Flags
+) -> tuple[list[str], str]:
+    """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
+    import ray
+
+    from deblur.progress import ProgressBar
+    from deblur.tools.batch.store import plain
+    from deblur.tools.batch.worker import describe
+
+    workers, resources = share(ray.cluster_resources(), job.options, flags)
+    # Run on a worker: this machine may have another device and precision.
+    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(job))
+    for remark in remarks:
+        print(f"batch: {remark}", file=sys.stderr)
+    stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
+    done = set() if job.options.overwrite else manifest.done(stamps, facts)
+    todo = [row for row in rows if row["key"] not in done]
+    print(f"{title}workers: {workers}")
+    failures, warned = [], 0
+    with ProgressBar(total=len(todo), unit="image") as bar:
+        for finished in results(todo, job, workers, resources) if todo else ():
+            images = [row | plain(facts) for row in finished if not row.get("stop")]
+            manifest.add(images)
+            failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
+            warned += sum(bool(row.get("faults")) for row in images)
+            bar.update(len(images))
+            if len(images) < len(finished):
+                raise OSError(finished[-1]["stop"])
+    summary = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
+    summary = (
+        f"all {len(done)} done before" if done and not todo else summary + f", {len(done)} done before" * bool(done)
+    )
+    return failures, summary + (f", {warned} with a warning (faults in the manifest)" if warned else "")
+
+
+def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
+    """The number of workers, and the resources that Ray reserves for each out of the cluster's total."""
+    gpus = flags.num_gpus
+    if gpus is None:
+        gpus = float("GPU" in total and options.device in ("auto", "cuda"))
+    if gpus > total.get("GPU", 0) and not flags.cluster:
+        raise ValueError(f"--num_gpus {gpus:g}, but this machine has {total.get('GPU', 0):g}")
+    cpus, memory = total.get("CPU", 1.0), 1e9 * options.memory if options.memory else WORKER_MEMORY
+    fitting = total.get("GPU", 0) // gpus if gpus else min(cpus, total.get("memory", memory) // memory)
+    workers = flags.concurrency or max(1, int(fitting))
+    cpus_each = cpus / workers
+    return workers, {"num_cpus": int(cpus_each) if cpus_each >= 1 else cpus_each, "num_gpus": gpus}
+
+
+def results(
+    todo: Sequence[dict[str, Any]], job: "Job", workers: int, resources: dict[str, float]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
+    import pyarrow as pa
+    import ray
+
+    from deblur.tools.batch.worker import Worker
+
+    count = job.options.batch_size or max(1, min(MOST_AT_ONCE, len(todo) // (4 * workers)))
+    dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
+        Worker,
+        fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),
+        batch_size=None,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        **resources,
+    )
+    left = {row["key"]: row for row in todo}
+    for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+        rows = table.to_pylist()
+        for row in rows:
+            left.pop(row["image"], None)
+        yield rows
+    alone = None
+    for row in left.values():
+        alone = alone or ray.remote(max_restarts=0, **resources)(Worker).remote(job)
+        try:
+            yield result(alone.__call__.remote(pa.Table.from_pylist([row]))).to_pylist()
+        except Exception as error:
+            alone = None
+            why = f"ended its worker twice, the second time alone: {' '.join(str(error).split())}"
+            yield [{"image": row["key"], "bytes": row["bytes"], "modified": row["modified"], "error": why}]
+
+
+def result(reference: "ObjectRef") -> Any:
+    """A worker's result. Raises the worker's exception, or ChildProcessError if it ended without an answer."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError:
+        raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
+
+
+def _main(args: list[str]) -> int:
+    parser = make_parser("-m tools.batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
+    parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
+    for kind in (Flags, Options, SamplingSettings):
+        parser.add_class_arguments(kind, skip={"output"} if kind is Options else None)
+    values = parser.given(args)
+    places = values.pop("places", ())
+    if len(places) != 2:
+        raise UsageError(f"a source and a target are needed, got {' '.join(places) or 'none'}: --help has examples")
+    values["output"] = places[1]
+    options, numbers, flags = (
+        {field.name: values[field.name] for field in fields(kind) if field.name in values}
+        for kind in (Options, SamplingSettings, Flags)
+    )
+    return 1 if run(places[0], Options(**options), numbers, Flags(**flags)) else 0
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
+    return run_command("batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)

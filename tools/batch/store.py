@@ -1,0 +1,206 @@
+"""Folders and buckets: reading and writing files, and the manifest of finished images."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from deblur.data import search
+
+MANIFEST = "manifest.parquet"  # in the target
+ROWS = ".rows"  # in the target: rows that will be merged into the manifest
+PARTS = ".parts"  # in the target: files that do not have their final name yet
+THREADS = 16  # concurrent requests to a bucket
+SECONDS = 20  # between two writes of the manifest's rows
+KINDS = {  # types of the manifest's columns; dicts are stored as JSON
+    pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision metadata on_fault"
+    " format",
+    pa.list_(pa.string()): "written remarks faults",
+    pa.int64(): "bytes modified seed depth tile predictor_tile",
+    pa.float64(): "seconds std_white error_white bound_white",
+    pa.bool_(): "uncertainty error_bound compare",
+}
+SCHEMA = pa.schema([(name, kind) for kind, names in KINDS.items() for name in names.split()])
+
+
+class StoreError(OSError):
+    """A folder or bucket cannot be used; the message names it."""
+
+
+class Place:
+    """A folder, or a prefix in a bucket. Each process opens it itself, with its own credentials.
+
+    Args:
+        url: a path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or any other URL that pyarrow has a file system for.
+    """
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        # With this option a small object takes one request instead of three.
+        more = "&?"["?" not in url] + "allow_delayed_open=true" if url.startswith("s3://") else ""
+        with self._in_one_sentence("opened"):
+            self.files, base = fs.FileSystem.from_uri(url + more if "://" in url else str(Path(url).resolve()))
+        self.base, self._is_bucket = base.rstrip("/"), self.files.type_name in ("s3", "gcs")
+
+    def __reduce__(self):
+        return Place, (self.url,)
+
+    def list(self, folder: str = "", missing: bool = False) -> dict[str, fs.FileInfo]:
+        """The files below, by key and sorted, without hidden ones; with `missing` the folder need not exist."""
+        root = f"{self.base}/{folder}".rstrip("/")
+        with self._in_one_sentence("listed"):
+            if self.files.type_name == "local" and (not missing or os.path.isdir(root)):
+                # Not by pyarrow, which follows links in circles.
+                found = self.files.get_file_info([str(path) for path in search.walk(Path(root))])
+            else:
+                found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
+        shown = [file for file in found if file.is_file and "/." not in file.path[len(root) :]]
+        return {file.path[len(self.base) + 1 :]: file for file in sorted(shown, key=lambda file: file.path)}
+
+    def inputs(self) -> dict[str, fs.FileInfo]:
+        """`list` without the folders of restored images. StoreError if this place itself is one."""
+        found = self.list()
+        folders = {key[: -len(MANIFEST)] for key in found if PurePosixPath(key).name == MANIFEST}
+        local = (key for key in found if PurePosixPath(key).name == search.MANIFEST)
+        folders |= {key[: -len(search.MANIFEST)] for key in local if search.is_manifest(self.read(key))}
+        if "" in folders:
+            raise StoreError(f"{self.url} holds restored images (it has a manifest): give the folder of the originals")
+        return {key: info for key, info in found.items() if not key.startswith(tuple(folders))}
+
+    def contains(self, other: Place) -> bool:
+        """Whether another place is this one, or lies inside it."""
+        return f"{other.base}/".startswith(f"{self.base}/") and other.files.type_name == self.files.type_name
+
+    def read(self, key: str) -> bytes:
+        """The content of a file."""
+        with self._in_one_sentence("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
+            return file.readall()
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write files by key, each atomically; in a folder they are renamed when all are written."""
+        parts = {key: key if self._is_bucket else f"{PARTS}/{uuid4().hex}" for key in files}
+        with self._in_one_sentence("written"):
+            if not self._is_bucket:
+                self.files.create_dir(f"{self.base}/{PARTS}")
+            for key, part in parts.items():
+                with self.files.open_output_stream(f"{self.base}/{part}") as stream:
+                    stream.write(files[key])
+            for key, part in parts.items():
+                if part != key:
+                    self.files.create_dir(f"{self.base}/{key}".rpartition("/")[0])
+                    self.files.move(f"{self.base}/{part}", f"{self.base}/{key}")
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove files if they exist, but none outside this place."""
+        with self._in_one_sentence("written"):
+            for key in keys:
+                inside = ".." not in PurePosixPath(key).parts
+                if inside and self.files.get_file_info(f"{self.base}/{key}").is_file:
+                    self.files.delete_file(f"{self.base}/{key}")
+
+    def clear(self, folder: str) -> None:
+        """Remove a folder if it exists."""
+        with self._in_one_sentence("written"):
+            if self.files.get_file_info(f"{self.base}/{folder}").type == fs.FileType.Directory:
+                self.files.delete_dir(f"{self.base}/{folder}")
+
+    @contextmanager
+    def _in_one_sentence(self, done: str, key: str = "") -> Iterator[None]:
+        """Turn an error of pyarrow into one sentence without source locations and request ids."""
+        try:
+            yield
+        except (OSError, ValueError, NotImplementedError) as error:
+            why = os.strerror(error.errno) if getattr(error, "errno", None) else " ".join(str(error).split())
+            if aws := re.search(r"AWS Error (\w+) during \w+ operation: (.*?)( \(Request ID.*)?$", why):
+                why = f"{aws[2].rstrip('.')} ({aws[1]})"
+            place = f"{self.url}/{key}" if key else self.url
+            raise StoreError(f"{place} cannot be {done}: {why}") from None
+
+
+class ManifestTable:
+    """manifest.parquet in the target: a row per image, with how it was restored or why it could not be.
+
+    Rows are collected and written in parts; `close` merges them into one file.
+    """
+
+    def __init__(self, place: Place):
+        self.place, self.table, self._there = place, SCHEMA.empty_table(), set(place.list(missing=True))
+        self._rows, self._written, self._replaced = [], 0.0, set()
+        for key in [MANIFEST] * (MANIFEST in self._there) + list(place.list(ROWS, missing=True)):
+            try:
+                table = pq.read_table(pa.BufferReader(place.read(key)))
+                if not {"image", "written", "bytes", "modified", "settings"} <= set(table.column_names):
+                    raise ValueError("other columns")
+                # Older ones have other columns, too, and lack some.
+                table = pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default")
+                self._merge(table.select(SCHEMA.names).cast(SCHEMA))
+            except (pa.ArrowInvalid, ValueError, KeyError) as error:
+                what = f"{place.url}/{key} is no manifest of python -m tools.batch"
+                raise StoreError(f"{what} ({error}): remove it") from None
+
+    def done(self, wanted: Mapping[str, tuple[int, int]], facts: Mapping[str, Any]) -> set[str]:
+        """The images, given with size and modification time, whose restorations with the same facts exist."""
+        facts = plain(facts) | {"error": None}
+        rows = (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
+        return {
+            row["image"]
+            for row in rows
+            if facts.items() <= row.items()
+            and wanted.get(row["image"]) == (row["bytes"], row["modified"])
+            and self._there.issuperset(row["written"])
+        }
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add rows of finished images."""
+        self._rows += rows
+        if time.monotonic() - self._written > SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are not on disk yet."""
+        if self._rows:
+            rows = pa.Table.from_pylist(self._rows, SCHEMA)
+            self.place.write({f"{ROWS}/{time.time_ns()}.parquet": _parquet(rows)})  # names sort by time
+            self._merge(rows)
+        self._rows, self._written = [], time.monotonic()
+
+    def close(self) -> None:
+        """Merge all rows into one file, and remove the files of replaced restorations."""
+        self.flush()
+        if self.table.num_rows:
+            self.place.write({MANIFEST: _parquet(self.table)})
+        # Only now: before, a replaced file could still become another image's, such as a_0.png of a.png or of a_0.png.
+        self.place.remove(self._replaced.difference(pc.list_flatten(self.table["written"]).to_pylist()))
+        self.place.clear(ROWS)
+        self.place.clear(PARTS)
+
+    def _merge(self, rows: pa.Table) -> None:
+        """Replace the rows of the same images."""
+        # As an array, since of no values isin would not know the type.
+        restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"].combine_chunks())
+        self._replaced.update(pc.list_flatten(self.table.filter(restored)["written"]).to_pylist())
+        self.table = pa.concat_tables([self.table.filter(~pc.field("image").isin(rows["image"])), rows])
+
+
+def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts in the manifest's form: dicts as JSON."""
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items() if isinstance(value, dict)}
+    return dict(facts) | texts
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()

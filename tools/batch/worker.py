@@ -1,0 +1,123 @@
+"""The workers of a batch in Ray's processes: read files from a bucket, restore them, and write the results."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from deblur.restoration.options import Options
+from deblur.restoration.restorer import Restorer
+from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, plain
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+ROWS = SCHEMA.append(pa.field("stop", pa.string()))  # the reason if the job must end here
+
+
+@dataclass(frozen=True)
+class Job:
+    """The task that all workers share.
+
+    Args:
+        options, numbers: as for `Restorer`.
+        source, target: places of the images and of their restorations.
+    """
+
+    options: Options
+    numbers: dict[str, Any]
+    source: Place
+    target: Place
+
+
+class Worker:
+    """A pipeline that reads chunks of images from one place and writes their restorations to another.
+
+    Args:
+        job: its task.
+        begun: a handle of `Begun`, if Ray replaces workers that die and sends their chunks again. An error that is not
+            specific to an image then ends the process, since after some errors it cannot use its GPU any more. None:
+            errors are raised.
+    """
+
+    def __init__(self, job: Job, begun: ActorHandle | None = None):
+        self.job, self.begun, self.restorer = job, begun, Restorer(job.options, job.numbers)
+
+    def __call__(self, chunk: pa.Table) -> pa.Table:
+        """The manifest's row for each image of a chunk (`batch.images_of`); none if the chunk has killed a worker.
+
+        A row with a sentence under `stop` ends the job, because nothing can be written.
+        """
+        done = []
+        try:
+            if self.begun is None or self._is_first(chunk):
+                with TemporaryDirectory(prefix="batch") as folder:
+                    for row in self.rows(chunk.to_pylist(), Path(folder)):
+                        done.append(row)
+        except OSError as error:
+            done.append({"stop": " ".join(str(error).split())})
+        except Exception:
+            if self.begun is None:
+                raise
+            traceback.print_exc()  # into Ray's logs
+            os._exit(1)
+        return pa.Table.from_pylist(done, ROWS)
+
+    def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+        """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
+        unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
+        out = folder / ".out"  # no key begins with a dot
+        work = [(path, out / row["target"]) for path, row in found.items() if row["key"] not in unread]
+        yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
+        with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
+            sent = []
+            for restoration in self.restorer.restore(work, tqdm(disable=True)):
+                row = found[restoration.path]
+                if restoration.failure:
+                    yield self.row(row, error=restoration.failure.removeprefix(f"{restoration.path} "))
+                    continue
+                files, facts = self.restorer.write(restoration)
+                contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
+                done = self.row(row, written=list(contents), remarks=restoration.notes, **facts)
+                sent.append((threads.submit(self.job.target.write, contents), done))
+            for writing, done in sent:
+                writing.result()
+                yield done
+
+    def fetch(self, keys: Sequence[str], folder: Path) -> dict[str, str]:
+        """Copy files of the source to a folder; returns key -> reason for those that cannot be read."""
+
+        def fetch(key: str) -> str | None:
+            try:
+                content = self.job.source.read(key)
+            except StoreError as error:
+                return str(error).removeprefix(f"{self.job.source.url}/{key} ")
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(content)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}
+
+    def row(self, row: dict[str, Any], **found: Any) -> dict[str, Any]:
+        """A row of the manifest for an image."""
+        return plain({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
+
+    def _is_first(self, chunk: pa.Table) -> bool:
+        import ray
+
+        return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
+
+
+def describe(job: Job) -> tuple[dict[str, Any], str, list[str]]:
+    """What the manifest's rows depend on, the same in words, and notes on settings without effect."""
+    restorer = Restorer(job.options, job.numbers)
+    return restorer.facts, restorer.title, restorer.remarks

@@ -1,0 +1,79 @@
+"""The record of a benchmark: the machine it ran on, a JSON file that is written atomically, and Markdown tables."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deblur.files import replacing
+from deblur.revision import commit
+
+CODE = ":/", ":(top,exclude)tools/benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
+
+
+def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
+    """What a measurement depends on besides its subject, at this moment.
+
+    Args:
+        device: torch device name; the record has the name of the GPU or of the processor.
+        threads: of torch in the measuring process; none: those of this process.
+    """
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads or torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),  # above the number of cores: other work was running
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit(*CODE),
+        "command": f"python -m tools.benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
+    }
+
+
+def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> Any:
+    """Run function(*arguments) in a new process with this many torch threads, and with its own memory and caches."""
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
+        return process.submit(function, *arguments).result()
+
+
+def chosen_cases(given: str, known: Sequence[str]) -> list[str]:
+    """The known cases that names or patterns of names, separated by commas, choose. ValueError if there is none."""
+    chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in given.split(","))]
+    if not chosen:
+        raise ValueError(f"no case is named {given}; there are {' '.join(known)}")
+    return chosen
+
+
+def stored_cases(path: str) -> dict[str, Any]:
+    """What a benchmark that measures in parts wrote to `path` before."""
+    return json.loads(Path(path).read_text()) if Path(path).is_file() else {"cases": {}}
+
+
+def write_json(path: str | Path, result: Any) -> None:
+    """Write `result` to `path`, through a temporary file beside it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        part.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def markdown_table(*rows: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table; the first row is the head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

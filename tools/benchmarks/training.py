@@ -1,0 +1,198 @@
+"""Crops per second and MFU of training, by config and option, each case in its own process.
+
+python -m tools.benchmarks.training --cases 'demo/*,small/*'
+python -m tools.benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
+
+A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
+channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled; plain
+is fp32 and nchw. mfu is the share of the machine's rate of matrix products that the networks reach by their own
+operations, forward and backward; data_wait is the share of the time that waits for the data loader. Results are merged
+into the JSON file with the machine they were measured on, so cases can be run in parts.
+"""
+
+import json
+import shlex
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import torch
+from lightning.pytorch import Callback
+from tqdm import tqdm
+
+from deblur.cli import call
+from deblur.data import images
+from deblur.data.blur import SyntheticBlur
+from deblur.data.camera import CameraShake
+from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
+from deblur.tools.benchmarks.speed import WARM, step_flops
+from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
+
+CONFIGS = {
+    "demo": "configs/demo.yaml",
+    "small": "configs/pretrained_u2net/predictor_finish.yaml",
+    "base": "configs/pretrained_base/predictor.yaml",
+    "gopro_lite": "configs/gopro_lite.yaml",
+    "u2net": "configs/gopro_u2net.yaml",
+    "paper": "configs/gopro.yaml",
+}
+FP32, OFF = ["--trainer.precision", "32-true"], "deblur.tools.benchmarks.training.Off"
+OPTIONS = {
+    "default": [],
+    "fp32": FP32,
+    "nchw": ["--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
+    "unfused": ["--trainer.callbacks+", OFF, "--trainer.callbacks.fused", "false"],
+    "unguarded": ["--guard.patience", "0"],
+    "compiled": ["--model.compiled", "true"],
+    "plain": [*FP32, "--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
+}
+CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
+QUICK = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
+SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
+
+
+class Off(Callback):
+    """Disables optimisations that train.py applies by itself.
+
+    Args:
+        channels_last: whether networks and crops stay in channels_last.
+        fused: whether AdamW stays fused.
+    """
+
+    def __init__(self, channels_last: bool = True, fused: bool = True):
+        self.channels_last, self.fused = channels_last, fused
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        if not self.channels_last:
+            pl_module.to(memory_format=torch.contiguous_format)
+        if not self.fused:
+            for group in trainer.optimizers[0].param_groups:
+                group["fused"] = None
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if not self.channels_last:
+            batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
+
+
+def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> dict:
+    """Measure one case in this process: medians over `steps` steps after a warm-up."""
+    from deblur.training import command as train
+
+    config, option = case.split("/")
+    with tempfile.TemporaryDirectory() as folder:
+        length = str(WARM + steps)
+        arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
+        arguments += ["--trainer.accelerator", "gpu" if device == "cuda" else device, "--trainer.devices", "1"]
+        arguments += ["--trainer.max_steps", length, "--trainer.val_check_interval", length, "--data.val", "null"]
+        arguments += ["--model.init_from", "null"]  # the speed does not depend on the weights
+        arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--data.train", data]
+        arguments += ["--trainer.profiler", "simple", "--trainer.callbacks+", "deblur.tools.benchmarks.speed.Pace"]
+        run = train.cli([*arguments, *flags, *OPTIONS[option]])
+        seconds = json.loads((Path(folder) / "pace.json").read_text())["seconds"]
+    waits = run.trainer.profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]
+    data_module = run.datamodule
+    shape = data_module.batch_size, 3, data_module.patch_size, data_module.patch_size
+    dtype = DTYPES.get(run.trainer.precision.partition("-")[0], torch.float32)
+    rate = matmul_rate(dtype, device, SIDES.get(device, 1024))
+    found = {
+        "crops_per_s": data_module.batch_size / seconds,
+        "data_wait": median(waits[WARM:]) / seconds,
+        "mfu": step_flops(run.model, shape) / seconds / rate,
+        "peak_gib": peak_memory(device) / 2**30,
+    }
+    return {name: round(value, 4) for name, value in found.items()} | {
+        "loader_bound": found["data_wait"] > BOUND,
+        "precision": run.trainer.precision,
+        "batch_size": data_module.batch_size,
+        "patch_size": data_module.patch_size,
+        "num_workers": data_module.num_workers,
+    }
+
+
+def ratios(cases: dict) -> dict:
+    """The speed-up of each case over its config's plain case."""
+    plain = {config: cases.get(f"{config}/plain", {}).get("crops_per_s") for config in CONFIGS}
+    return {
+        case: round(record["crops_per_s"] / plain[case.split("/")[0]], 2)
+        for case, record in cases.items()
+        if plain[case.split("/")[0]]
+    }
+
+
+def main(
+    cases: str = "*/*",
+    output: str = "runs/benchmarks/training.json",
+    photos: str | None = None,
+    pairs: str | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    steps: int = 12,
+    flags: str = "",
+    quick: bool = False,
+) -> None:
+    """Measure the chosen cases, print them, and merge them into the JSON file.
+
+    Args:
+        cases: names or patterns of names, separated by commas.
+        output: the JSON file.
+        photos: folder of sharp photographs for demo; none: those of the demo.
+        pairs: dataset of pairs for the other configs; none: four of 1280x720 are made.
+        device: cpu or cuda.
+        threads: of torch; none: torch's default.
+        steps: timed steps after the warm-up; their median counts.
+        flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
+        quick: tiny crops, to try the program.
+    """
+    chosen, found = chosen_cases(cases, CASES), stored_cases(output)
+    with tempfile.TemporaryDirectory() as folder:
+        data = {
+            config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
+            for config in {case.split("/")[0] for case in chosen}
+        }
+        more = [*shlex.split(QUICK if quick else ""), *shlex.split(flags)]
+        for case in tqdm(chosen, "cases"):
+            facts = machine(device, threads) | {"flags": flags}
+            record = in_own_process(facts["threads"], measure, case, data[case.split("/")[0]], device, steps, more)
+            found["cases"][case] = record | facts
+            found["times_as_fast_as_plain"] = ratios(found["cases"])
+            write_json(output, found)
+            tqdm.write(f"{case}: {json.dumps(record)}")
+    for case, ratio in found["times_as_fast_as_plain"].items():
+        print(f"{case:<20} {ratio:6.2f} x")
+    print(f"wrote {output}")
+
+
+def _photos(given: str | None, folder: Path) -> str:
+    if given is None and not (folder / "photos").is_dir():
+        from deblur.tools import demo
+
+        demo.main(str(folder / "photos"))
+    return given or str(folder / "photos")
+
+
+def _pairs(given: str | None, folder: Path, quick: bool) -> str:
+    if given is None and not (folder / "pairs").is_dir():
+        _make_pairs(folder / "pairs", 1 if quick else 4)
+    return given or str(folder / "pairs")
+
+
+def _make_pairs(root: Path, count: int) -> None:
+    """Write 1280x720 pairs that compress about as well as photographs: smooth structure with some noise."""
+    blur = SyntheticBlur([CameraShake()], shot_noise=(1e-4, 1e-4))
+    size = 720 + 2 * blur.margin, 1280 + 2 * blur.margin
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        wide = torch.zeros(1, 3, *size)
+        for cells in (4, 16, 64, 256):
+            noise = torch.rand(1, 3, cells, cells, generator=generator)
+            wide += torch.nn.functional.interpolate(noise, size, mode="bilinear") / cells**0.5
+        wide = (wide / wide.max() + 0.01 * torch.randn(1, 3, *size, generator=generator)).clamp(0, 1)
+        (blurry,), (sharp,) = blur(wide, [generator])
+        images.write(root / "sharp" / f"{number:03}.png", sharp)
+        images.write(root / "blur" / f"{number:03}.png", blurry)
+
+
+if __name__ == "__main__":
+    call(main, None, "-m tools.benchmarks.training", positional=0)

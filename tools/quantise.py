@@ -1,0 +1,134 @@
+"""INT8 for the graphs of an export: NNCF's quantisation with accuracy control, calibrated along the sampler."""
+
+import logging
+import os
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deblur.data.layouts import find_pairs
+from deblur.data.pairs import centre_crop, read_pair
+from deblur.models.checkpoints import networks
+from deblur.models.hub import CheckpointError
+from deblur.models.onnx.engines import open_engine
+from deblur.models.onnx.files import GRAPH
+from deblur.models.onnx.network import OnnxNetwork
+from deblur.models.pipeline import DeblurPipeline
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # the operators of `models.unet.PixelNorm`
+CROPS, JUDGED, SIDE = 24, 8, 512  # crops of the calibration; those on which PSNR is measured; the side for any size
+
+
+def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float, target_device: str) -> None:
+    """Replace the float32 graphs in a float32 pipeline's export by INT8 ones, calibrated on crops of training pairs.
+
+    Raises CheckpointError if a network loses more than `max_drop` dB of PSNR even with layers in float.
+    """
+    os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
+    import nncf
+    import onnx
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level also changes handlers that others added
+    preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
+    # NNCF's default, the mean of the crops' extremes, clips highlights: single pixels are off by half the range.
+    whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
+    for name in networks(pipeline):
+        graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
+        crops, calls = calibrate(pipeline, name, graph, pairs)
+
+        def psnr(model: onnx.ModelProto, judged, name: str = name, graph: OnnxNetwork = graph) -> tuple[float, list]:
+            graph.engine = open_engine(model.SerializeToString(), graph.facts, folder / name, "cpu")
+            errors = [(restored(pipeline, name, blurry, graph) - sharp).square().mean() for blurry, sharp in judged]
+            scores = (-10 * torch.stack(errors).log10()).tolist()
+            return sum(scores) / len(scores), scores
+
+        model, data = onnx.load(path), (nncf.Dataset(calls), nncf.Dataset(crops[:JUDGED]))
+        how = {"max_drop": max_drop, "preset": preset, "subset_size": len(calls)}
+        how["advanced_quantization_parameters"] = whole_range
+        how["ignored_scope"] = nncf.IgnoredScope(names=nodes_in_float(model))
+        quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **how)
+        if target_device == "tensorrt":
+            make_signed(quantised)
+        if (drop := psnr(model, crops[:JUDGED])[0] - psnr(quantised, crops[:JUDGED])[0]) > max_drop:
+            raise CheckpointError(f"the {name} in INT8 loses {drop:.3f} dB even so: give a larger --max_drop")
+        print(f"{name}: {drop:.3f} dB lost on {len(crops[:JUDGED])} crops; {layers(quantised)}")
+        path.write_bytes(quantised.SerializeToString())
+
+
+def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: str) -> tuple[list, list[dict]]:
+    """Crops (blurry, sharp) of pairs, and the inputs of a network's graph in every call while they are restored."""
+    found, calls = find_pairs(pairs, "train"), []
+    chosen = [found[k * len(found) // CROPS] for k in range(CROPS)] if len(found) > CROPS else found
+    crops = [[centre_crop(image, graph.side or SIDE)[None] for image in read_pair(pair)] for pair in chosen]
+
+    def record(_, inputs: tuple[Tensor, ...]) -> None:
+        graph.around(lambda *padded: calls.append(graph.arrays(*padded)) or padded[0], *inputs)
+
+    with getattr(pipeline, name).register_forward_pre_hook(record):
+        for blurry, _ in crops:
+            restored(pipeline, name, blurry, getattr(pipeline, name))
+    return crops, calls
+
+
+def restored(pipeline: DeblurPipeline, name: str, blurry: Tensor, network: torch.nn.Module) -> Tensor:
+    """A prediction or, for a denoiser, a restoration, with a network in place of the pipeline's own."""
+    settings = replace(pipeline.preset(), num_samples=1, **({"blend": 0.0} if name == "predictor" else {}))
+    pipeline = copy(pipeline)
+    setattr(pipeline, name, network)
+    return pipeline(blurry, settings, names=["crop"], output_type="pt").images
+
+
+def nodes_in_float(model: "ModelProto") -> list[str]:
+    """Names of the nodes that stay in float in any case.
+
+    These compute with alpha_bar or what follows from it alone, such as its embedding: a calibration sees few of its
+    values, and others would be rounded to the nearest of them. The others are those of normalisations.
+    """
+    level, normal, found = {"alpha_bar"}, set(), []
+    constant = {"", *(tensor.name for tensor in model.graph.initializer)}
+    for node in model.graph.node:  # in the order of computation
+        inputs = set(node.input)
+        if node.op_type == "Constant":
+            constant |= set(node.output)
+        elif level & inputs:
+            found.append(node.name)
+            if inputs <= level | constant:
+                level |= set(node.output)
+        elif node.op_type == "ReduceMean" or (node.op_type in NORM and normal & inputs):
+            found.append(node.name)
+            normal |= set(node.output)
+    return found
+
+
+def layers(model: "ModelProto") -> str:
+    """How many layers are in INT8, and which stayed in float, in words."""
+    weights = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
+    kept = [name for name in weights if name in {tensor.name for tensor in model.graph.initializer}]
+    named = f": {', '.join(kept)}" if kept else ""
+    return f"{len(weights) - len(kept)} layers in INT8, {len(kept)} in float{named}"
+
+
+def make_signed(model: "ModelProto") -> None:
+    """Make activations signed, in place, as TensorRT requires: NNCF rounds those without values below zero to unsigned.
+
+    Such an activation then has 127 levels instead of 255. The zero points of a symmetric graph are 0.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    pairs = {tuple(node.input[1:3]) for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    for scale, zero in pairs:
+        if stored[zero].data_type == TensorProto.UINT8:
+            wider = np.asarray(numpy_helper.to_array(stored[scale]) * np.float32(255 / 127))
+            stored[scale].CopyFrom(numpy_helper.from_array(wider, scale))
+            stored[zero].CopyFrom(numpy_helper.from_array(np.zeros_like(wider, np.int8), zero))
+    del model.graph.value_info[:]  # of the former types

@@ -1,0 +1,72 @@
+"""A local page to restore photographs and to compare before and after in a browser.
+
+python app.py
+python app.py --checkpoint runs/demo/checkpoint --port 8000
+python app.py --host 0.0.0.0 --auth name:password
+"""
+
+import os
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from deblur.cli import make_parser, run_command
+from deblur.models.hub import PRETRAINED, shipped, stored_index
+from deblur.restoration.options import Options
+from deblur.tools.web.served import LOCAL, Served
+
+if TYPE_CHECKING:
+    from deblur.tools.web.page import Page
+
+SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory", "metadata")  # flags of sample.py
+
+
+def start(served: Served, options: Options, folder: Path) -> "Page":
+    """Serve the page in threads of this process, with visitors' files in a folder, which is empty.
+
+    Without a checkpoint visitors choose one of the repository's. ValueError or OSError: the page cannot be served.
+    """
+    named = [options.checkpoint] if options.checkpoint else shipped() or [PRETRAINED]
+    stored_index(named[0])
+    os.environ |= {"GRADIO_TEMP_DIR": str(folder / "served"), "GRADIO_ANALYTICS_ENABLED": "False"}
+    # Not at the top: these take seconds to import, and gradio reads the environment at import.
+    from deblur.tools.web.actions import Actions
+    from deblur.tools.web.page import Page
+    from deblur.tools.web.restoration import PhotoRestorer
+    from deblur.tools.web.visits import Visits
+
+    restorers = {name: PhotoRestorer(replace(options, checkpoint=name), served) for name in named}
+    page = Page(Actions(restorers, Visits(folder)))
+    page.serve(served)
+    return page
+
+
+def _main(args: list[str]) -> None:
+    parser = make_parser("app.py", __doc__)
+    parser.add_class_arguments(Served)
+    parser.add_class_arguments(Options, skip={field.name for field in fields(Options)} - set(SHARED))
+    values = parser.given(args)
+    shared = {name: values.pop(name) for name in SHARED if name in values}
+    served, options = Served(**values), Options("", **shared)
+    if served.host not in LOCAL and served.auth is None:
+        print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
+    with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
+        page = start(served, options, Path(folder))
+        try:
+            print(
+                f"{', '.join(map(str, page.actions.restorers.values()))}: {page.local_url} (Ctrl-C ends it)", flush=True
+            )
+            page.block_thread()
+        finally:
+            page.close(verbose=False)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Serve the page until Ctrl-C, and return the exit code; wrong input is reported in one sentence on stderr."""
+    return run_command("app.py", lambda: _main(sys.argv[1:] if args is None else args), "stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

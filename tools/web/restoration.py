@@ -1,0 +1,155 @@
+"""Restore photographs for the page with sample.py's pipeline, and keep the results."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+from huggingface_hub import metadata_load
+from torch import Tensor
+
+from deblur.data.images import ImageError, header_size, read_file
+from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.models.devices import allowed_memory, give_back, require_memory
+from deblur.models.hub import find_folder
+from deblur.models.image_processor import read_images
+from deblur.models.samples import faults, sharp_remarks
+from deblur.models.settings import SamplingSettings
+from deblur.models.tiling import refusal, sides_in_words
+from deblur.restoration.options import Options
+from deblur.tools.web.results import Photo, Result
+from deblur.tools.web.served import Served
+from deblur.tools.web.visits import Visit
+
+Tell = Callable[[int, int, str], None]  # of steps done, of how many, in words
+DEVICE = Lock()  # one run at a time, whichever the checkpoint: a cancelled one may still be in its last step
+
+
+class PhotoRestorer:
+    """A pipeline that restores one photograph at a time.
+
+    Args:
+        options: those that app.py shares with sample.py, with a checkpoint.
+        served: with the limits of a photograph and a run.
+
+    Raises:
+        ValueError: no such checkpoint or device, or too little memory.
+    """
+
+    def __init__(self, options: Options, served: Served):
+        self.options, self.served = options, served
+        self.name, classes = options.checkpoint, options.classes or ()
+        self.pipeline = load_pipeline(self.name, options.device, options.precision, options.provider, classes)
+        require_memory(options.memory, self.pipeline.device)
+        self.sha256 = checkpoint_hash(self.name)
+        card = Path() if self.name.endswith(".ckpt") else find_folder(self.name) / "README.md"
+        self.licence = ((metadata_load(card) if card.is_file() else None) or {}).get("license", "not stated")
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.pipeline.place}, {self.pipeline.precision}"
+
+    def open(self, path: Path, name: str) -> Photo:
+        """Read a photograph from a file, whose name at the visitor's is `name`.
+
+        ImageError: it cannot be read (with sample.py's message), or is larger than the page accepts.
+        """
+        try:
+            width, height = header_size(path)
+            if width * height > 1e6 * self.served.max_pixels:
+                raise ImageError(
+                    f"{name} has {width} x {height} pixels, more than the {self.served.max_pixels:g} megapixels that"
+                    " this page takes: restore it with sample.py"
+                )
+            return Photo(name, read_file(path))
+        except ImageError as error:
+            raise ImageError(str(error).replace(str(path), name)) from None
+
+    def restore(self, visit: Visit, preset: str | None, numbers: dict[str, Any], seed: int, tell: Tell) -> Result:
+        """Restore the photograph of a visit and keep the result in the visit's folder.
+
+        Args:
+            visit: has the photograph; setting its `stop` ends the restoration within a step.
+            preset, numbers, seed: as on the command line of sample.py.
+            tell: is told of the progress.
+
+        Raises:
+            ValueError: inconsistent settings, more than the page takes, or an image that does not fit into memory.
+            CancelledError: the visit's `stop` was set.
+        """
+        photo, settings = visit.photo, self.pipeline.preset(preset).changed(numbers)
+        for name, value in {"steps": settings.steps, "samples": settings.num_samples}.items():
+            if value > (most := getattr(self.served, f"max_{name}")):
+                raise ValueError(f"this page takes at most {most} {name}, not {value}: restore it with sample.py")
+        with DEVICE:
+            visit.runs += 1
+            folder = visit.folder / str(visit.runs)
+            folder.mkdir()
+            try:
+                facts = self._draw(photo, folder, settings, seed, visit.stop, tell)
+            except BaseException as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                if visit.stop.is_set():  # closing the visit removed its folder
+                    raise CancelledError from None
+                if (sentence := refusal(error, *photo.size)) is not None:
+                    raise ValueError(f"{photo.name} {sentence}") from None
+                raise
+        facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
+        result = Result(visit.runs, photo, folder, settings, self.name, preset or settings.sampler, facts)
+        warnings = [*photo.image.remarks, *sharp_remarks(result.share)]
+        if result.samples and settings.blend > 0 and result.share > 0:
+            warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
+        if warnings:
+            result.facts = {"warning": "; ".join(warnings)} | facts
+        give_back()
+        return result
+
+    def _draw(
+        self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, stop: Event, tell: Tell
+    ) -> dict[str, str]:
+        """Keep the prediction and samples, which do not depend on the strength; returns facts about the computation."""
+        pipeline, started, done = self.pipeline, time.perf_counter(), 0
+        total = settings.num_samples * settings.steps if pipeline.denoiser is not None else 0
+
+        def report(words: str) -> None:
+            tell(done, total, words)
+            if stop.is_set():
+                raise CancelledError
+
+        def watch(steps: Iterable) -> Iterator:
+            nonlocal done
+            for step in steps:
+                if time.perf_counter() - started > self.served.max_seconds:
+                    raise ValueError(
+                        f"the run took longer than the {self.served.max_seconds:g} seconds that this page takes, for"
+                        f" {done} of {total} steps: give fewer steps or samples, or use sample.py"
+                    )
+                yield step
+                done += 1
+                left = (time.perf_counter() - predicted) / done * (total - done)
+                report(f"{done} of {total} step{'s' * (total > 1)} done, {left:.0f} s left")
+
+        def store(name: str, values: Tensor) -> None:
+            np.save(folder / f"{name}.npy", values.cpu().numpy())
+
+        report("predicting")
+        blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
+        memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
+        prediction = pipeline.predict(blurry, memory=memory)
+        store("x_init", prediction.x_init)
+        predicted = time.perf_counter()
+        if total:
+            store("s", pipeline.scale(prediction, blurry))
+            names = [Path(photo.name).stem]  # which the noise depends on
+            for k, r_0 in enumerate(pipeline.sample(blurry, prediction, settings, seed, names, watch, memory=memory)):
+                store(f"r_{k}", r_0)
+        return {
+            "seconds": f"{predicted - started:.2f} predictor, {time.perf_counter() - predicted:.2f} steps",
+            "tiles": sides_in_words(pipeline.tiles(blurry)),
+            "device": f"{pipeline.place}, {pipeline.precision}",
+            "checkpoint": f"{self.name}, licence {self.licence}",
+            "sha256": self.sha256,
+        }

@@ -1,0 +1,97 @@
+"""A visitor's restoration: kept on disk, and blended again without running a network."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deblur.data.images import ImageFile
+from deblur.models.samples import Samples, blended, kept, restored_share, to_world
+from deblur.models.settings import SamplingSettings
+from deblur.restoration.outputs import named
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An opened photograph: its file's name, and its pixels."""
+
+    name: str
+    image: ImageFile
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, after rotation to upright."""
+        return tuple(self.image.pixels.shape[-2:])
+
+
+@dataclass(eq=False)
+class Result:
+    """The result of a run; its strength can be changed.
+
+    Args:
+        number: of the run in this visit.
+        photo: the input photograph.
+        folder: of the inputs of `models.samples.blended`, as files of float32 (1, C, H, W), 672 MB for 24 megapixels:
+            x_init, s, and the samples r_0, r_1 and so on.
+        settings: the sampling settings; `blend` is the strength.
+        checkpoint, preset: by their names; without a preset it is the sampler's.
+        facts: information about the run, by name.
+    """
+
+    number: int
+    photo: Photo
+    folder: Path
+    settings: SamplingSettings
+    checkpoint: str
+    preset: str
+    facts: dict[str, str]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(list(self.folder.glob("r_*.npy")))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of images it has: the prediction, each sample, and the mean of several; the last is the result."""
+        count = self.samples
+        if count < 2:
+            return ["prediction", *["restored"] * count]
+        return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
+
+    @cached_property
+    def share(self) -> Tensor:
+        """The weight (1, 1, 1, 1) of what is restored over the upload, below 1 if it is sharp."""
+        return restored_share(self.photo.image.values[None], self._read("x_init"), self.settings.keep_sharp)
+
+    def image(self, kind: str) -> Tensor:
+        """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
+        k = self.kinds.index(kind) - 1
+        if k < 0:
+            return to_world(self._read("x_init"))[0]
+        return self._sample(k)[0] if k < self.samples else self._collected().images()[0]
+
+    def std(self) -> Tensor | None:
+        """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
+        return self._collected().std()[0] if self.samples > 1 else None
+
+    def file_name(self, kind: str) -> str:
+        """The file name that sample.py would use."""
+        target, k = named(PurePath(self.photo.name), None, False), self.kinds.index(kind) - 1
+        return f"{target.stem}_{k}{target.suffix}" if self.samples > 1 and 0 <= k < self.samples else target.name
+
+    def _sample(self, k: int) -> Tensor:
+        sample = blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
+        return kept(sample, self.photo.image.values[None], self.share)
+
+    def _collected(self) -> Samples:
+        samples = Samples(replace(self.settings, average=True))
+        for k in range(self.samples):
+            samples.add(self._sample(k))
+        return samples
+
+    def _read(self, name: str) -> Tensor:
+        return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))
