@@ -5,13 +5,17 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+CHECKOUT = Path(__file__).parents[1]
+
 
 def commit(*paths: str) -> str | None:
-    """The git commit of this code, with "-dirty" if files differ from it; None outside git.
+    """The git commit of this code, with "-dirty" if files differ from it; None outside git, as where pip installed it.
 
     Args:
         paths: git pathspecs of the files to compare; none: all.
     """
+    if not (CHECKOUT / ".git").exists():  # git would name the commit of a project around an installed package
+        return None
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("-dirty" if _git("diff", "HEAD", "--name-only", "--", *paths) else "")
@@ -25,5 +29,5 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     return done.stdout.strip()

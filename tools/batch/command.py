@@ -38,10 +38,11 @@ OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
 # This command reports on the images itself, the rest goes to Ray's logs, and no usage statistics are sent.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: makes Ray listen on the loopback address only
-SENT = {  # sent to a cluster, which does not have this program
-    "working_dir": str(Path(__file__).parents[2]),
-    "excludes": [".*", "runs", "tests", "docs", "tools/benchmarks"],
-}
+PLACE = Path(__file__).parents[2]  # the checkout, or the package that pip installed
+EXCLUDED = [".*", "runs", "tests", "docs", "tools/benchmarks"]
+IS_CHECKOUT = (PLACE / "deblur").is_dir()
+# Sent to a cluster, which does not have this program.
+SENT = {"working_dir": str(PLACE), "excludes": EXCLUDED} if IS_CHECKOUT else {"py_modules": [str(PLACE)]}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.visits import Visit, Visits
 
 DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": [DOCS / "page_blurry.jpg"]}  # by checkpoint
+# By checkpoint; none are installed by pip.
+EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 NO_PHOTO = "there is no photograph yet: upload one"
 BEFORE = "blurry"  # the choice of the upload itself; an image of a run is chosen by number/kind

@@ -1,0 +1,196 @@
+"""The one import name: from a checkout beside other packages, after pip install, and in place of old names."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import deblur
+from deblur.data import images
+from deblur.moved import new_path, with_new_paths
+from tests.conftest import ROOT, fresh
+
+FOREIGN = ("models", "data", "training", "evaluation", "tools")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The folder of another project, with packages of the same names, and a photograph."""
+    for name in FOREIGN:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("THEIRS = True\n")
+    images.write(tmp_path / "photo.png", torch.rand(3, 30, 40))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The programs of an environment with this one's packages, into which pip installed a copy of the checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / "clone" / name)
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=300)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "--quiet"]
+    flags = ["--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*pip, *flags, folder / "clone"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(folder / "clone")
+    return environment / "bin"
+
+
+def said(*command, folder):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # of tests.processes
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+HUB = """
+import sys
+import torch
+from PIL import Image
+pipeline = torch.hub.load(sys.argv[1], "pipeline", "lite", source="local")
+image = Image.open("photo.png")
+print(pipeline(image, preset="balanced").images[0].size, pipeline(image, preset="perceptual").images[0].size)
+import models, data, training
+print(models.THEIRS, data.THEIRS, training.THEIRS)
+"""
+
+
+def test_torch_hub_restores_beside_packages_of_the_same_names(project):
+    done = said(sys.executable, "-c", HUB, ROOT, folder=project)
+    assert done.stdout.splitlines() == ["(40, 30) (40, 30)", "True True True"], done.stderr
+
+
+def test_a_script_restores_beside_packages_of_the_same_names(project):
+    done = said(sys.executable, ROOT / "sample.py", "photo.png", "--output", "out", folder=project)
+    assert done.returncode == 0, done.stderr
+    assert images.read(project / "out" / "photo.png").shape == (3, 30, 40)
+
+
+INSTALLED = """
+import sys
+from PIL import Image
+import deblur
+from deblur import load_pipeline
+load_pipeline("lite")(Image.open("photo.png")).images[0].save("restored.png")
+import models
+print(models.THEIRS, deblur.__file__, [name for name in sys.modules if name.startswith("models.")])
+"""
+
+
+def test_after_pip_install_python_restores(installed, project):
+    done = said(installed / "python", "-c", INSTALLED, folder=project)
+    assert done.returncode == 0, done.stderr
+    theirs, file, twice = done.stdout.split()
+    assert theirs == "True"
+    assert Path(file).is_relative_to(installed.parent)
+    assert twice == "[]"
+    assert images.read(project / "restored.png").shape == (3, 30, 40)
+
+
+def test_after_pip_install_the_command_restores(installed, project):
+    done = said(installed / "deblur", "sample", "photo.png", "--output", "out", folder=project)
+    assert done.returncode == 0, done.stderr
+    assert images.read(project / "out" / "photo.png").shape == (3, 30, 40)
+
+
+@pytest.mark.parametrize("command", ["sample", "train", "evaluate", "app", "doctor", "make-pairs", "export", "batch"])
+def test_after_pip_install_every_command_explains_itself(installed, tmp_path, command):
+    done = said(installed / "deblur", command, "--help", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert command in said(installed / "deblur", "--help", folder=tmp_path).stdout
+
+
+def test_an_unknown_command_and_the_version_are_said(installed, tmp_path):
+    done = said(installed / "deblur", "restore", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "deblur: error: restore is no command: it is one of sample, train, evaluate, app, doctor, make-pairs, export,"
+        " batch\n"
+    )
+    assert said(installed / "deblur", "--version", folder=tmp_path).stdout == f"deblur {deblur.__version__}\n"
+
+
+def test_without_its_weights_an_installation_says_so(installed, project):
+    (place,) = installed.parent.glob("lib/python*/site-packages/deblur")
+    shutil.move(place / "pretrained", project / "weights")
+    try:
+        done = said(installed / "deblur", "sample", "photo.png", "--output", "out", folder=project)
+    finally:
+        shutil.move(project / "weights", place / "pretrained")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nor one that comes with the repository (none is there)" in done.stderr
+
+
+def test_an_old_class_path_in_an_installation_is_answered_with_the_new_one(installed, tmp_path):
+    (tmp_path / "old.yaml").write_text("model: {class_path: models.lightning_module.Predict}")
+    done = said(installed / "deblur", "train", "fit", "--config", "old.yaml", folder=tmp_path)
+    assert done.returncode == 2
+    sentence = "old.yaml: model: models.lightning_module.Predict is now deblur.models.lightning_module.Predict"
+    assert done.stderr == f"train.py: error: {sentence}\n"
+
+
+def test_an_old_class_path_is_answered_with_the_new_one(run_folder):
+    flags = ["--config", "run.yaml", "--model.predictor", "models.slim_unet.SlimPredictor"]
+    done = said(sys.executable, ROOT / "train.py", "fit", *flags, folder=run_folder)
+    assert done.returncode == 2
+    sentence = "model.predictor: models.slim_unet.SlimPredictor is now deblur.models.nafnet.SlimPredictor"
+    assert done.stderr == f"train.py: error: {sentence}\n"
+
+
+@pytest.mark.parametrize("package", ["data", "evaluation", "models", "restoration", "training"])
+def test_a_package_is_not_imported_under_its_old_name(package):
+    done = fresh(f"import {package}")
+    sentence = f"{package} is now deblur.{package}: see 0.4.0 in CHANGELOG.md for the new names"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {sentence}"
+
+
+OLD = {
+    "batch": "python -m batch is now python -m tools.batch",
+    "models.export": "python -m models.export is now python -m tools.export",
+    "deployment.export": "python -m deployment.export is now python -m tools.export_onnx, and deployment.predict is"
+    " tools.predict",
+}
+
+
+@pytest.mark.parametrize("command", OLD)
+def test_an_old_command_says_where_it_went(command):
+    done = said(sys.executable, "-m", command, "pretrained/lite", folder=ROOT)
+    assert done.returncode == 1
+    assert done.stderr == f"{OLD[command]}\n"
+
+
+def test_paths_of_other_projects_stay():
+    assert new_path("models.heads.Predictor") == "deblur.models.base.Predictor"
+    assert new_path("data.camera.CameraShake") == "deblur.data.camera.CameraShake"
+    for path in ("mypred.MyPredictor", "models.theirs.Net", "deblur.models.unet.Denoiser", "Net"):
+        assert new_path(path) == path
+    old = yaml.safe_load("{class_path: data.blur.SyntheticBlur, init_args: {camera: [{class_path: a.B}]}, n: 1}")
+    new = with_new_paths({"blur": old})["blur"]
+    assert new == old | {"class_path": "deblur.data.blur.SyntheticBlur"}
+
+
+def test_the_version_stands_in_the_changes():
+    versions = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == deblur.__version__
+
+
+def test_the_public_names_are_there():
+    for name, module in deblur.PUBLIC.items():
+        assert getattr(deblur, name).__module__ == module
+    with pytest.raises(AttributeError, match="has no attribute nothing"):
+        deblur.nothing  # noqa: B018
