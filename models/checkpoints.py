@@ -76,7 +76,7 @@ def load_pipeline(
         if NETWORKS.get(type(network).__name__) is not type(network):
             continue  # a user's own computes in float32, since it may not convert its input
         for layer in network.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
                 layer.to(dtype)
     return pipeline
 
