@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from base.files import replacing
+from models.cascade import PARTS as CASCADE
+from models.cascade import Cascade
 from models.classes import NETWORKS, Classes, known_networks
 from models.devices import choose_device, resolve_precision
 from models.diffusion import ScaleKind
@@ -139,7 +141,13 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the .safetensors file in a folder; none if there is no such file."""
+    """The tensors of the .safetensors file in a folder; none if there is no such file.
+
+    Those of a cascade's networks, which have folders of their own in it, have the names of these before theirs.
+    """
+    parts = [part for part in CASCADE if (folder / part).is_dir()]
+    if parts:
+        return {f"{part}.{key}": value for part in parts for key, value in read_folder(folder / part).items()}
     files = sorted(folder.glob("*.safetensors"))
     if len(files) > 1:
         names = " and ".join(file.name for file in files[:2])
@@ -234,14 +242,23 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
             f" --classes MODULE.{name} (docs/extend.md)"
         )
     try:
-        taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
-        network = known[name].from_config({key: value for key, value in config.items() if key in taken})
+        network = _build(known, name, config)
     except (TypeError, ValueError, LookupError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
     if not state and network.state_dict():
         raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
     load_weights(network, state, what)
     return network
+
+
+def _build(known: dict[str, type], name: str, config: dict) -> nn.Module:
+    """A network of a class of this name with these arguments; a cascade's networks are described as one is."""
+    if known[name] is Cascade:
+        described = config["parts"]
+        parts = [_build(known, described[part]["class"], described[part]["config"]) for part in CASCADE]
+        return Cascade(*parts, config["frozen"])
+    taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
+    return known[name].from_config({key: value for key, value in config.items() if key in taken})
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:

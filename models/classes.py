@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
+from models.cascade import Cascade
 from models.diffusion import PREDICTION_TYPES
 from models.heads import IdentityPredictor, Predictor, ZeroPredictor
 from models.index import CheckpointError
@@ -17,7 +18,7 @@ from models.slim_unet import SlimDenoiser, SlimPredictor
 from models.u2net import U2NetPredictor
 from models.unet import Denoiser, UNetPredictor
 
-PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, Maxim, IdentityPredictor, ZeroPredictor)
+PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, Maxim, Cascade, IdentityPredictor, ZeroPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 SIDE = 64  # of the image that a user's network is tried on, in pixels, before its stride is known to be larger
 

@@ -316,8 +316,7 @@ class Maxim(Predictor):
     """MAXIM: x_init is the image of its last stage. Every stage gives one, and fewer stages take less time.
 
     Args:
-        stages: U-Nets in a row; 3 as published for deblurring (22.2 M parameters). An image of a loaded network's
-            first or second stage is had by `model.stages = 1`.
+        stages: U-Nets in a row; 3 as published for deblurring (22.2 M parameters).
         size_head: as in `models.unet.UNetPredictor`, one from the features of each stage.
     """
 
@@ -327,16 +326,16 @@ class Maxim(Predictor):
     @register_to_config
     def __init__(self, stages: int = 3, size_head: bool = False):
         super().__init__()
-        self.stages = stages
         self.unets = nn.ModuleList([Stage(k == 0, k == stages - 1) for k in range(stages)])
         self.log_size = nn.ModuleList([SizeHead(WIDTHS[0], 1) for _ in range(stages)]) if size_head else None
 
-    def forward(self, blurry: Tensor) -> Tensor:
-        """As `models.heads.LocalPredictor.forward`."""
-        return self.estimates(blurry)[0]
+    def forward(self, blurry: Tensor, stages: int | None = None) -> Tensor:
+        """As `models.heads.LocalPredictor.forward`, from the first `stages` stages; None: all."""
+        return self.estimates(blurry, stages)[0]
 
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """The images of all stages to supervise, the last one, that of `forward`, first."""
+    def estimates(self, blurry: Tensor, stages: int | None = None) -> list[Tensor]:
+        """The images of the stages to supervise, the last one, that of `forward`, first."""
+        stages = stages or len(self.unets)
         height, width = blurry.shape[-2:]
         rows, columns = (padded_places(side, blurry.device) for side in (height, width))
         top, left = (int((places == 0).nonzero()[0]) for places in (rows, columns))
@@ -345,10 +344,10 @@ class Maxim(Predictor):
         # The authors take every second pixel from the second on, and every fourth from the third on.
         images = [image, image[:, 1::2, 1::2], image[:, 2::4, 2::4]]
         estimates, features = [], None
-        for k in range(self.stages):
+        for k in range(stages):
             estimate, features = self.unets[k](images, features)
             estimate = 2 * estimate.float().permute(0, 3, 1, 2) - 1
-            if self.log_size is not None and k == self.stages - 1:
+            if self.log_size is not None and k == stages - 1:
                 estimate = torch.cat([estimate, self.log_size[k](features.decoded[0].permute(0, 3, 1, 2))], dim=1)
             estimates.append(estimate[..., top : top + height, left : left + width])
         return estimates[::-1]
