@@ -35,13 +35,16 @@ class CameraShake:
         length: range of the trajectory's length in pixels, drawn uniformly.
         curvature: range of the standard deviation, in radians, of the change of direction from the start to the end of
             the exposure, drawn uniformly; 0 is a straight line, 3 makes loops.
+        truth: see `Truth`.
     """
 
-    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0)):
+    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0), truth: Truth = "mean"):
         check_ranges("CameraShake", length=length, curvature=curvature)
-        self.length, self.curvature = length, curvature
-        # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length.
-        self.margin = math.ceil(2 / 3 * length[1])
+        self.length, self.curvature, self.truth = length, curvature, truth
+        # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length, and none further
+        # from the middle of the exposure than 4/5.
+        reach = {"mean": 2 / 3, "middle": 4 / 5}
+        self.margin = math.ceil(reach[truth] * length[1])
 
     def kernel(self, generator: Generator) -> Tensor:
         """A random (K, K) kernel of sum 1, K odd and at most 2 margin + 1."""

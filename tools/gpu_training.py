@@ -253,7 +253,7 @@ def train(
     pairs: list[str],
     weights: list[float],
     output: str,
-    seconds: float = 400.0,
+    seconds: float = 540.0,
     corrector_share: float = 0.4,
     widths: tuple[int, int, int] = (64, 128, 192),
     blocks: tuple[int, int, int] = (2, 2, 4),
@@ -273,7 +273,7 @@ def train(
             (N, 2, H, W, 3), blurry and sharp.
         weights: of each of them in a batch.
         output: folder to write the checkpoint to.
-        seconds: of training, without the preparation.
+        seconds: of all that; training takes what the preparation leaves.
         corrector_share: share of that for the corrector.
         widths, blocks: of the denoiser, as in `models.slim_unet.SlimDenoiser`.
         side: pairs are cut to it.
@@ -306,7 +306,8 @@ def train(
     second = SlimPredictor(**arguments, size_head=True, images=2)
     load_weights(second, widened(config.state_dict(), second), start)
     cascade = Cascade(first, second.to(device, memory_format=torch.channels_last))
-    trainer = Trainer(second, corrector_share * seconds, lr=8e-4, clip=0.5, average=0.998)
+    left = seconds - (time.monotonic() - begin)
+    trainer = Trainer(second, corrector_share * left, lr=8e-4, clip=0.5, average=0.998)
     train_corrector(cascade, groups, trainer, batch, crop, seed)
     second.load_state_dict(trainer.averaged())
     second.eval()
@@ -321,7 +322,8 @@ def train(
     say(f"predicted; scales {scales.tolist()}")
     denoiser = SlimDenoiser(widths, blocks, prediction_type="v_prediction")
     denoiser.to(device, memory_format=torch.channels_last)
-    trainer = Trainer(denoiser, (1 - corrector_share) * seconds, lr=8e-4, clip=1.0, average=0.9995)
+    left = seconds - (time.monotonic() - begin)
+    trainer = Trainer(denoiser, left, lr=8e-4, clip=1.0, average=0.9995)
     marks = [0.125, 0.25, 0.5]
     for passed in train_denoiser(denoiser, scales, groups, trainer, batch, crop, seed):
         if marks and passed >= marks[0]:
