@@ -65,14 +65,15 @@ def read_pairs(root: str, side: int, device: str) -> Tensor:
     """The pairs in ROOT/blur and ROOT/sharp, or in a .npy file, whose sides are at least `side`, cut to it."""
     if root.endswith(".npy"):
         return torch.from_numpy(np.load(root)).permute(0, 1, 4, 2, 3)[..., :side, :side].contiguous().to(device)
-    files = search.find(Path(root) / "blur")
+    folder = Path(root)
+    names = [path.relative_to(folder / "blur") for path in search.find(folder / "blur")]
 
-    def read(path: Path) -> Tensor:
-        pair = [images.read_raw(Path(root) / kind / path.name) for kind in ("blur", "sharp")]
+    def read(name: Path) -> Tensor:
+        pair = [images.read_raw(folder / kind / name) for kind in ("blur", "sharp")]
         return torch.stack(pair)[..., :side, :side]
 
     with ThreadPoolExecutor(12) as threads:
-        return torch.stack(list(threads.map(read, files))).to(device)
+        return torch.stack(list(threads.map(read, names))).to(device)
 
 
 @torch.no_grad()
