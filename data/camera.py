@@ -6,6 +6,7 @@ pixels, which only serve as context, so that no pixels beyond the border are nee
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import scipy.fft
@@ -14,6 +15,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 Range = tuple[float, float]
+# Where the scene is in the ground truth: at the mean of its positions during the exposure, so that the blurry image is
+# not shifted; or where it was in the middle of the exposure, as in GoPro and REDS, whose sharp frame is the middle one.
+Truth = Literal["mean", "middle"]
 
 FINE = 64  # steps in which a path is drawn before it is resampled
 FOCAL = 1.2  # focal length relative to the photograph's longer side
@@ -25,20 +29,22 @@ class CameraShake:
 
     Every image gets its own trajectory (after the random motion of Boracchi and Foi, "Modeling the performance of image
     restoration from motion blur", 2012, and of Kupyn et al., "DeblurGAN", 2018). Direction and speed follow random
-    walks, with a highest speed of at most four times the lowest. The kernel is the time spent at each position, centred
-    at its centroid so that the blurry image is not shifted.
+    walks, with a highest speed of at most four times the lowest. The kernel is the time spent at each position.
 
     Args:
         length: range of the trajectory's length in pixels, drawn uniformly.
         curvature: range of the standard deviation, in radians, of the change of direction from the start to the end of
             the exposure, drawn uniformly; 0 is a straight line, 3 makes loops.
+        truth: see `Truth`.
     """
 
-    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0)):
+    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0), truth: Truth = "mean"):
         check_ranges("CameraShake", length=length, curvature=curvature)
-        self.length, self.curvature = length, curvature
-        # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length.
-        self.margin = math.ceil(2 / 3 * length[1])
+        self.length, self.curvature, self.truth = length, curvature, truth
+        # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length, and none further
+        # from the middle of the exposure than 4/5.
+        reach = {"mean": 2 / 3, "middle": 4 / 5}
+        self.margin = math.ceil(reach[truth] * length[1])
 
     def kernel(self, generator: Generator) -> Tensor:
         """A random (K, K) kernel of sum 1, K odd and at most 2 margin + 1."""
@@ -57,7 +63,7 @@ class CameraShake:
         speed = speed * (length / speed.sum())
         steps = torch.stack([speed * direction.cos(), speed * direction.sin()], dim=1)
         trajectory = F.pad(steps.cumsum(0), (0, 0, 1, 0))  # starts at the origin
-        return trajectory - trajectory.mean(0)
+        return trajectory - (trajectory.mean(0) if self.truth == "mean" else trajectory[len(trajectory) // 2])
 
     def __call__(self, light: Tensor, generator: Generator) -> Tensor:
         return convolve(light, self.kernel(generator), self.margin)
@@ -175,17 +181,21 @@ class SixDegrees:
         frame: longer side in pixels of the 4:3 photograph of which the image is a crop, at a random position, so that
             the blur varies over the crop as it would there. none: the image is the whole photograph, as it also is
             along a side that is longer than the photograph's.
+        truth: see `Truth`.
+        steady: the camera keeps its direction and speed but for a tenth, as in the short exposures of a video.
     """
 
     spacing = 1.0
     # Relative strengths of tilt, pan, roll (which leaves the centre sharp), shifts parallel to the image, and zoom.
     strengths = torch.tensor([1.0, 1.0, 1.0, 0.3, 0.3, 0.3])
 
-    def __init__(self, length: Range = (1.0, 12.0), frame: int | None = None):
+    def __init__(
+        self, length: Range = (1.0, 12.0), frame: int | None = None, truth: Truth = "mean", steady: bool = False
+    ):
         check_ranges("SixDegrees", length=length)
         if frame is not None and frame < 1:
             raise ValueError(f"SixDegrees's frame must be at least 1 pixel, not {frame}.")
-        self.length, self.frame = length, frame
+        self.length, self.frame, self.truth, self.steady = length, frame, truth, steady
         self.margin = math.ceil(length[1]) + 1
 
     def __call__(self, light: Tensor, generator: Generator) -> Tensor:
@@ -214,7 +224,10 @@ class SixDegrees:
         """(T, 6) poses: rotations in radians about x, y and the optical axis; shifts x, y, z over the distance."""
         length = between(generator, self.length)
         walk = torch.randn(FINE, 6, generator=generator).double().cumsum(0).cumsum(0)  # integrated twice for smoothness
-        walk = walk - walk.mean(0)
+        if self.steady:
+            line = torch.linspace(-1, 1, FINE).double()[:, None] * torch.randn(6, generator=generator).sign()
+            walk = line + 0.1 * walk / walk.abs().amax(0).clamp_min(1e-6)
+        walk = walk - (walk.mean(0) if self.truth == "mean" else walk[FINE // 2])
         path = walk / walk.abs().amax(0).clamp_min(1e-6) * torch.rand(6, generator=generator) * self.strengths
         # Small motions shift corners proportionally, so six trial motions determine the strength and the path length.
         trial = 1e-3
@@ -230,7 +243,7 @@ class SixDegrees:
         before = middles.floor().long().clamp(0, FINE - 2)
         share = (middles - before)[:, None]
         poses = (path[before] * (1 - share) + path[before + 1] * share) * (trial * scale)
-        return poses - poses.mean(0)
+        return poses - (poses.mean(0) if self.truth == "mean" else poses[count // 2])
 
 
 def rasterise(trajectory: Tensor) -> Tensor:

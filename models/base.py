@@ -33,9 +33,9 @@ class Predictor(ModelMixin, ConfigMixin):
     receptive_field: int | None = None
     stride: int = 1
 
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
+    def estimates(self, *images: Tensor) -> list[Tensor]:
         """The outputs to supervise in training, the one of `forward` first."""
-        return [self(blurry)]
+        return [self(*images)]
 
 
 def zeroed(layer: nn.Module) -> nn.Module:
@@ -101,18 +101,21 @@ class PixelBlocks(nn.Module):
 
 
 class LocalPredictor(Predictor):
-    """x_init = y + network(y). Starts as the identity."""
+    """x_init = y + network(y). Starts as the identity.
+
+    A network of several images sees them all, and adds to the last one: see `models.cascade.Cascade`.
+    """
 
     def __init__(self, unet: PixelBlocks):
         super().__init__()
         self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
 
-    def forward(self, blurry: Tensor) -> Tensor:
+    def forward(self, *images: Tensor) -> Tensor:
         """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
 
         With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """
-        out, known = self.unet(blurry).float(), blurry.float()
+        out, known = self.unet(*images).float(), images[-1].float()
         if out.shape[1] > 3:
             known = F.pad(known, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel
         return known + out

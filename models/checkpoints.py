@@ -21,9 +21,12 @@ from torch import Tensor, nn
 
 from deblur.files import replacing
 from deblur.models.base import ConfigMixin, DDPMScheduler, IdentityPredictor, ModelMixin, Predictor, ZeroPredictor
+from deblur.models.cascade import PARTS as CASCADE
+from deblur.models.cascade import Cascade
 from deblur.models.devices import choose_device, resolve_precision
 from deblur.models.diffusion import PREDICTION_TYPES, ScaleKind
 from deblur.models.hub import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json
+from deblur.models.maxim import Maxim
 from deblur.models.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.onnx.engines import Precision, Provider
 from deblur.models.onnx.network import OnnxNetwork
@@ -32,7 +35,7 @@ from deblur.models.settings import SamplingSettings
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import Denoiser, UNetPredictor
 
-PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, IdentityPredictor, ZeroPredictor)
+PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, Maxim, Cascade, IdentityPredictor, ZeroPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
 SIDE = 64  # of the image that a user's network is tried on, in pixels, before its stride is known to be larger
 
@@ -167,7 +170,7 @@ def load_pipeline(
         if NETWORKS.get(type(network).__name__) is not type(network):
             continue  # a user's own computes in float32, since it may not convert its input
         for layer in network.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
                 layer.to(dtype)
     return pipeline
 
@@ -230,7 +233,13 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the .safetensors file in a folder; none if there is no such file."""
+    """The tensors of the .safetensors file in a folder; none if there is no such file.
+
+    Those of a cascade's networks, which have folders of their own in it, have the names of these before theirs.
+    """
+    parts = [part for part in CASCADE if (folder / part).is_dir()]
+    if parts:
+        return {f"{part}.{key}": value for part in parts for key, value in read_folder(folder / part).items()}
     files = sorted(folder.glob("*.safetensors"))
     if len(files) > 1:
         names = " and ".join(file.name for file in files[:2])
@@ -325,14 +334,23 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
             f" --classes MODULE.{name} (docs/extend.md)"
         )
     try:
-        taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
-        network = known[name].from_config({key: value for key, value in config.items() if key in taken})
+        network = _build(known, name, config)
     except (TypeError, ValueError, LookupError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
     if not state and network.state_dict():
         raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
     load_weights(network, state, what)
     return network
+
+
+def _build(known: dict[str, type], name: str, config: dict) -> nn.Module:
+    """A network of a class of this name with these arguments; a cascade's networks are described as one is."""
+    if known[name] is Cascade:
+        described = config["parts"]
+        parts = [_build(known, described[part]["class"], described[part]["config"]) for part in CASCADE]
+        return Cascade(*parts, config["frozen"])
+    taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
+    return known[name].from_config({key: value for key, value in config.items() if key in taken})
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:

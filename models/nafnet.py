@@ -160,6 +160,7 @@ class SlimPredictor(LocalPredictor):
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
         size_head: as in `models.unet.UNetPredictor`.
+        images: how many it sees; 2 as the second network of a `models.cascade.Cascade`.
     """
 
     @register_to_config
@@ -170,8 +171,9 @@ class SlimPredictor(LocalPredictor):
         block: BlockKind = "plain",
         unshuffle: int = 2,
         size_head: bool = False,
+        images: int = 1,
     ):
-        super().__init__(SlimUNet(3, 3, widths, blocks, block, unshuffle, size_head=size_head))
+        super().__init__(SlimUNet(3 * images, 3, widths, blocks, block, unshuffle, size_head=size_head))
 
 
 class SlimDenoiser(LocalDenoiser):

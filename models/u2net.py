@@ -99,6 +99,7 @@ class U2NetPredictor(Predictor):
         side_outputs: fuse six side outputs and supervise them (official); otherwise the last stage's head gives x_init.
         upsample: "bilinear" (official), or "nearest", whose gradient is five times as fast on a CPU.
         size_head: as in `models.unet.UNetPredictor`, from the last stage's features.
+        images: how many it sees; 2 as the second network of a `models.cascade.Cascade`.
     """
 
     receptive_field = None  # most of an image: stages at 1/32 resolution pool by 32 again or dilate by 8
@@ -112,11 +113,12 @@ class U2NetPredictor(Predictor):
         side_outputs: bool = True,
         upsample: Upsample = "bilinear",
         size_head: bool = False,
+        images: int = 1,
     ):
         super().__init__()
         self.unshuffle, self.upsample, self.stride = unshuffle, upsample, 32 * unshuffle
         self.multiple = unshuffle  # sides are padded to it, and pooling rounds up from there
-        heads, i, widths = 3 * unshuffle**2, 3 * unshuffle**2, {}
+        heads, i, widths = 3 * unshuffle**2, 3 * images * unshuffle**2, {}
         for (stage, height), (mid, o) in zip(STAGES.items(), TABLES[variant], strict=True):
             skip = widths.get(stage.removesuffix("d"), 0)  # a stage of the decoder also takes that of the encoder
             self.add_module(stage, RSU(height, i + skip, mid, o, norm, upsample))
@@ -131,14 +133,14 @@ class U2NetPredictor(Predictor):
         self.side_outputs = side_outputs
         self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
-    def forward(self, blurry: Tensor) -> Tensor:
+    def forward(self, *images: Tensor) -> Tensor:
         """As `models.base.LocalPredictor.forward`."""
-        return self.estimates(blurry)[0]
+        return self.estimates(*images)[0]
 
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
+    def estimates(self, *images: Tensor) -> list[Tensor]:
         """The outputs to supervise: that of `forward` and, if there are any, the six side outputs at full size."""
-        height, width = blurry.shape[-2:]
-        h = blurry.to(self.side1.weight.dtype)
+        height, width = images[-1].shape[-2:]
+        h = torch.cat(images, dim=1).to(self.side1.weight.dtype)
         if height % self.unshuffle or width % self.unshuffle:
             h = F.pad(h, (0, -width % self.unshuffle, 0, -height % self.unshuffle), mode="replicate")
         h = F.pixel_unshuffle(h, self.unshuffle)
@@ -163,7 +165,7 @@ class U2NetPredictor(Predictor):
         else:
             heads = [self.side1(decoded[0])]
         heads = [F.pixel_shuffle(head, self.unshuffle)[..., :height, :width] for head in heads]
-        estimates = [blurry.float() + head.float() for head in heads]
+        estimates = [images[-1].float() + head.float() for head in heads]
         if self.log_size is not None:
             log_size = self.log_size(decoded[0])[..., :height, :width]
             estimates[0] = torch.cat([estimates[0], log_size], dim=1)

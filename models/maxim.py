@@ -1,0 +1,403 @@
+"""MAXIM (Tu et al., CVPR 2022, arXiv 2201.02973) as a predictor: three U-Nets in a row, each a whole restoration.
+
+Its blocks mix positions by gated MLPs along two axes: inside small windows of neighbouring pixels, and across a grid of
+pixels far apart. The grid spans the whole image, so every output sees all of it, and tiles are not exact.
+
+Features are (N, H, W, C), so that every 1x1 convolution is a dense layer. The weights are the authors'; the names of
+the submodules are ours, and tools.import_maxim knows both.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deblur.models.base import Predictor, SizeHead, register_to_config, zeroed
+
+WIDTHS = (32, 64, 128)  # channels at the full size, 1/2 and 1/4
+SIDES = (16, 16, 8)  # of the windows and of the grid there
+MULTIPLE = 64  # 1/8 of the size, at the bottom, must be a multiple of its windows' side of 8
+
+
+class LayerNorm(nn.LayerNorm):
+    """Over the channels of each pixel of (..., C), in the type of the features."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class Conv(nn.Conv2d):
+    """A convolution of (N, H, W, C) that keeps the size, or with stride 2 halves it."""
+
+    def __init__(self, in_channels: int, out_channels: int, side: int = 3, stride: int = 1):
+        super().__init__(in_channels, out_channels, side, stride, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class Up(nn.ConvTranspose2d):
+    """A transposed convolution that doubles the size of (N, H, W, C)."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__(in_channels, out_channels, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class PositionMix(nn.Linear):
+    """A dense layer over the P positions of (groups, P, C), the same for every group and channel."""
+
+    def __init__(self, side: int):
+        super().__init__(side**2, side**2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.weight, x) + self.bias[:, None]
+
+
+class GatedMlp(nn.Module):
+    """gMLP (Liu et al. 2021) on groups of positions (groups, P, C): one half of the features gates the other."""
+
+    def __init__(self, channels: int, side: int):
+        super().__init__()
+        self.norm = LayerNorm(channels)
+        self.project_in = nn.Linear(channels, 2 * channels)
+        self.norm_gate = LayerNorm(channels)
+        self.mix = PositionMix(side)
+        self.project_out = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = gelu(self.project_in(self.norm(x))).chunk(2, dim=-1)
+        gate = self.mix(self.norm_gate(gate))
+        return x + self.project_out(value * (gate + 1))
+
+
+class MultiAxisMlp(nn.Module):
+    """The multi-axis gated MLP (the paper's figure 3): half of the channels mix over a grid, half in windows."""
+
+    def __init__(self, channels: int, side: int):
+        super().__init__()
+        self.side = side
+        self.norm = LayerNorm(channels)
+        self.project_in = nn.Linear(channels, 2 * channels)
+        self.grid = GatedMlp(channels, side)
+        self.window = GatedMlp(channels, side)
+        self.project_out = nn.Linear(2 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far, near = gelu(self.project_in(self.norm(x))).chunk(2, dim=-1)
+        far = from_grid(self.grid(to_grid(far, self.side)), self.side, x.shape)
+        near = from_windows(self.window(to_windows(near, self.side)), self.side, x.shape)
+        return x + self.project_out(torch.cat([far, near], dim=-1))
+
+
+class GateWeights(nn.Module):
+    """Weights for a cross gating block, mixed over both axes as in `MultiAxisMlp`. (N, H, W, C) -> the same."""
+
+    def __init__(self, channels: int, side: int):
+        super().__init__()
+        self.side = side
+        self.norm = LayerNorm(channels)
+        self.project_in = nn.Linear(channels, 2 * channels)
+        self.mix_grid = PositionMix(side)
+        self.mix_window = PositionMix(side)
+        self.project_out = nn.Linear(2 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far, near = gelu(self.project_in(self.norm(x))).chunk(2, dim=-1)
+        far = from_grid(self.mix_grid(to_grid(far, self.side)), self.side, x.shape)
+        near = from_windows(self.mix_window(to_windows(near, self.side)), self.side, x.shape)
+        return self.project_out(torch.cat([far, near], dim=-1))
+
+
+class CrossGating(nn.Module):
+    """The cross gating block (the paper's section 3.4): x and y gate each other. Returns both.
+
+    Args:
+        x_channels: channels of x.
+        channels, side: channels of both results, and of y; side of their windows and grid.
+        below: y has this many channels and half the size of x, and is enlarged first; None: it has x's size.
+    """
+
+    def __init__(self, x_channels: int, channels: int, side: int, below: int | None = None):
+        super().__init__()
+        self.up = None if below is None else Up(below, channels)
+        self.first_x = nn.Linear(x_channels, channels)
+        self.first_y = nn.Linear(channels, channels)
+        self.norm_x = LayerNorm(channels)
+        self.norm_y = LayerNorm(channels)
+        self.project_in_x = nn.Linear(channels, channels)
+        self.project_in_y = nn.Linear(channels, channels)
+        self.weights_x = GateWeights(channels, side)
+        self.weights_y = GateWeights(channels, side)
+        self.project_out_x = nn.Linear(channels, channels)
+        self.project_out_y = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = y if self.up is None else self.up(y)
+        x, y = self.first_x(x), self.first_y(y)
+        hidden_x = gelu(self.project_in_x(self.norm_x(x)))
+        hidden_y = gelu(self.project_in_y(self.norm_y(y)))
+        y = y + self.project_out_y(hidden_y * self.weights_x(hidden_x))
+        x = x + self.project_out_x(hidden_x * self.weights_y(hidden_y)) + y
+        return x, y
+
+
+class ChannelAttention(nn.Module):
+    """Each channel times a weight that depends on the means of all channels (Hu et al., CVPR 2018)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.squeeze = nn.Linear(channels, channels // 4)
+        self.excite = nn.Linear(channels // 4, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((1, 2), keepdim=True)
+        return x * self.excite(self.squeeze(means).relu()).sigmoid()
+
+
+class ConvAttention(nn.Module):
+    """x + attention(conv(leaky_relu(conv(norm(x)))))."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = LayerNorm(channels)
+        self.conv1 = Conv(channels, channels)
+        self.conv2 = Conv(channels, channels)
+        self.attention = ChannelAttention(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.leaky_relu(self.conv1(self.norm(x)), 0.2)
+        return x + self.attention(self.conv2(hidden))
+
+
+class DenseAttention(nn.Module):
+    """x + attention(dense(gelu(dense(norm(x))))), in the place of `ConvAttention` at the bottom."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = LayerNorm(channels)
+        self.dense1 = nn.Linear(channels, channels)
+        self.dense2 = nn.Linear(channels, channels)
+        self.attention = ChannelAttention(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = gelu(self.dense1(self.norm(x)))
+        return x + self.attention(self.dense2(hidden))
+
+
+class Block(nn.Module):
+    """A dense layer, then twice a `MultiAxisMlp` and channel attention, plus what the dense layer gave."""
+
+    def __init__(self, in_channels: int, channels: int, side: int, attention: type[nn.Module] = ConvAttention):
+        super().__init__()
+        self.first = nn.Linear(in_channels, channels)
+        pairs = [(MultiAxisMlp(channels, side), attention(channels)) for _ in range(2)]
+        self.layers = nn.Sequential(*[layer for pair in pairs for layer in pair])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + self.layers(x)
+
+
+class Resized(nn.Module):
+    """Feature maps of several scales, each through its own dense layer and resized to `scale`, then concatenated."""
+
+    def __init__(self, scales: tuple[int, ...], scale: int):
+        super().__init__()
+        self.factors = [2.0 ** (old - scale) for old in scales]
+        self.dense = nn.ModuleList([nn.Linear(WIDTHS[old], WIDTHS[scale]) for old in scales])
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        return torch.cat([self._resized(*each) for each in zip(maps, self.dense, self.factors, strict=True)], dim=-1)
+
+    def _resized(self, x: Tensor, dense: nn.Linear, factor: float) -> Tensor:
+        """Both operations are linear, so the dense layer goes where the image is smaller."""
+        if factor > 1:
+            return resize(dense(x), factor)
+        return dense(resize(x, factor))
+
+
+class SupervisedAttention(nn.Module):
+    """An image from the features, and features attended by that image (Zamir et al., MPRNet, CVPR 2021)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = Conv(channels, channels)
+        self.to_image = Conv(channels, 3)
+        self.from_image = Conv(3, channels)
+
+    def forward(self, x: Tensor, blurry: Tensor) -> tuple[Tensor, Tensor]:
+        image = self.to_image(x) + blurry
+        return image, x + self.conv(x) * self.from_image(image).sigmoid()
+
+
+class Features(NamedTuple):
+    """What a stage hands to the next one: lists with a tensor (N, H, W, C) for each scale."""
+
+    encoded: list[Tensor]
+    decoded: list[Tensor]
+    attended: list[Tensor]
+
+
+class Stage(nn.Module):
+    """One U-Net of three scales.
+
+    Args:
+        first: no stage comes before it, whose features it would take.
+        last: it ends in a convolution to an image; otherwise in supervised attention at each scale.
+    """
+
+    def __init__(self, first: bool, last: bool):
+        super().__init__()
+        scales = range(3)
+        above = [WIDTHS[max(scale - 1, 0)] for scale in scales]
+        below = [WIDTHS[min(scale + 1, 2)] for scale in scales]
+        self.inputs = nn.ModuleList([Conv(3, width) for width in WIDTHS])
+        self.encoder = nn.ModuleList([Block(above[i] + WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+        self.down = nn.ModuleList([Conv(width, width, side=4, stride=2) for width in WIDTHS])
+        self.bottom = nn.Sequential(*[Block(WIDTHS[2], WIDTHS[2], SIDES[2], DenseAttention) for _ in range(2)])
+        self.resize_encoded = nn.ModuleList([Resized((0, 1, 2), i) for i in scales])
+        self.gate = nn.ModuleList([CrossGating(3 * WIDTHS[i], WIDTHS[i], SIDES[i], below[i]) for i in scales])
+        self.resize_skips = nn.ModuleList([Resized((2, 1, 0), i) for i in scales])
+        self.up = nn.ModuleList([Up(below[i], WIDTHS[i]) for i in scales])
+        self.decoder = nn.ModuleList([Block(4 * WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+        if not first:
+            self.fuse_inputs = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+            self.fuse_encoded = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+        if last:
+            self.to_image = zeroed(Conv(WIDTHS[0], 3))
+        else:
+            self.attention = nn.ModuleList([SupervisedAttention(width) for width in WIDTHS])
+
+    def encode(self, images: list[Tensor], before: Features | None) -> list[Tensor]:
+        """Features of the three scales, then those at the bottom."""
+        inputs = [conv(image) for conv, image in zip(self.inputs, images, strict=True)]
+        if before is not None:
+            inputs = [fuse(x, y)[0] for fuse, x, y in zip(self.fuse_inputs, inputs, before.attended, strict=True)]
+        encoded, x = [], inputs[0]
+        for i in range(3):
+            x = self.encoder[i](torch.cat([x, inputs[i]], dim=-1))
+            if before is not None:
+                x, _ = self.fuse_encoded[i](x, before.encoded[i] + before.decoded[i])
+            encoded.append(x)
+            x = self.down[i](x)
+        return [*encoded, self.bottom(x)]
+
+    def decode(self, encoded: list[Tensor], bottom: Tensor) -> list[Tensor]:
+        """Features of the three scales."""
+        skips, gate = [], bottom  # skips come from the smallest scale up
+        for i in (2, 1, 0):
+            skip, gate = self.gate[i](self.resize_encoded[i](encoded), gate)
+            skips.append(skip)
+        decoded, x = [], bottom
+        for i in (2, 1, 0):
+            x = self.decoder[i](torch.cat([self.up[i](x), self.resize_skips[i](skips)], dim=-1))
+            decoded.append(x)
+        return decoded[::-1]
+
+    def forward(self, images: list[Tensor], before: Features | None) -> tuple[Tensor, Features]:
+        """The blurry image at three scales and the features of the stage before -> an image and its own features."""
+        *encoded, bottom = self.encode(images, before)
+        decoded = self.decode(encoded, bottom)
+        if hasattr(self, "to_image"):
+            return self.to_image(decoded[0]) + images[0], Features(encoded, decoded, [])
+        attended = [each(x, image) for each, x, image in zip(self.attention, decoded, images, strict=True)]
+        return attended[0][0], Features(encoded, decoded, [features for _, features in attended])
+
+
+class Maxim(Predictor):
+    """MAXIM: x_init is the image of its last stage. Every stage gives one, and fewer stages take less time.
+
+    Args:
+        stages: U-Nets in a row; 3 as published for deblurring (22.2 M parameters).
+        size_head: as in `models.unet.UNetPredictor`, one from the features of each stage.
+    """
+
+    receptive_field = None  # the whole image: the grid spans it
+    stride = MULTIPLE
+
+    @register_to_config
+    def __init__(self, stages: int = 3, size_head: bool = False):
+        super().__init__()
+        self.unets = nn.ModuleList([Stage(k == 0, k == stages - 1) for k in range(stages)])
+        self.log_size = nn.ModuleList([SizeHead(WIDTHS[0], 1) for _ in range(stages)]) if size_head else None
+
+    def forward(self, blurry: Tensor, stages: int | None = None) -> Tensor:
+        """As `models.base.LocalPredictor.forward`, from the first `stages` stages; None: all."""
+        return self.estimates(blurry, stages)[0]
+
+    def estimates(self, blurry: Tensor, stages: int | None = None) -> list[Tensor]:
+        """The images of the stages to supervise, the last one, that of `forward`, first."""
+        stages = stages or len(self.unets)
+        height, width = blurry.shape[-2:]
+        rows, columns = (padded_places(side, blurry.device) for side in (height, width))
+        top, left = (int((places == 0).nonzero()[0]) for places in (rows, columns))
+        image = (blurry[:, :, rows][..., columns] + 1) / 2
+        image = image.to(self.unets[0].down[0].weight.dtype).permute(0, 2, 3, 1)
+        # The authors take every second pixel from the second on, and every fourth from the third on.
+        images = [image, image[:, 1::2, 1::2], image[:, 2::4, 2::4]]
+        estimates, features = [], None
+        for k in range(stages):
+            estimate, features = self.unets[k](images, features)
+            estimate = 2 * estimate.float().permute(0, 3, 1, 2) - 1
+            if self.log_size is not None and k == stages - 1:
+                estimate = torch.cat([estimate, self.log_size[k](features.decoded[0].permute(0, 3, 1, 2))], dim=1)
+            estimates.append(estimate[..., top : top + height, left : left + width])
+        return estimates[::-1]
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh form, with which the weights were trained."""
+    return F.gelu(x, approximate="tanh")
+
+
+def to_windows(x: Tensor, side: int) -> Tensor:
+    """(N, H, W, C) -> (windows, side^2, C): neighbouring pixels are together."""
+    n, height, width, channels = x.shape
+    x = x.reshape(n, height // side, side, width // side, side, channels)
+    return x.transpose(2, 3).reshape(-1, side**2, channels)
+
+
+def from_windows(x: Tensor, side: int, shape: torch.Size) -> Tensor:
+    """The inverse of `to_windows`, for (N, H, W, any C)."""
+    n, height, width, _ = shape
+    x = x.reshape(n, height // side, width // side, side, side, -1)
+    return x.transpose(2, 3).reshape(n, height, width, -1)
+
+
+def to_grid(x: Tensor, side: int) -> Tensor:
+    """(N, H, W, C) -> (groups, side^2, C): pixels H / side and W / side apart are together."""
+    n, height, width, channels = x.shape
+    x = x.reshape(n, side, height // side, side, width // side, channels)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(-1, side**2, channels)
+
+
+def from_grid(x: Tensor, side: int, shape: torch.Size) -> Tensor:
+    """The inverse of `to_grid`, for (N, H, W, any C)."""
+    n, height, width, _ = shape
+    x = x.reshape(n, height // side, width // side, side, side, -1)
+    return x.permute(0, 3, 1, 4, 2, 5).reshape(n, height, width, -1)
+
+
+def resize(x: Tensor, factor: float) -> Tensor:
+    """(N, H, W, C) resized bilinearly, with antialiasing where it gets smaller."""
+    if factor == 1:
+        return x
+    size = [int(side * factor) for side in x.shape[1:3]]
+    resized = F.interpolate(x.permute(0, 3, 1, 2).float(), size, mode="bilinear", antialias=factor < 1)
+    return resized.permute(0, 2, 3, 1).to(x.dtype)
+
+
+def padded_places(side: int, device: torch.device) -> Tensor:
+    """Indices that pad `side` pixels to a multiple of MULTIPLE: centred, by reflection, repeated where that is far."""
+    padding = -side % MULTIPLE
+    places = torch.arange(-(padding // 2), side + padding - padding // 2, device=device)
+    period = max(1, 2 * side - 2)
+    places = places % period
+    return torch.minimum(places, period - places) if side > 1 else places
