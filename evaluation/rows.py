@@ -40,7 +40,7 @@ def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
 
     A label holds sampler, steps, and the fields that vary in the grid and differ from the default.
     """
-    alone = {s: SamplingSettings(blend=0.0, keep_sharp=s.keep_sharp) for s in settings if s.blend == 0}
+    alone = {s: SamplingSettings(blend=0.0, stages=s.stages, keep_sharp=s.keep_sharp) for s in settings if s.blend == 0}
     settings = list(dict.fromkeys(alone.get(setting, setting) for setting in settings))
     sampled = [setting for setting in settings if setting.blend > 0]
     others = [field for field in fields(SamplingSettings) if field.name not in ("sampler", "steps")]

@@ -20,7 +20,7 @@ from deblur.models.settings import SamplingSettings, sharing_samples
 from deblur.progress import ProgressBar, counted
 
 if TYPE_CHECKING:
-    from deblur.models.pipeline import DeblurPipeline
+    from deblur.models.pipeline import DeblurPipeline, Prediction
 
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "
@@ -181,14 +181,18 @@ def score_images(plan: Plan) -> None:
             for label, read in plan.baselines.items():
                 score(torch.stack([read(name) for name in batch.names]).to(plan.device), Row(label))
             if plan.pipeline is not None:
-                start = _now(plan.device)
-                prediction = plan.pipeline.predict(blurry)
-                before = (_now(plan.device) - start) / len(blurry)
+                prediction, before = _predicted(plan, blurry)
+                predictions = {None: (prediction, before)}  # by the predictor's stages
                 score(prediction.images, Row(PREDICTOR), before)
                 for label, images in _controls(batch, blurry, prediction.images):
                     score(images, Row(label), before)
             for group in batch.groups:
-                settings, start = [row.settings for row in group], _now(plan.device)
+                settings = [row.settings for row in group]
+                stages = settings[0].stages
+                if stages not in predictions:
+                    predictions[stages] = _predicted(plan, blurry, stages)
+                prediction, before = predictions[stages]
+                start = _now(plan.device)
                 progress = counted(bar, len(blurry))
                 outputs = plan.pipeline.refine_shared(blurry, prediction, settings, plan.seed, batch.names, progress)
                 drawn = max(setting.num_samples for setting in settings) * len(blurry)
@@ -198,6 +202,13 @@ def score_images(plan: Plan) -> None:
             if not steps:
                 bar.update(len(blurry))
     plan.processes.barrier()
+
+
+def _predicted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple["Prediction", float]:
+    """The pipeline's prediction, and its seconds for each image."""
+    start = _now(plan.device)
+    prediction = plan.pipeline.predict(blurry, stages=stages)
+    return prediction, (_now(plan.device) - start) / len(blurry)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:

@@ -20,9 +20,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from deblur.files import replacing
-from deblur.models.base import ConfigMixin, DDPMScheduler, IdentityPredictor, ModelMixin, Predictor, ZeroPredictor
-from deblur.models.cascade import PARTS as CASCADE
-from deblur.models.cascade import Cascade
+from deblur.models.base import (
+    CASCADE,
+    Cascade,
+    ConfigMixin,
+    DDPMScheduler,
+    IdentityPredictor,
+    ModelMixin,
+    Predictor,
+    ZeroPredictor,
+)
 from deblur.models.devices import choose_device, resolve_precision
 from deblur.models.diffusion import PREDICTION_TYPES, ScaleKind
 from deblur.models.hub import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json

@@ -328,13 +328,18 @@ class Maxim(Predictor):
         self.unets = nn.ModuleList([Stage(k == 0, k == stages - 1) for k in range(stages)])
         self.log_size = nn.ModuleList([SizeHead(WIDTHS[0], 1) for _ in range(stages)]) if size_head else None
 
+    @property
+    def stages(self) -> int:
+        """How many there are, each of which gives an image."""
+        return len(self.unets)
+
     def forward(self, blurry: Tensor, stages: int | None = None) -> Tensor:
         """As `models.base.LocalPredictor.forward`, from the first `stages` stages; None: all."""
         return self.estimates(blurry, stages)[0]
 
     def estimates(self, blurry: Tensor, stages: int | None = None) -> list[Tensor]:
         """The images of the stages to supervise, the last one, that of `forward`, first."""
-        stages = stages or len(self.unets)
+        stages = stages or self.stages
         height, width = blurry.shape[-2:]
         rows, columns = (padded_places(side, blurry.device) for side in (height, width))
         top, left = (int((places == 0).nonzero()[0]) for places in (rows, columns))

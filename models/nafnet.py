@@ -160,7 +160,7 @@ class SlimPredictor(LocalPredictor):
     Args:
         widths, blocks, block, unshuffle: as in `SlimUNet`.
         size_head: as in `models.unet.UNetPredictor`.
-        images: how many it sees; 2 as the second network of a `models.cascade.Cascade`.
+        images: how many it sees; 2 as the second network of a `models.base.Cascade`.
     """
 
     @register_to_config

@@ -147,15 +147,26 @@ class DeblurPipeline(ConfigMixin):
         return preset_settings(self.config.presets, name)
 
     @torch.no_grad()
-    def predict(self, blurry: Tensor, tile: int | None = None, memory: int | None = None) -> Prediction:
+    def predict(
+        self, blurry: Tensor, tile: int | None = None, memory: int | None = None, stages: int | None = None
+    ) -> Prediction:
         """Predict from blurry images (N, 3, H, W) in [0, 1].
 
         `tile` is the side of the tiles' cores, `memory` as in `__call__`; None: the whole image, or tiles that fit into
-        memory.
+        memory. `stages` as in `SamplingSettings`.
+
+        Raises:
+            ValueError: the predictor has no stages, or fewer.
         """
         self._tilings = {}
-        tiling = self._tiling("predictor", tile, memory)
-        output = tiling(self.predictor, [to_network(blurry.float())])
+        network, most = self.predictor, getattr(self.predictor, "stages", None)
+        if stages is not None and most is None:
+            raise ValueError(f"stages is {stages}, and this checkpoint's predictor has no stages: omit it")
+        if stages is not None and stages > most:
+            raise ValueError(f"stages is {stages}, and this checkpoint's predictor has {most}: give at most that")
+        if stages is not None:
+            network = partial(network, stages=stages)
+        output = self._tiling("predictor", tile, memory)(network, [to_network(blurry.float())])
         return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
 
     def sample(
@@ -286,7 +297,7 @@ class DeblurPipeline(ConfigMixin):
         settings = settings or self.preset(preset)
         batch, layouts = read_images(image)
         blurry = batch.to(self.device)
-        prediction = self.predict(blurry, predictor_tile, memory)
+        prediction = self.predict(blurry, predictor_tile, memory, settings.stages)
         [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)
         output.tiles = self.tiles(blurry)
         if output_type != "pt":

@@ -57,6 +57,7 @@ class SamplingSettings:
         num_samples: samples drawn for each image.
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
+        stages: of a predictor that has several, as MAXIM has three: fewer take less time. None: all.
         keep_sharp: keep a sharp image as it is, whatever the blend: one that the predictor changes by at most this many
             8-bit levels (root mean square); up to 2.2 times as much it is restored in part. 0: restore every image.
     """
@@ -73,6 +74,7 @@ class SamplingSettings:
     num_samples: int = 1
     average: bool = False
     blend: float = 1.0
+    stages: int | None = None
     keep_sharp: float = 0.0
 
     def __post_init__(self):
@@ -84,6 +86,7 @@ class SamplingSettings:
             ("beta_start", "beta_end", "log_snr_max", "log_snr_min"): (math.isfinite, "a finite number"),
             ("keep_sharp",): (lambda x: 0 <= x < math.inf, "0 or more"),
             ("start",): (lambda x: x is None or 0 < x < math.inf, "a number above 0"),
+            ("stages",): (lambda n: n is None or (isinstance(n, int) and n >= 1), "a whole number of 1 or more"),
         }
         for names, (holds, words) in rules.items():
             for name in names:
@@ -99,6 +102,8 @@ class SamplingSettings:
     def __str__(self) -> str:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
         kept = [f"sharp images kept up to {self.keep_sharp:g}"] if self.keep_sharp else []
+        if self.stages is not None:
+            kept.insert(0, f"{self.stages} stage{'s' * (self.stages > 1)}")
         if self.blend == 0:
             return ", ".join(["the prediction alone", *kept])
         words = [self.sampler, f"{self.steps} step{'s' * (self.steps > 1)}", f"blend {self.blend:g}"]
@@ -166,10 +171,11 @@ class SamplingSettings:
 def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:
     """Group settings that share their samples because they differ only in num_samples, average, blend and keep_sharp.
 
-    Settings with blend 0 need no sample and form one group.
+    Settings with blend 0 need no sample, and those of equal stages form one group.
     """
     groups: dict[SamplingSettings, list[SamplingSettings]] = {}
     for setting in settings:
         alike = replace(setting, num_samples=1, average=False, blend=1.0, keep_sharp=0.0)
-        groups.setdefault(alike if setting.blend > 0 else SamplingSettings(blend=0.0), []).append(setting)
+        alone = SamplingSettings(blend=0.0, stages=setting.stages)
+        groups.setdefault(alike if setting.blend > 0 else alone, []).append(setting)
     return list(groups.values())

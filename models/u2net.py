@@ -99,7 +99,7 @@ class U2NetPredictor(Predictor):
         side_outputs: fuse six side outputs and supervise them (official); otherwise the last stage's head gives x_init.
         upsample: "bilinear" (official), or "nearest", whose gradient is five times as fast on a CPU.
         size_head: as in `models.unet.UNetPredictor`, from the last stage's features.
-        images: how many it sees; 2 as the second network of a `models.cascade.Cascade`.
+        images: how many it sees; 2 as the second network of a `models.base.Cascade`.
     """
 
     receptive_field = None  # most of an image: stages at 1/32 resolution pool by 32 again or dilate by 8

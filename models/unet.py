@@ -28,7 +28,10 @@ class PixelNorm(nn.LayerNorm):
             centred = x.float() - x.float().mean(1, keepdim=True)
             normal = centred / (centred.square().mean(1, keepdim=True) + self.eps).sqrt()
             return normal.to(x.dtype) * self.weight[:, None, None] + self.bias[:, None, None]
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        # CUDA takes no weights of another type; the statistics are float32 all the same.
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        normal = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, weight, bias, self.eps)
+        return normal.permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):

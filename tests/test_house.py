@@ -15,7 +15,7 @@ ALLOWED["tools"] = {"models", "data", "evaluation", "training", "restoration"}
 MODELS_ORDER = [
     {"settings", "hub", "schedules", "diffusion", "devices", "image_processor", "calibration"},
     {"base", "objective", "samples", "tiling", "onnx.files", "onnx.engines", "onnx.network"},
-    {"sampling", "unet"},
+    {"sampling", "unet", "maxim"},
     {"u2net", "nafnet", "pipeline"},
     {"checkpoints"},
     {"lightning_module"},

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from deblur.cli import call, run_command
 from deblur.data import images, search
-from deblur.models.cascade import Cascade
+from deblur.models.base import Cascade
 from deblur.models.checkpoints import load_pipeline, load_weights
 from deblur.models.diffusion import add_noise, laplace_loss, residual, residual_size, target
 from deblur.models.nafnet import SlimDenoiser, SlimPredictor

@@ -138,7 +138,7 @@ class PhotoRestorer:
         report("predicting")
         blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
         memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
-        prediction = pipeline.predict(blurry, memory=memory)
+        prediction = pipeline.predict(blurry, memory=memory, stages=settings.stages)
         store("x_init", prediction.x_init)
         predicted = time.perf_counter()
         if total:
