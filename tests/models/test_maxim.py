@@ -1,0 +1,139 @@
+"""MAXIM against TensorFlow's output of the authors' weights, and two predictors in a row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deblur.models.base import Cascade
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.maxim import Maxim, from_grid, from_windows, padded_places, to_grid, to_windows
+from deblur.models.nafnet import SlimPredictor
+from deblur.models.pipeline import DeblurPipeline
+from deblur.models.settings import SamplingSettings
+from deblur.models.u2net import U2NetPredictor
+from tests.tiny import tiny_pipeline
+
+ASSETS = Path(__file__).parents[1] / "assets"
+PUBLISHED = 22_212_795  # parameters of the authors' network
+UNUSED = 1_731 + 3_459  # of its last stage's convolutions to images at 1/2 and 1/4 of the size, which serve training
+
+
+def test_the_network_has_the_size_of_the_authors():
+    with torch.device("meta"):
+        network = Maxim()
+    assert sum(weight.numel() for weight in network.parameters()) == PUBLISHED - UNUSED
+
+
+def test_each_stage_gives_the_image_that_tensorflow_gives():
+    """A crop of the example of the npm package, 64 x 128, and TensorFlow 2.21 on the weights in float32."""
+    reference = np.load(ASSETS / "maxim_reference.npz")
+    blurry = torch.from_numpy(reference["input"]).permute(2, 0, 1)[None] / 255
+    network = load_pipeline("maxim", precision="fp32").predictor.first
+    with torch.no_grad():
+        images = network.estimates(2 * blurry - 1)[::-1]
+    for stage, image in enumerate(images, start=1):
+        expected = torch.from_numpy(reference[f"stage_{stage}"]).permute(2, 0, 1)[None]
+        # The weights are stored in float16; in float32 they agree to 8e-6.
+        assert ((image + 1) / 2 - expected).abs().max() < 2e-3
+
+
+def test_fewer_stages_give_the_image_of_the_last_one_of_them():
+    torch.manual_seed(0)
+    network = Maxim(stages=2)
+    blurry = torch.rand(1, 3, 64, 64) * 2 - 1
+    with torch.no_grad():
+        second, first = network.estimates(blurry)
+        assert torch.equal(network(blurry, stages=1), first)
+        assert torch.equal(network(blurry), second)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (17, 64), (70, 50)])
+def test_any_size_is_kept(size):
+    blurry = torch.rand(1, 3, *size) * 2 - 1
+    with torch.no_grad():
+        assert Maxim(stages=1)(blurry).shape == blurry.shape
+
+
+def test_padding_is_a_reflection_centred_on_the_image():
+    places = padded_places(60, torch.device("cpu"))
+    assert places.tolist() == [2, 1, *range(60), 58, 57]
+    far = padded_places(3, torch.device("cpu"))
+    assert len(far) == 64
+    assert far[30:36].tolist() == [0, 1, 2, 1, 0, 1]
+
+
+def test_every_weight_has_a_gradient():
+    torch.manual_seed(0)
+    network = Maxim(stages=2, size_head=True)
+    blurry = torch.rand(1, 3, 64, 64) * 2 - 1
+    torch.nn.init.normal_(network.unets[1].to_image.weight, std=0.1)  # it starts at zero
+    outputs = [*network.estimates(blurry), *network.estimates(blurry, stages=1)]
+    sum(output.square().mean() for output in outputs).backward()
+    lacking = [name for name, weight in network.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert lacking == []
+
+
+def test_windows_are_neighbours_and_the_grid_spans_the_image():
+    places = torch.arange(16 * 32).view(1, 16, 32, 1)
+    windows = to_windows(places, 8)
+    assert windows[1, :, 0].tolist() == [32 * y + x for y in range(8) for x in range(8, 16)]
+    grid = to_grid(places, 8)
+    assert grid[1, :, 0].tolist() == [32 * (2 * y) + 4 * x + 1 for y in range(8) for x in range(8)]
+    assert torch.equal(from_windows(windows, 8, places.shape), places)
+    assert torch.equal(from_grid(grid, 8, places.shape), places)
+
+
+SECONDS = {
+    "naf": lambda: SlimPredictor((8, 16), (1, 1), "naf", size_head=True, images=2),
+    "u2net": lambda: U2NetPredictor("small", "pixel", 2, False, "nearest", size_head=True, images=2),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_cascade_starts_as_its_first_network_and_loads_as_it_was_saved(tmp_path, second):
+    torch.manual_seed(0)
+    cascade = Cascade(Maxim(stages=1), SECONDS[second]())
+    torch.nn.init.normal_(cascade.first.unets[0].to_image.weight, std=0.1)
+    blurry = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        first = cascade.first(2 * blurry - 1).clamp(-1, 1)
+        assert torch.equal(cascade(2 * blurry - 1)[:, :3], first)
+    DeblurPipeline(cascade, None, tiny_pipeline().scheduler).save_pretrained(tmp_path)
+    assert {path.parent.name for path in tmp_path.rglob("*.safetensors")} == {"first", "second"}
+    loaded = load_pipeline(str(tmp_path), precision="fp32")
+    torch.testing.assert_close(loaded.predict(blurry).x_init, first)
+
+
+def test_a_frozen_cascade_trains_its_second_network_alone():
+    torch.manual_seed(0)
+    cascade = Cascade(Maxim(stages=1), SECONDS["naf"]()).train()
+    assert not cascade.first.training
+    blurry = torch.rand(1, 3, 64, 64) * 2 - 1
+    [output] = cascade.estimates(blurry)
+    output.square().mean().backward()
+    assert all(weight.grad is None for weight in cascade.first.parameters())
+    assert cascade.second.unet.head.weight.grad.any()
+
+
+def test_a_cascade_that_is_not_frozen_trains_both():
+    torch.manual_seed(0)
+    cascade = Cascade(Maxim(stages=1), SECONDS["naf"](), frozen=False)
+    outputs = cascade.estimates(torch.rand(1, 3, 64, 64) * 2 - 1)
+    assert len(outputs) == 2
+    sum(output.square().mean() for output in outputs).backward()
+    assert cascade.first.unets[0].to_image.weight.grad.any()
+
+
+@pytest.mark.parametrize(("stages", "sentence"), [(2, "has 1: give at most that"), (0, "a whole number of 1 or more")])
+def test_stages_that_are_not_there_are_refused(stages, sentence):
+    pipeline = DeblurPipeline(Maxim(stages=1), None, tiny_pipeline().scheduler)
+    with pytest.raises(ValueError, match=sentence):
+        pipeline(torch.rand(1, 3, 64, 64), SamplingSettings(blend=0.0, stages=stages), output_type="pt")
+
+
+def test_a_predictor_without_stages_says_so():
+    with pytest.raises(ValueError, match="has no stages: omit it"):
+        tiny_pipeline().predict(torch.rand(1, 3, 64, 64), stages=1)
