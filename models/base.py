@@ -147,7 +147,8 @@ class Cascade(Predictor):
         self.first, self.second, self.frozen = first, second, frozen
         self.stride = max(first.stride, second.stride)
         parts = {part: {"class": type(net).__name__, "config": dict(net.config)} for part, net in self.named_children()}
-        self.register_to_config(parts=parts, frozen=frozen)  # as {part: {class, config}}
+        size_head = bool(second.config.get("size_head"))
+        self.register_to_config(parts=parts, frozen=frozen, size_head=size_head)
         if frozen:
             first.requires_grad_(False).eval()
 

@@ -55,6 +55,7 @@ def require_compiler(device: torch.device) -> None:
 # Bytes of features that a network holds at once, for each pixel and channel at its first resolution, in float32. They
 # were measured once, as the largest sum of living tensors and half as much again for the copies inside convolutions.
 FOOTPRINTS = {"UNetPredictor": 72, "Denoiser": 72, "U2NetPredictor": 60, "SlimPredictor": 60, "SlimDenoiser": 60}
+FOOTPRINTS["Maxim"] = 110
 UNKNOWN = 10_000  # bytes per pixel of any other network: two and a half times those of the paper's U-Net
 CPU_MEMORY = 3.5  # GB; a constant, so that a photo's tiles do not depend on the machine's other load
 CPU_PIXELS = 24_000_000  # images of this size fit into CPU_MEMORY; each further pixel takes seven floats per channel
@@ -65,11 +66,14 @@ def bytes_per_pixel(network: nn.Module) -> float:
     measured = getattr(network, "bytes_per_pixel", None)
     if measured is not None:
         return measured
+    if type(network).__name__ == "Cascade":
+        return max(map(bytes_per_pixel, network.children()))  # one runs after the other
     factor = FOOTPRINTS.get(type(network).__name__)
     first = next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
     if factor is None or first is None:
         return UNKNOWN if next(network.parameters(), None) is not None else 3 * 4  # one copy of the image
-    return factor * first.out_channels * first.weight.element_size() / 4 / network.config.unshuffle**2
+    unshuffle = network.config.get("unshuffle", 1)
+    return factor * first.out_channels * first.weight.element_size() / 4 / unshuffle**2
 
 
 def free_memory(device: torch.device) -> int:

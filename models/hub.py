@@ -12,6 +12,7 @@ PRETRAINED = str(SHIPPED / "lite")  # the default
 FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
 PURPOSES = {  # of the repository's own
     "lite": "photographs",
+    "maxim": "photographs, best and slowest",
     "text": "documents, screens, receipts, signs",
     "u2net": "photographs, faster",
 }
@@ -37,8 +38,10 @@ def locate(source: str) -> str:
 
 
 def name_of(checkpoint: str | None) -> str:
-    """A checkpoint's display name: as the user gave it, or the name of the repository's own if none was given."""
-    return checkpoint or "pretrained/lite"
+    """A checkpoint's display name: as the user gave it, or pretrained/NAME for the repository's own."""
+    checkpoint = checkpoint or PRETRAINED
+    own = Path(checkpoint).parent == SHIPPED
+    return f"pretrained/{Path(checkpoint).name}" if own else checkpoint
 
 
 def require_hub_id(source: str) -> None:

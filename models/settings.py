@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
-Preset = Literal["fidelity", "balanced", "perceptual"]
+Preset = Literal["fast", "fidelity", "balanced", "perceptual"]
 Schedule = Literal["training", "linear", "cosine", "sigmoid", "log_snr"]
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from deblur.cli import Parser, Stopped, UsageError, make_parser, run_command
@@ -45,10 +45,17 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     from deblur.models.devices import choose_device
     from deblur.models.tiling import sides_in_words
     from deblur.progress import ProgressBar
+    from deblur.restoration.choice import default_checkpoint
     from deblur.restoration.restorer import Restorer
 
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    several_gpus = processes > 1 and str(choose_device(options.device)) == "cuda"
+    device = choose_device(options.device)
+    several_gpus = processes > 1 and str(device) == "cuda"
+    if options.checkpoint is None:
+        chosen, remark = default_checkpoint([path for path, _ in outputs.work], device.type)
+        options = replace(options, checkpoint=chosen)
+        if remark and rank == 0:
+            print(f"sample.py: {remark}", file=sys.stderr)
     restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
     for remark in restorer.remarks:
         print(f"sample.py: {remark}", file=sys.stderr)

@@ -14,9 +14,10 @@ class Options:
     Args:
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), or a file
             name for a single image. manifest.json beside the images says how each was made.
-        checkpoint: lite (photographs; the default), text (documents, screens, receipts, signs) or u2net (photographs,
-            faster), which come with the repository; or an exported folder, a hub id (user/name or user/name@revision),
-            a .ckpt file of train.py.
+        checkpoint: maxim (photographs; best and slowest), lite (photographs, a hundred times as fast), text (documents,
+            screens, receipts, signs) or u2net (photographs, faster still), which come with the repository; or an
+            exported folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a
+            GPU, and where it takes less than about a minute in all; otherwise lite.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.
