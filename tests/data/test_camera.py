@@ -275,3 +275,35 @@ def test_a_disc_is_flat_and_round():
     torch.testing.assert_close(kernel.sum(), torch.tensor(1.0))
     assert kernel[5, 5] == kernel[5, 8] == kernel[2, 5] and kernel[5, 10] == 0 and torch.equal(kernel, kernel.T)
     assert torch.equal(disc(0.0), torch.ones(1, 1))
+
+
+def test_the_ground_truth_can_be_the_middle_of_the_exposure():
+    shake = CameraShake(length=(9, 15), curvature=(2, 3), truth="middle")
+    for generator in generators(100):
+        path = shake.trajectory(generator)
+        assert path[len(path) // 2].abs().max() == 0
+        assert path.norm(dim=1).max() <= shake.margin
+    camera = SixDegrees(length=(6, 6), truth="middle")
+    for generator in generators(20):
+        views = camera.views(generator, 90, 120)
+        torch.testing.assert_close(views[len(views) // 2], torch.eye(3).double().to(views))
+        corners = torch.tensor([[0.0, 0, 1], [119, 0, 1], [0, 89, 1], [119, 89, 1]]).T.to(views)
+        moved = views @ corners
+        assert ((moved[:, :2] / moved[:, 2:]) - corners[:2]).norm(dim=1).max() < camera.margin
+
+
+def test_a_steady_camera_keeps_its_direction():
+    corner = torch.tensor([119.0, 89, 1])
+
+    def turns(steady):
+        """The mean cosine between the first and the last step of the corner's path."""
+        camera = SixDegrees(length=(12, 12), steady=steady)
+        cosines = []
+        for generator in generators(60):
+            seen = camera.views(generator, 90, 120) @ corner.double()
+            path = seen[:, :2] / seen[:, 2:]
+            cosines.append(torch.cosine_similarity(path[1] - path[0], path[-1] - path[-2], dim=0))
+        return torch.stack(cosines).mean()
+
+    assert turns(True) > 0.9
+    assert turns(False) < 0.6
