@@ -91,7 +91,7 @@ def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_training_measures_and_merges(tmp_path):
-    before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "small/nchw", "base/nchw"]
+    before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "finetune/nchw"]
     found = merged("training", tmp_path / "training.json", before, "--steps", "2", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
     assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
