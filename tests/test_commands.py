@@ -48,7 +48,6 @@ SMALLER = {
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
     "python -m tools.benchmarks.refiner_gates": "--images=1 --crop=32",
-    "python -m tools.benchmarks.posterior": "--samples=2 --size=32",
 }
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
@@ -62,7 +61,6 @@ MADE = {
     "deployed/lite photo": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/lite": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/int8": "python -m tools.export_onnx pretrained/lite --output deployed/int8",
-    "scores/synthetic": "python evaluate.py --checkpoint lite --data PAIRS --output before",
     "PAGES_TEST --names": "python -m tools.make_pages /usr/share/fonts --output PAGES_TEST",
     "make_pairs PAGES --config": "python -m tools.make_pages /usr/share/fonts --output PAGES --families",
 }
@@ -75,7 +73,6 @@ COPIED = [
     ("best-psnr.ckpt", "best-psnr.ckpt", "runs/demo/checkpoints/best-psnr.ckpt"),
     ("runs/longer", "runs/longer", "runs/demo"),
     ("runs/longer", "runs/long", "runs/demo"),
-    *(("scores/synthetic", f"scores/{name}", "before") for name in ("synthetic", "gopro", "captured")),
     ("PAGES_TEST --names", "PAGES_TEST/test.txt", "page.txt"),
 ]
 CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
@@ -83,8 +80,8 @@ EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "t
 EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
-    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "tools.benchmarks.posterior"),
-    *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
+    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints "),
+    *("output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
 )
 

@@ -34,13 +34,12 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "tools" / "benchmarks" / "results"
 # Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
 # parentheses. The numbers of sharp photographs have no such file.
-SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+ / [\d.]+(, \w+)? *$"
+SCORES = r" [\d.]+ dB / [\d.]+\b"
 MEASURED = {
     "README.md": (["lite.md", "u2net.md"], SCORES),
-    "docs/results.md": (["lite.md", "u2net.md"], SCORES),
+    "tools/benchmarks/results/scores.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),
-    "docs/few_steps.md": (["few_steps.md"], PLAIN),
     "docs/text.md": (["text.json"], r" [\d.]+"),
     "tools/benchmarks/results/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
@@ -91,13 +90,15 @@ def test_a_row_of_the_ablation_is_that_of_an_arm():
         json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors", "photographs")
     ):
         ends = {run["arm"]: run["curve"][-1][1] for run in stored["runs"] if "curve" in run}  # on validation crops
+        seconds = {run["arm"]: run.get("core_seconds_step") for run in stored["runs"]}
         for arm in stored["rows"]:
             means = [one["mean"] for one in arm.values() if isinstance(one, dict)]
-            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"])])]))
-    rows = [line for line in (ROOT / "docs/ablation.md").read_text().splitlines() if line.startswith("|")]
+            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"]), seconds[arm["arm"]]])]))
+    text = (RESULTS / "ablation.md").read_text().partition("## The predictor's loss")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
     for row in rows[2:]:
         row = row.replace("| 23.75 |", "|")  # blurry validation crops, which no file has
-        numbers = NUMBER.findall(re.sub(r"\(.*?\)|[\d.]+ M ", "", row))
+        numbers = NUMBER.findall(re.sub(r"\(.*?\)|\[.*?\]|[\d.]+ M ", "", row))
         assert any(all(holds(record, number) for number in numbers) for record in records), row
     assert len(rows) > 20
 
