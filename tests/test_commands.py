@@ -47,7 +47,6 @@ SMALLER = {
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
-    "python -m tools.benchmarks.refiner_gates": "--images=1 --crop=32",
 }
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {

@@ -11,7 +11,6 @@ import torch
 from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from deblur.data.images import SAVED
-from deblur.data.layouts import SPLITS
 from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from deblur.evaluation.grid import read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
@@ -24,7 +23,6 @@ from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
 from deblur.tools.batch.command import OBJECT_STORE, WORKER_MEMORY
-from deblur.tools.doctor import COUNTS
 from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES
@@ -174,10 +172,8 @@ SENTENCES = {
     ],
     "docs/scaling.md": [f"within {WORKER_MEMORY / 1e9:g} GB", f"so {OBJECT_STORE >> 20} MiB are enough"],
     "docs/data.md": [
-        f"| {' | '.join(str(own.get(split, '')) for split in SPLITS)} |".replace("|  |", "| |")
-        for own in COUNTS.values()
-    ]
-    + [ranges(kind) for kind in (CameraShake, Defocus, TiltedDefocus, SixDegrees, ObjectMotion, Softening)],
+        ranges(kind) for kind in (CameraShake, Defocus, TiltedDefocus, SixDegrees, ObjectMotion, Softening)
+    ],
 }
 
 
