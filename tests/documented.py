@@ -15,11 +15,10 @@ EXCEPTIONS = {
     "python -m pytest": "is what runs this",
     "python -m ruff": "is make lint",
     "python -m tools.batch": "a cluster; tests/batch runs it on a local Ray",
-    "python -m data.make_test_set": "of an earlier commit, as the page says",
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
-MEASURE = ("ablation", "deployment", "sampling", "training")
+MEASURE = ("deployment", "sampling", "training")
 EXCEPTIONS |= {f"python -m tools.benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks on tiny images, how pairs are taught, and gates and ratios of denoisers whose errors are known."""
+"""The benchmarks on tiny images, and gates and ratios of denoisers whose errors are known."""
 
 import json
 import subprocess
@@ -10,23 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from matplotlib.figure import Figure
 from torch import nn
 
-from deblur.data import images
-from deblur.data.layouts import DatasetError, find_pairs
-from deblur.data.pairs import read_pair
 from deblur.models.base import IdentityPredictor
 from deblur.models.diffusion import residual
-from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import UNetPredictor
-from deblur.tools.benchmarks import curves, deployment, teach_pairs
+from deblur.tools.benchmarks import deployment
 from deblur.tools.benchmarks.posterior import draw, ratios, reliability
 from deblur.tools.benchmarks.record import machine, write_json
 from deblur.tools.benchmarks.refiner_gates import refiner_gates
-from tests import processes
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
@@ -91,48 +85,11 @@ def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_training_measures_and_merges(tmp_path):
-    before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "small/nchw", "base/nchw"]
+    before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "finetune/nchw"]
     found = merged("training", tmp_path / "training.json", before, "--steps", "2", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
     assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
     assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]
-
-
-def test_curves_are_drawn_from_an_evaluation(tmp_path):
-    def row(name, psnr, lpips, **fields):
-        fields = {"steps": 1, "blend": 1.0, "start": None, "average": False} | fields if fields else {}
-        scores = {"psnr": {"mean": psnr}, "lpips": {"mean": lpips}}
-        return {"setting": name, "fields": fields, "images": 2, "metrics": scores}
-
-    rows = [row("blurry", 24, 0.4), row("predictor", 26, 0.3), row("sharpened 1", 25, 0.25), row("noised 2", 25, 0.4)]
-    rows += [row("half", 25.5, 0.25, blend=0.5), row("all", 25, 0.2, blend=1.0), row("two", 25, 0.3, steps=2)]
-    rows += [row("kept", 25.6, 0.27, blend=0.5, keep_sharp=5.0), row("part", 25.4, 0.3, blend=0.5, steps=2)]
-    controls = {"rows": {"sharpened": ["sharpened 1"], "noised": ["noised 2"]}}
-    axes = Figure().subplots()
-    curves.draw(axes, {"rows": rows, "controls": controls, "metrics": ["psnr", "lpips"]})
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    assert lines["one step, by blend"] == [[26, 0.3], [25.5, 0.25], [25, 0.2]]
-    assert lines["sharpened"] == [[26, 0.3], [25, 0.25]] and lines["noised"] == [[26, 0.3], [25, 0.4]]
-    found = [text.get_text() for text in axes.texts]
-    assert found == ["0.5", "1", "2 steps", "0.5, sharp kept", "0.5, 2 steps"] and axes.yaxis_inverted()
-    assert axes.get_xlim()[0] < 24
-    far = Figure().subplots()
-    curves.draw(far, {"rows": [row("blurry", 20, 0.4), *rows[1:]], "controls": controls})
-    assert 20 < far.get_xlim()[0] < 25  # the settings fill the axes
-
-
-def test_a_metric_is_drawn_by_steps_for_each_sampler():
-    def row(name, score, **fields):
-        return {"setting": name, "fields": fields, "metrics": {"psnr": {"mean": score}}}
-
-    common = {"sampler": "ddim", "schedule": "training", "eta": 0.0, "blend": 1.0}
-    rows = [row("predictor", 26), row("sharpened 1", 25), *(row("", 30 - n, **common, steps=n) for n in (8, 1))]
-    rows += [row("", 24, **common | {"eta": 1.0}, steps=2), row("", None, **common, steps=3)]
-    axes = Figure().subplots()
-    curves.draw_steps(axes, {"rows": rows, "metrics": {"psnr": {"title": "PSNR (dB)"}}}, "psnr")
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    assert lines.pop("predictor")[0][1] == 26
-    assert lines == {"ddim, training, eta 0": [[1, 29], [8, 22]], "ddim, training, eta 1": [[2, 24]]}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tools" / "benchmarks").glob("*.py")))
@@ -143,56 +100,6 @@ def test_a_benchmark_replaces_what_the_documents_cite_only_if_it_is_told(name):
         assert "tools/benchmarks/results" not in str(argument.default)
     if "output" in arguments and arguments["output"].default not in (Parameter.empty, None):
         assert arguments["output"].default.startswith("runs/benchmarks")
-
-
-BRIGHTER = 0.2  # what the teacher adds, in units of [0, 1]
-
-
-@pytest.fixture
-def world(tmp_path):
-    """A teacher that brightens, a pair that it helps, and one that it harms."""
-    predictor = SlimPredictor((8,), (1,))
-    torch.nn.init.constant_(predictor.unet.head.bias, 2 * BRIGHTER)
-    tiny_pipeline(predictor, stirred=False).save_pretrained(tmp_path / "teacher")
-    for name, sharp in (("helped", 0.7), ("harmed", 0.3), ("helped.1", 0.7)):
-        blurry = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.4
-        images.write(tmp_path / "pairs" / "blur" / "scene" / f"{name}.png", blurry)
-        images.write(tmp_path / "pairs" / "sharp" / "scene" / f"{name}.png", torch.full((3, 20, 24), sharp))
-    return tmp_path
-
-
-def teach(world, output="taught"):
-    teach_pairs.main(str(world / "pairs"), str(world / output), str(world / "teacher"), device="cpu")
-    return {pair.name: read_pair(pair) for pair in find_pairs(world / output, "train")}
-
-
-def test_the_target_is_the_prediction_where_it_helps_and_the_sharp_image_where_it_harms(world):
-    pairs = teach(world)
-    for name in ("scene/helped", "scene/helped.1"):
-        blurry, target = pairs[name]
-        assert torch.allclose(target, blurry + BRIGHTER, atol=2 / 255)
-    _, target = pairs["scene/harmed"]
-    assert torch.allclose(target, torch.tensor(0.3), atol=1 / 255)
-    assert json.loads((world / "taught" / "teacher.json").read_text())["teacher"] == str(world / "teacher")
-
-
-def test_a_stopped_command_keeps_what_it_made_and_refuses_other_settings(world):
-    teach(world)
-    (world / "taught").rename(world / ".taught.part")
-    made = world / ".taught.part" / "sharp" / "scene"
-    images.write(made / "helped.png", torch.zeros(3, 20, 24))
-    (made / "harmed.png").unlink()
-    tiny_pipeline().save_pretrained(world / "other")
-    with pytest.raises(DatasetError, match="begun with other settings"):
-        teach_pairs.main(str(world / "pairs"), str(world / "taught"), str(world / "other"), device="cpu")
-    pairs = teach(world)
-    assert not pairs["scene/helped"][1].any(), "what was made stays"
-    assert torch.allclose(pairs["scene/harmed"][1], torch.tensor(0.3), atol=1 / 255)
-
-
-def test_a_folder_that_is_there_is_refused_in_one_sentence(world):
-    done = processes.run("tools.benchmarks.teach_pairs", [world / "pairs", "--output", world / "pairs"])
-    assert done.returncode == 2 and done.stderr.endswith("is there already: give a new folder.\n")
 
 
 SIDE, SIGMAS = 48, (0.5, 4.0)

@@ -35,8 +35,6 @@ CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 TRAIN = "--trainer.max_steps=2 --trainer.val_check_interval=2 --trainer.accelerator=cpu --trainer.precision=32-true"
 TRAIN += " --trainer.enable_progress_bar=false --data.patch_size=32 --data.batch_size=2 --data.crops_per_image=1"
 TRAIN += " --data.mix_batches=1 --data.num_workers=0 --data.val_crop=32 --scores.panels=1 --scores.samples=1"
-BASE = "--model.predictor.widths='[8, 12]' --model.predictor.blocks='[1, 1]'"
-REFINER = "--model.denoiser.widths='[8, 12]' --model.denoiser.blocks='[1, 1]' --model.validation.steps=1"
 PAPER = "--model.predictor.channels=8 --model.denoiser.channels=8 --model.predictor.blocks=1 --model.denoiser.blocks=1"
 SMALLER = {
     "python sample.py": "--device=cpu",
@@ -45,38 +43,23 @@ SMALLER = {
     "python train.py fit --config configs/demo.yaml --data.train PHOTOS": "--trainer.default_root_dir=runs/photos",
     "python train.py fit --config configs/gopro": "--model.validation.steps=1 --trainer.logger=false",
     "python train.py fit --config configs/gopro.yaml": PAPER,
-    "python train.py fit --config configs/text/refine": "--model.validation.steps=1",
-    "python train.py fit --config configs/pretrained_base": BASE,
-    "python train.py fit --config configs/pretrained_base/refine": REFINER,
-    "python train.py fit --config configs/pretrained_base/finish": REFINER,
+    "python train.py fit --config configs/text": "--model.validation.steps=1",
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
-    "python -m tools.benchmarks.refiner_gates": "--images=1 --crop=32",
-    "python -m tools.benchmarks.posterior": "--samples=2 --size=32",
 }
-U2NET = "--config configs/finetune.yaml --config configs/pretrained_u2net/finetune.yaml"
-ONE_CAMERA = "--config configs/pretrained_u2net/pairs_one_camera.yaml"
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
     "runs/demo/checkpoint": "python evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos",
     "runs/demo ": "python train.py fit --config configs/demo.yaml",
     "best-psnr.ckpt": "python train.py fit --config configs/demo.yaml",
     "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train PAIRS",
-    "runs/one_camera/checkpoint": f"python train.py fit {U2NET} --data.train one_camera",
-    "data.train one_camera": f"python -m tools.make_pairs PHOTOS {ONE_CAMERA}",
-    "one_camera:test": f"python -m tools.make_pairs MORE_PHOTOS {ONE_CAMERA}",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor mypred",
     "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro",
     "deployed/lite photo": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/lite": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/int8": "python -m tools.export_onnx pretrained/lite --output deployed/int8",
-    "configs/text/refine": "python train.py fit --config configs/text/predictor.yaml",
-    "pretrained_base/refine": "python train.py fit --config configs/pretrained_base/predictor.yaml",
-    "pretrained_base/finish": "python train.py fit --config configs/pretrained_base/refine.yaml",
-    "scores/synthetic": "python evaluate.py --checkpoint lite --data PAIRS --output before",
-    "outputs runs/text/restored": "python sample.py TEXT_TEST/blur --checkpoint text --preset fidelity",
     "PAGES_TEST --names": "python -m tools.make_pages /usr/share/fonts --output PAGES_TEST",
     "make_pairs PAGES --config": "python -m tools.make_pages /usr/share/fonts --output PAGES --families",
 }
@@ -89,7 +72,6 @@ COPIED = [
     ("best-psnr.ckpt", "best-psnr.ckpt", "runs/demo/checkpoints/best-psnr.ckpt"),
     ("runs/longer", "runs/longer", "runs/demo"),
     ("runs/longer", "runs/long", "runs/demo"),
-    *(("scores/synthetic", f"scores/{name}", "before") for name in ("synthetic", "gopro", "captured")),
     ("PAGES_TEST --names", "PAGES_TEST/test.txt", "page.txt"),
 ]
 CODES = {"python -m tools.doctor GOPRO_Large": 1}  # which has other counts than the published ones
@@ -97,8 +79,8 @@ EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "t
 EXTRAS["mynafnet"] = "spandrel"
 # Those that take longest, and of several of a kind all but one.
 SLOW = (
-    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints ", "tools.benchmarks.posterior"),
-    *("scores/synthetic", "output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
+    *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints "),
+    *("output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
 )
 
@@ -116,8 +98,7 @@ class Place:
         for grid in (folder / "configs" / "grid").iterdir():
             grid.write_text(yaml.safe_dump(few_steps(yaml.safe_load(grid.read_text()))))
         shutil.copyfile(folder / "configs" / "demo.yaml", folder / "CONFIG")
-        for name in ("fonts_train", "fonts_test"):
-            (folder / "configs" / "text" / f"{name}.txt").write_text("DejaVu Sans\n")
+        (folder / "fonts.txt").write_text("DejaVu Sans\n")
         (folder / "words.txt").write_text("\n".join(["table", "lamp", "river", "window", "paper", "garden"] * 40))
         page = (ROOT / "docs/extend.md").read_text()
         for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
@@ -174,7 +155,8 @@ class Place:
     def small(self, line, fresh=True):
         """The words of a command with small values; where it is `fresh`, what lies in its output is removed."""
         line = line.replace("/usr/share/fonts", f"{get_data_path()}/fonts/ttf")
-        line = re.sub(r"\$DICT/[\w-]+|/usr/share/dict/[\w-]+|greek.txt", "words.txt", line)
+        line = re.sub(r"/usr/share/dict/[\w-]+", "words.txt", line)
+        line = re.sub(r"pretrained/text/fonts_\w+.txt", "fonts.txt", line)
         words = shlex.split(line)
         for start, more in SMALLER.items():
             if line.startswith(start):

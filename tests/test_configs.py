@@ -10,11 +10,14 @@ import yaml
 from deblur.data import images
 from deblur.data.camera import SixDegrees
 from deblur.models.checkpoints import load_pipeline
+from deblur.models.hub import shipped
 from deblur.models.lightning_module import PredictAndRefine
 from deblur.training import command as train
 from tests.conftest import ROOT
 
-CONFIGS, STAGES = (sorted(ROOT.glob(f"configs/{folder}*.yaml")) for folder in ("", "pretrained_u2net/"))
+CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
+RECIPES = sorted(ROOT.glob("pretrained/*/recipe.yaml"))
+BLURS = sorted(ROOT.glob("configs/blur/*.yaml"))
 pytestmark = [pytest.mark.usefixtures("no_network"), pytest.mark.filterwarnings("ignore")]
 
 
@@ -31,14 +34,18 @@ def test_every_config_builds(config, tmp_path):
     assert {"Averages", "Speed", "Scores"} <= {type(c).__name__ for c in built.trainer.callbacks}
 
 
-def test_no_config_or_benchmark_chooses_a_precision_that_a_processor_may_have_to_emulate():
-    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("tools/benchmarks/*.yaml")]:
+def test_no_config_chooses_a_precision_that_a_processor_may_have_to_emulate():
+    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("pretrained/*/*.yaml")]:
         config = yaml.safe_load(file.read_text())
-        assert "precision" not in config.get("base", config).get("trainer", {}), file
+        assert "precision" not in config.get("trainer", {}), file
 
 
-FURTHER = {"demo": "u2net", "finetune": "lite", "finetune text/finetune": "text"}
-FURTHER["finetune pretrained_u2net/finetune"] = "u2net"
+FURTHER = {
+    "configs/demo": "u2net",
+    "configs/finetune": "lite",
+    "configs/finetune pretrained/text/finetune": "text",
+    "configs/finetune pretrained/u2net/finetune": "u2net",
+}
 
 
 @pytest.mark.parametrize(("configs", "name"), FURTHER.items())
@@ -50,12 +57,12 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
     flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
     flags += ["--data.val=null", "--model.optimizer.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
     blurred, black = sharp.roll(2, -1), torch.zeros_like(sharp)
-    alone = [("alone", blurred, "--data.blur=null")] * (configs == "demo")
+    alone = [("alone", blurred, "--data.blur=null")] * (configs == "configs/demo")
     for kind, blurry, *more in (("blurred", blurred), ("black", black), *alone):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)
         given = [f"--data.train={tmp_path / kind}", f"--trainer.default_root_dir={tmp_path / 'runs' / kind}"]
-        files = [f"--config={CONFIGS[0].parent / config}.yaml" for config in configs.split()]
+        files = [f"--config={ROOT / config}.yaml" for config in configs.split()]
         assert train.main(["fit", *files, *flags, *given, *more]) == 0
         trained = load_pipeline(str(tmp_path / "runs" / kind / "checkpoint"), precision="fp32")
         weights[kind] = trained.predictor.state_dict()
@@ -68,44 +75,34 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
         assert all(torch.equal(weights["blurred"][key], weights["alone"][key]) for key in start)
 
 
-def test_the_stages_of_u2net_go_together(tmp_path):
-    stages = [stage for stage in STAGES if not stage.stem.startswith(("pairs", "finetune"))]
-    runs = {stage.stem: build(stage, tmp_path, "--model.init_from", "null") for stage in stages}
-    models, refiners = {stage: built.model for stage, built in runs.items()}, {"refine", "refine_finish"}
-    assert set(models) == {"distil", "predictor", "predictor_longer", "predictor_finish"} | refiners
-    weights = models["distil"].predictor.state_dict()
-    both = [{"root": "pairs_video", "weight": 1}, {"root": "pairs_shake", "weight": 1}]
-    sources = {"predictor_finish": both, "refine_finish": "pairs_video"}
-    for stage in set(models) - {"distil"}:
-        models[stage].predictor.load_state_dict(weights)
-        source = yaml.safe_load((STAGES[0].parent / f"{stage}.yaml").read_text())["data"]["train"]
-        assert source == sources.get(stage, "pairs")
-    for stage in refiners:
-        assert models[stage].predictor_training == "frozen"
-        models[stage].denoiser.load_state_dict(models["refine"].denoiser.state_dict())
+def test_the_configs_are_few():
+    assert len([file for file in (ROOT / "configs").rglob("*") if file.is_file()]) <= 18
+    assert [recipe.parent.name for recipe in RECIPES] == sorted(shipped())
+    assert all(recipe.with_name("RECIPE.md").is_file() for recipe in RECIPES)
 
 
-def test_the_stages_of_lite_train_its_networks(tmp_path):
-    shipped = load_pipeline("lite", precision="fp32")
-    for stage in ("predictor", "refine"):
-        config = CONFIGS[0].with_name("pretrained_lite") / f"{stage}.yaml"
-        model = build(config, tmp_path, "--model.init_from", "null").model
-        model.predictor.load_state_dict(shipped.predictor.state_dict())
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_a_recipe_trains_the_networks_of_its_checkpoint(recipe, tmp_path):
+    checkpoint = load_pipeline(recipe.parent.name, precision="fp32")
+    model = build(recipe, tmp_path, "--model.init_from", "null").model
     assert model.predictor_training == "frozen"
-    model.denoiser.load_state_dict(shipped.denoiser.state_dict())
+    model.predictor.load_state_dict(checkpoint.predictor.state_dict())
+    model.denoiser.load_state_dict(checkpoint.denoiser.state_dict())
 
 
-LONGER, NAF = {"lr": 7e-4, "decay_steps": 4500}, {"lr": 8e-4, "warmup_steps": 200, "decay_steps": 5000}
+@pytest.mark.parametrize("blur", BLURS, ids=lambda path: path.stem)
+def test_a_kind_of_blur_is_taken_by_any_config(blur, tmp_path):
+    data = build(CONFIGS[0].with_name("gopro_lite.yaml"), tmp_path, "--config", str(blur)).datamodule
+    assert len(data.blur.camera) == len(data.blur.weights)
 
 
-@pytest.mark.parametrize(
-    ("stage", "over", "changed"), [("predictor", "predictor_longer", LONGER), ("refine", "refine_naf", NAF)]
-)
-def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(stage, over, changed, tmp_path):
-    folder, flags = CONFIGS[0].with_name("text"), ["--model.init_from", "null"]
-    first = build(folder / f"{stage}.yaml", tmp_path, *flags).model
-    longer = build(folder / f"{stage}.yaml", tmp_path, "--config", str(folder / f"{over}.yaml"), *flags).model
-    assert longer.optimizer == replace(first.optimizer, **changed)
+def test_a_config_over_another_changes_its_own_keys_of_a_group_alone(tmp_path):
+    first = build(CONFIGS[0].with_name("text.yaml"), tmp_path).model
+    over = tmp_path / "over.yaml"
+    optimizer = {"lr": 7e-4, "decay_steps": 4500}
+    over.write_text(yaml.safe_dump({"model": {"init_args": {"optimizer": optimizer}}}))
+    longer = build(CONFIGS[0].with_name("text.yaml"), tmp_path, "--config", str(over)).model
+    assert longer.optimizer == replace(first.optimizer, **optimizer)
     assert longer.objective_values() == first.objective_values()
 
 

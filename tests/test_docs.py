@@ -25,6 +25,15 @@ def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
         assert re.search(rf"\b{name}\b", sources), name
 
 
+def test_the_pages_are_short_and_name_no_commit():
+    readme = (ROOT / "README.md").read_text()
+    pages = [readme, *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
+    assert len(readme.splitlines()) < 200
+    assert sum(len(page.split()) for page in pages) <= 11_000
+    for page in pages:
+        assert not re.search(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,40}\b", page)
+
+
 def test_the_citation_and_the_security_page_say_what_the_program_has():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0" and citation["preferred-citation"]["year"] == 2022

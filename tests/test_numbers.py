@@ -11,7 +11,6 @@ import torch
 from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from deblur.data.images import SAVED
-from deblur.data.layouts import SPLITS
 from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from deblur.evaluation.grid import read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
@@ -24,7 +23,6 @@ from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
 from deblur.tools.batch.command import OBJECT_STORE, WORKER_MEMORY
-from deblur.tools.doctor import COUNTS
 from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES
@@ -34,14 +32,14 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "tools" / "benchmarks" / "results"
 # Pages with tables of measured numbers, the files that hold them, and how such a cell looks, without what is in
 # parentheses. The numbers of sharp photographs have no such file.
-SCORES, PLAIN = r" [\d.]+ dB / [\d.]+\b", r" [\d.]+ / [\d.]+(, \w+)? *$"
+SCORES = r" [\d.]+ dB / [\d.]+\b"
 MEASURED = {
     "README.md": (["lite.md", "u2net.md"], SCORES),
-    "docs/results.md": (["lite.md", "u2net.md"], SCORES),
+    "tools/benchmarks/results/scores.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),
-    "docs/few_steps.md": (["few_steps.md"], PLAIN),
-    "docs/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
+    "docs/text.md": (["text.json"], r" [\d.]+"),
+    "tools/benchmarks/results/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
@@ -90,13 +88,15 @@ def test_a_row_of_the_ablation_is_that_of_an_arm():
         json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors", "photographs")
     ):
         ends = {run["arm"]: run["curve"][-1][1] for run in stored["runs"] if "curve" in run}  # on validation crops
+        seconds = {run["arm"]: run.get("core_seconds_step") for run in stored["runs"]}
         for arm in stored["rows"]:
             means = [one["mean"] for one in arm.values() if isinstance(one, dict)]
-            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"])])]))
-    rows = [line for line in (ROOT / "docs/ablation.md").read_text().splitlines() if line.startswith("|")]
+            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"]), seconds[arm["arm"]]])]))
+    text = (RESULTS / "ablation.md").read_text().partition("## The predictor's loss")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
     for row in rows[2:]:
         row = row.replace("| 23.75 |", "|")  # blurry validation crops, which no file has
-        numbers = NUMBER.findall(re.sub(r"\(.*?\)|[\d.]+ M ", "", row))
+        numbers = NUMBER.findall(re.sub(r"\(.*?\)|\[.*?\]|[\d.]+ M ", "", row))
         assert any(all(holds(record, number) for number in numbers) for record in records), row
     assert len(rows) > 20
 
@@ -172,10 +172,8 @@ SENTENCES = {
     ],
     "docs/scaling.md": [f"within {WORKER_MEMORY / 1e9:g} GB", f"so {OBJECT_STORE >> 20} MiB are enough"],
     "docs/data.md": [
-        f"| {' | '.join(str(own.get(split, '')) for split in SPLITS)} |".replace("|  |", "| |")
-        for own in COUNTS.values()
-    ]
-    + [ranges(kind) for kind in (CameraShake, Defocus, TiltedDefocus, SixDegrees, ObjectMotion, Softening)],
+        ranges(kind) for kind in (CameraShake, Defocus, TiltedDefocus, SixDegrees, ObjectMotion, Softening)
+    ],
 }
 
 

@@ -22,7 +22,9 @@ from deblur.data import images
 from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 from deblur.tools.resumable import on_all_cores
 
-# Numbers of pairs in the complete datasets; docs/data.md gives the sources.
+# Numbers of pairs in the complete datasets: of GoPro, HIDE and RealBlur by the READMEs of
+# SeungjunNah/DeepDeblur_release, joanshen0508/HA_deblur and ChengxuLiu/MISCFilter (RealBlur-R's lists were not at
+# hand), of REDS by SeungjunNah/seungjunnah.github.io, of RSBlur by the lists in rimchang/RSBlur.
 COUNTS = {
     "gopro": {"train": 2103, "test": 1111},
     "hide": {"train": 6397, "test": 2025},

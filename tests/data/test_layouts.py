@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from deblur.data import images, search
-from deblur.data.layouts import SPLITS, DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
+from deblur.data.layouts import DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
 from deblur.data.search import DataError
-from deblur.tools.doctor import COUNTS
-from tests.conftest import ROOT
 
 
 def make(root: Path, *names: str) -> Path:
@@ -238,16 +236,6 @@ def test_a_pair_of_two_sizes(tmp_path):
     (pair,) = find_pairs(tmp_path)
     with pytest.raises(DatasetError, match=r"^A pair differs in size: .*blur/a\.png has 3x2, .*sharp/a\.png has 2x2"):
         pair.read()
-
-
-def test_the_documented_counts_are_those_compared_with():
-    page = (ROOT / "docs" / "data.md").read_text()
-    names = {"GoPro": "gopro", "HIDE": "hide", "RealBlur, J or R": "realblur", "REDS": "reds", "RSBlur": "rsblur"}
-    for name, layout in names.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} (")]
-        cells = [cell.strip() for cell in row.split("|")[2:5]]
-        found = {split: int(cell) for split, cell in zip(SPLITS, cells, strict=True) if cell.isdigit()}
-        assert found == COUNTS[layout]
 
 
 def test_lists_of_sharp_photographs(tmp_path):

@@ -7,6 +7,14 @@ small adds nothing there. The loss shows neither, since it averages over both.
 
 PAIRS is a dataset in any layout of docs/data.md. The centre of each image is used. Prints a table; with --output FILE
 it is also written as JSON, with the command's arguments, the checkpoint's hash and the commit.
+
+A pixel is flat if the true residual's root mean square over 9 x 9 pixels is below 0.2 times its value over all images,
+an edge above 0.6 times. Wanted are
+
+    flat_error/SIGMA         at most 1: squared error of the estimated r_0 over that of an estimate of zero, at a sigma
+    edge_error/SIGMA         below 1
+    edge_slope/SIGMA         near 1: regression slope of the true residual on the estimate
+    flat_power, edge_power   near 1: power of the sampled residual over that of the true one
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Crops per second and MFU of training, by config and option, each case in its own process.
 
-python -m tools.benchmarks.training --cases 'demo/*,small/*'
+python -m tools.benchmarks.training --cases 'demo/*,finetune/*'
 python -m tools.benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
 
 A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
@@ -30,8 +30,7 @@ from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
-    "small": "configs/pretrained_u2net/predictor_finish.yaml",
-    "base": "configs/pretrained_base/predictor.yaml",
+    "finetune": "configs/finetune.yaml",
     "gopro_lite": "configs/gopro_lite.yaml",
     "u2net": "configs/gopro_u2net.yaml",
     "paper": "configs/gopro.yaml",
