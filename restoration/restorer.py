@@ -53,9 +53,7 @@ class Restoration:
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        own = list(self.image.remarks)
-        if metadata.too_large(self.image.exif, self.target.suffix):
-            own.append("has more EXIF data than a JPEG can hold, which are left out")
+        own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
         return own + sharp_remarks(self.out.share)
 
     def remarks(self, named: bool) -> Iterator[str]:
@@ -122,6 +120,7 @@ class Restorer:
             for path, target in batch:
                 try:
                     image = metadata.kept(images.read_file(path), self.options.metadata)
+                    images.require_tellable(target, image)
                     loaded.append((path, target, image))
                 except images.ImageError as error:
                     yield Restoration(path, target, str(error))

@@ -246,7 +246,8 @@ def test_heif_says_what_to_install(tmp_path):
     """In a process in which pillow-heif is not to be found when the module is imported."""
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
     code = "import sys\nfor name in [name for name in sys.modules if name.startswith('data')]: del sys.modules[name]\n"
-    code += "sys.modules['pillow_heif'] = None\nfrom data import images\nimages.Image.OPEN.pop('HEIF', None)\n"
+    code += "sys.modules['pillow_heif'] = None\nfrom data import formats, images\n"
+    code += "formats.Image.OPEN.pop('HEIF', None)\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
     done = processes.run("-c", [code])
     assert "pip install pillow-heif" in done.stdout, done.stderr
