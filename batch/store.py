@@ -83,6 +83,13 @@ class Place:
         """Whether another place is this one, or lies inside it."""
         return f"{other.base}/".startswith(f"{self.base}/") and other.files.type_name == self.files.type_name
 
+    def inside(self, other: Place, keys: Iterable[str]) -> list[str]:
+        """The keys of another place's files as they are in this one; none if that place does not lie in it."""
+        if not self.contains(other):
+            return []
+        folder = f"{other.base}/"[len(self.base) + 1 :]
+        return [folder + key for key in keys]
+
     def read(self, key: str) -> bytes:
         """The content of a file."""
         with self._in_one_sentence("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
@@ -150,17 +157,37 @@ class ManifestTable:
                 what = f"{place.url}/{key} is no manifest of python -m batch"
                 raise StoreError(f"{what} ({error}): remove it") from None
 
-    def done(self, wanted: Mapping[str, tuple[int, int]], facts: Mapping[str, Any]) -> set[str]:
-        """The images, given with size and modification time, whose restorations with the same facts exist."""
+    def done(
+        self,
+        wanted: Mapping[str, tuple[int, int]],
+        facts: Mapping[str, Any],
+        files: Mapping[str, list[str]] | None = None,
+    ) -> set[str]:
+        """The images, given with size and modification time, whose restorations with the same facts exist.
+
+        `files` are those that each would be written to now: one that has others is not done.
+        """
         facts = plain(facts) | {"error": None}
-        rows = (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
         return {
             row["image"]
-            for row in rows
+            for row in self._rows_of_table()
             if facts.items() <= row.items()
             and wanted.get(row["image"]) == (row["bytes"], row["modified"])
             and self._there.issuperset(row["written"])
+            and (files is None or set(files[row["image"]]) == set(row["written"]))
         }
+
+    def owned(self, images: set[str], replaced: set[str]) -> dict[str, str]:
+        """The files of other images than these, and whose they are, without those of restorations that are replaced."""
+        found = {}
+        for row in self._rows_of_table():
+            written = row["written"] or []
+            if row["image"] not in images and not replaced.issuperset(written[:1]):
+                found |= dict.fromkeys(self._there.intersection(written), row["image"])
+        return found
+
+    def _rows_of_table(self) -> Iterator[dict[str, Any]]:
+        return (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add rows of finished images."""

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from batch.store import SCHEMA, THREADS, Place, StoreError, plain
 from restoration.options import Options
+from restoration.outputs import Extras, Names
 from restoration.restorer import Restorer
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Worker:
         """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
         unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
         out = folder / ".out"  # no key begins with a dot
-        work = [(path, out / row["target"]) for path, row in found.items() if row["key"] not in unread]
+        wanted = {path: row for path, row in found.items() if row["key"] not in unread}
+        work = [(path, Names(out / row["target"], row["stem"])) for path, row in wanted.items()]
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
         with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
@@ -117,7 +119,7 @@ class Worker:
         return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
 
 
-def describe(job: Job) -> tuple[dict[str, Any], str, list[str]]:
-    """What the manifest's rows depend on, the same in words, and notes on settings without effect."""
+def describe(job: Job) -> tuple[dict[str, Any], str, list[str], Extras]:
+    """What the manifest's rows depend on, the same in words, notes on settings without effect, and what is written."""
     restorer = Restorer(job.options, job.numbers)
-    return restorer.facts, restorer.title, restorer.remarks
+    return restorer.facts, restorer.title, restorer.remarks, restorer.extras

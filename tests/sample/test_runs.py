@@ -234,3 +234,22 @@ def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, c
     run(*command, tmp_path / "back", "--on_fault", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
+
+
+def test_no_file_of_a_job_is_another_s_or_an_input(checkpoint, tmp_path, capsys):
+    for name in ("a.png", "a_compare.png", "a_0.png"):
+        images.write(tmp_path / "photos" / name, torch.rand(3, 20, 24))
+    command = ["--checkpoint", checkpoint, "--compare"]
+    for said in ("wrote 3 of 3", "all 3 done before"):
+        assert run(tmp_path / "photos", "--output", tmp_path / "out", *command) == 0
+        assert said in capsys.readouterr().out
+        names = {"a.png", "a_png_compare.png", "a_compare.png", "a_compare_compare.png", "a_0.png", "a_0_compare.png"}
+        assert set(restored(tmp_path / "out")) == names
+    before = restored(tmp_path / "photos")
+    for name, flags in (("a_compare.png", command), ("a_0.png", [*command[:2], "--num_samples", "2"])):
+        (tmp_path / "photos" / "a.png").unlink(missing_ok=True)
+        assert run(tmp_path / "photos" / name, "--output", tmp_path / "photos" / "a.png", *flags) == 0
+        assert restored(tmp_path / "photos")[name] == before[name]
+    assert run(tmp_path / "photos" / "a_0.png", "--output", tmp_path / "out" / "a_png_compare.png", *command[:2]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()[-1:]
+    assert "a_png_compare.png belongs to " in sentence and "choose another --output" in sentence
