@@ -34,6 +34,8 @@ def run_command(
     def stop(number: int, frame) -> None:
         raise Stopped(number, stopped)
 
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     before = signal.signal(signal.SIGINT, stop)
     try:
         return command() or 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from tqdm import tqdm
 
-from batch.store import SCHEMA, THREADS, Place, StoreError, plain
+from batch.store import SCHEMA, THREADS, Place, StoreError, on_disk, plain
 from restoration.options import Options
 from restoration.outputs import Extras, Names
 from restoration.restorer import Restorer
@@ -75,7 +75,8 @@ class Worker:
 
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
         """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
-        unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
+        unread = self.fetch([row["key"] for row in chunk], folder)
+        found = {folder / on_disk(row["key"]): row for row in chunk}  # the noise depends on the name itself
         out = folder / ".out"  # no key begins with a dot
         wanted = {path: row for path, row in found.items() if row["key"] not in unread}
         work = [(path, Names(out / row["target"], row["stem"])) for path, row in wanted.items()]
@@ -103,8 +104,9 @@ class Worker:
                 content = self.job.source.read(key)
             except StoreError as error:
                 return str(error).removeprefix(f"{self.job.source.url}/{key} ")
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            (folder / key).write_bytes(content)
+            copy = folder / on_disk(key)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
 
         with ThreadPoolExecutor(THREADS) as threads:
             return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}

@@ -1,5 +1,6 @@
 """What python -m batch says and does without Ray, and what guards users' images. test_batch.py has Ray."""
 
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import sample
 from batch import command
 from batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
 from batch.worker import Job, Worker, describe
@@ -217,6 +219,20 @@ def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
     record(job, [row for row in run(job) if not row["error"]])
     assert done(job) == {"a.png", "a_compare.png", "deep/b.png"}
     assert images.read(tmp_path / "out" / "a_compare.png").shape == (3, 16, 20)
+
+
+def test_a_name_that_is_not_utf_8_is_restored_like_any_other(job, tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / "photos" / "a.png").rename(tmp_path / "photos" / name)
+    rows = {row["image"]: row for row in run(job)}
+    assert rows["caf\\udce9.png"]["written"] == ["caf\\udce9.png"]
+    record(job, [row for row in rows.values() if not row["error"]])
+    assert done(job) == {"caf\\udce9.png", "deep/b.png"}
+    flags = ["--checkpoint", job.options.checkpoint, "--device", "cpu", "--precision", "fp32", "--steps", "1"]
+    assert sample.main([str(tmp_path / "photos"), "--output", str(tmp_path / "local"), *flags]) == 1
+    assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()  # of the same noise
+    job.target.remove(["caf\\udce9.png"])
+    assert not (tmp_path / "out" / name).exists()
 
 
 def test_a_batch_into_the_folder_above_its_photographs_overwrites_none(job, tmp_path):
