@@ -76,7 +76,8 @@ class DeblurDataModule(pl.LightningDataModule):
             J or R; "blur" is the first one of every layout.
         patch_size: side of the training crops in pixels.
         batch_size: training crops per step and device.
-        crops_per_image: crops cut from each decoded file, since decoding is the largest cost. Must divide batch_size.
+        crops_per_image: most crops that are cut from each decoded file, since decoding is the largest cost; if it
+            does not divide batch_size, as many as do.
         mix_batches: number of batches whose crops are shuffled together, so that the crops of one file do not share a
             batch. It costs memory for that many batches, and a resumed run reads up to that many again.
         val_crop: largest height and width of the centre crop used in validation, which limits memory and time; null
@@ -109,8 +110,8 @@ class DeblurDataModule(pl.LightningDataModule):
         for name in ("patch_size", "batch_size", "crops_per_image", "mix_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if batch_size % crops_per_image:
-            raise ValueError(f"crops_per_image ({crops_per_image}) must divide batch_size ({batch_size}).")
+        while batch_size % self.crops_per_image:
+            self.crops_per_image -= 1
 
     def setup(self, stage: str) -> None:
         """List and report the files of a stage (fit, validate, test). Raises DatasetError or ImageError."""

@@ -130,6 +130,10 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
             raise DatasetError(f"{root} is of the layout {layout}, which knows {' and '.join(known)}, not {variant}.")
     listing = LISTERS[layout](root, split, variant)
     if not listing.pairs and not listing.alone:
+        if layout == "gopro":  # which is what anything else is taken for
+            raise NoSplitError(
+                f"{root} holds no pairs: neither it nor a folder in it has the folders blur/ and sharp/ (docs/data.md)."
+            )
         raise NoSplitError(f"{root} holds no pairs in its {split} split, read as the layout {layout} (docs/data.md).")
     return listing
 

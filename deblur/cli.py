@@ -32,6 +32,11 @@ class UsageError(ValueError):
     """A command line is wrong; the message is one sentence."""
 
 
+def escaped(name: str) -> str:
+    r"""A file's name as it is recorded: one that is not UTF-8 with its other bytes as \xe9."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def in_words(error: Exception) -> str:
     """An error as a sentence; one of the system is its file and its reason, without a number."""
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -122,6 +127,8 @@ def run_command(
     def stop(number: int, frame) -> None:
         raise Stopped(number, stopped)
 
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     before = signal.signal(signal.SIGINT, stop)
     try:
         return command() or 0

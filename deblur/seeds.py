@@ -12,6 +12,9 @@ def seed_of(*parts: int | str) -> int:
 
 
 def noise_seed(*parts: int | str) -> int:
-    """A seed in [-2^63, 2^63) from numbers and names, for the noise of sampling and training, and for dropout."""
-    key = "/".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little", signed=True)
+    """A seed in [-2^63, 2^63) from numbers and names, for the noise of sampling and training, and for dropout.
+
+    Of a file's name that is not UTF-8 its bytes count.
+    """
+    key = "/".join(map(str, parts)).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "little", signed=True)

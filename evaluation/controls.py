@@ -66,7 +66,8 @@ def control_images(prediction: Tensor, blurry: Tensor, seed: int, name: str) -> 
         seed, name: determine the noise, which is the same field at every strength.
     """
     shape = noise_shape(prediction, blurry)
-    field = np.random.default_rng([seed, *name.encode()]).standard_normal(prediction.shape, dtype=np.float32)
+    drawn = np.random.default_rng([seed, *name.encode("utf-8", "surrogateescape")])
+    field = drawn.standard_normal(prediction.shape, dtype=np.float32)
     noise = torch.from_numpy(field).to(prediction)
     for label, amount in zip(LABELS[SHARPENED], STRENGTHS[SHARPENED], strict=True):
         yield label, sharpen(prediction, amount)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from deblur.cli import escaped
 from deblur.evaluation.panels import panel
 from deblur.evaluation.pixels import write_png
 from deblur.evaluation.rows import Row
@@ -43,7 +44,7 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     used. Images are ranked by LPIPS, or by SSIM if LPIPS is missing.
     """
     shutil.rmtree(folder / "examples", ignore_errors=True)
-    images = {image.name: image for image in plan.images}
+    images = {escaped(image.name): image for image in plan.images}
     examples = _choose(summary)
     names = sorted({example.image for example in examples})
     steps = sum(steps_of([example.row.settings]) for example in examples)
@@ -56,7 +57,7 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
                 write_png(folder / of_image[kind], image)
             for at, example in enumerate(example for example in examples if example.image == name):
                 [output] = plan.pipeline.refine_shared(
-                    blurry, prediction, [example.row.settings], plan.seed, names=[name], progress=counted(bar, 1)
+                    blurry, prediction, [example.row.settings], plan.seed, [images[name].name], counted(bar, 1)
                 )
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 write_png(folder / example.files["restored"], output.images[0])

@@ -71,7 +71,8 @@ class Journal:
             self._compare(json.loads(known.read_text(encoding="utf-8")), facts)
         else:
             with replacing(known) as part:
-                part.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+                part.write_text(text, encoding="utf-8", errors="backslashreplace")
         if self.file.is_file():
             with self.file.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
@@ -88,7 +89,7 @@ class Journal:
 
     def add(self, score: Score) -> None:
         """Append a score."""
-        line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode()
+        line = (json.dumps(asdict(score), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         with self.file.open("ab", buffering=0) as file:
             written = file.write(line)
         if written != len(line):

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from deblur.cli import escaped
 from deblur.evaluation.controls import LABELS, Verdict, judge
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
@@ -138,7 +139,7 @@ def _table(plan: Plan) -> pd.DataFrame:
         for image in plan.images:
             score = scores[row.key, image.name]
             values = {metric: score.metrics.get(metric) for metric in plan.metrics}
-            place = {"setting": row.label, "image": image.name, "seconds": score.seconds}
+            place = {"setting": row.label, "image": escaped(image.name), "seconds": score.seconds}
             lines.append(place | values | {"missing": score.missing})
     return pd.DataFrame(lines).astype(dict.fromkeys(plan.metrics, float))
 

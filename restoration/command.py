@@ -59,8 +59,12 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
     for remark in restorer.remarks:
         print(f"sample.py: {remark}", file=sys.stderr)
-    manifest, share = Manifest(outputs.folder, restorer.facts), outputs.work[rank::processes]
-    work = [pair for pair in share if options.overwrite or not manifest.has(pair[0])]
+    manifest = Manifest(outputs.folder, restorer.facts)
+    names = outputs.plan(restorer.extras, manifest)
+    share = list(names.items())[rank::processes]
+    work = [
+        (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
+    ]
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:

@@ -1,7 +1,7 @@
 """manifest.json: how each image of a folder was restored."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,23 @@ class Manifest:
         except ValueError as error:
             raise ValueError(f"{self.path} is not JSON ({error}): remove it") from error
 
-    def has(self, image: Path) -> bool:
-        """Whether this image, unchanged, was restored with the same facts and the written files still exist."""
+    def has(self, image: Path, files: Sequence[Path]) -> bool:
+        """Whether this image, unchanged, was restored with the same facts into these files, which still exist."""
         entry = self.files.get(str(image), {})
         same = (self.facts | _stamp(image)).items() <= entry.items()
-        return same and all((self.folder / name).is_file() for name in entry["written"])
+        return same and set(entry["written"]) == set(self._names(files)) and all(file.is_file() for file in files)
+
+    def owned(self, images: Iterable[Path], replaced: Iterable[Path]) -> dict[Path, str]:
+        """The files of other images than these, and whose they are, without those of restorations that are replaced."""
+        own, gone, found = set(map(str, images)), set(self._names(replaced)), {}
+        for image, entry in self.files.items():
+            first = entry["written"][:1]
+            if image not in own and not gone.issuperset(first):
+                found |= {self.folder / name: image for name in entry["written"]}
+        return {file: image for file, image in found.items() if file.is_file()}
+
+    def _names(self, files: Iterable[Path]) -> list[str]:
+        return [file.relative_to(self.folder).as_posix() for file in files]
 
     def replaces(self, image: Path, written: Sequence[Path]) -> bool:
         """Whether files are there that give way to those about to be written."""
@@ -47,18 +59,20 @@ class Manifest:
 
         Files of an earlier restoration that it replaces are removed.
         """
-        names = [path.relative_to(self.folder).as_posix() for path in written]
+        names = self._names(written)
         entry = {"written": names} | found | _stamp(image) | self.facts
         with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
             before = self._read()
-            gone = {key for key, other in before.items() if key == str(image) or set(names) & set(other["written"])}
+            # A file that is another's by its name alone, such as a_compare.png, takes nothing else of that one with it.
+            gone = {key for key, other in before.items() if key == str(image) or names[:1] == other["written"][:1]}
             self.files = {key: other for key, other in before.items() if key not in gone} | {str(image): entry}
             kept = {name for other in self.files.values() for name in other["written"]}
             for name in {name for key in gone for name in before[key]["written"]} - kept:
                 file = self.folder / name
                 if file.resolve().is_relative_to(self.folder.resolve()):  # never delete elsewhere, whatever it says
                     file.unlink(missing_ok=True)
-            part.write_text(json.dumps(self.files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            text = json.dumps(self.files, indent=1, ensure_ascii=False) + "\n"
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")  # of names that are not UTF-8
 
 
 def _stamp(image: Path) -> dict[str, int]:

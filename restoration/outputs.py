@@ -2,15 +2,63 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deblur.data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 
+if TYPE_CHECKING:
+    from deblur.restoration.manifest import Manifest
+
 BATCH_PIXELS = 1 << 21  # default number of pixels restored at once
 MOST_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is written of each image: how many samples, which maps (std, error, bound), and whether a comparison."""
+
+    samples: int = 1
+    maps: tuple[str, ...] = ()
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Names:
+    """The files of one image: its restoration, and those whose names begin with `stem`."""
+
+    target: PurePath
+    stem: str
+
+    @classmethod
+    def of(cls, target: PurePath) -> "Names":
+        """The usual names."""
+        return cls(target, target.stem)
+
+    def longer(self) -> "Names":
+        """The names in which the suffix stands, too: a_png_compare.png."""
+        return Names(self.target, _with_suffix(self.target))
+
+    def restored(self, samples: int) -> list[PurePath]:
+        """The restoration, or each of several samples."""
+        if samples == 1:
+            return [self.target]
+        return [self.target.with_name(f"{self.stem}_{k}{self.target.suffix}") for k in range(samples)]
+
+    def map(self, kind: str) -> PurePath:
+        """The heat map of a kind; its floats stand beside it, with the suffix .tif."""
+        return self.target.with_name(f"{self.stem}_{kind}.png")
+
+    def comparison(self) -> PurePath:
+        return self.target.with_name(f"{self.stem}_compare.png")
+
+    def files(self, extras: Extras) -> list[PurePath]:
+        """All files, those of the restoration first."""
+        maps = [self.map(kind) for kind in extras.maps]
+        more = [file for heat in maps for file in (heat, heat.with_suffix(".tif"))]
+        return [*self.restored(extras.samples), *more, *([self.comparison()] if extras.compare else [])]
 
 
 @dataclass(frozen=True)
@@ -22,6 +70,12 @@ class Outputs:
     work: list[tuple[Path, Path]]  # each image and the file of its restoration
     missing: list[str]  # a sentence for each input that is not an image or contains none
     skipped: Counter[str]  # images in formats that are not read, by suffix
+
+    def plan(self, extras: Extras, manifest: "Manifest") -> dict[Path, Names]:
+        """Every file that is written, by its image; ValueError as `planned`."""
+        work = dict(self.work)
+        replaced = [Names.of(target).files(extras)[0] for target in work.values()]
+        return planned(work, extras, work, manifest.owned(work, replaced))
 
 
 def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, deep: bool = False) -> Outputs:
@@ -62,10 +116,7 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
     work = {image: folder / name for image, name in targets(names, suffix, deep).items()}
     if file:
         work = {image: named(file, None, deep) for image in names}
-    images = {image.resolve() for image in work}
-    for target in work.values():
-        if target.resolve() in images:
-            raise ValueError(f"{target} is an input and would be overwritten: choose another --output")
+    planned(work, Extras(), dict.fromkeys(work, None))  # what is wrong whatever is written is said at once
     return Outputs(folder, file is not None, list(work.items()), missing, skipped)
 
 
@@ -80,10 +131,54 @@ def targets(names: Mapping[Any, PurePath], suffix: str | None, deep: bool) -> di
     for key, target in plain.items():
         name = names[key]
         if often[target] > 1 and target.suffix != name.suffix:
-            target = target.with_stem(f"{name.stem}_{name.suffix[1:]}")
+            target = target.with_stem(_with_suffix(name))
         if (other := taken.setdefault(target, key)) != key:
             raise ValueError(f"{other} and {key} would both be written to {target}: rename one of them")
     return {key: target for target, key in taken.items()}
+
+
+def planned(
+    work: Mapping[Any, PurePath],
+    extras: Extras,
+    inputs: Iterable[PurePath],
+    owned: Mapping[PurePath, str] | None = None,
+) -> dict[Any, Names]:
+    """Every file that a job writes, by the keys of its images, so that no two are the same and none is an input.
+
+    An image whose derived names would be another's gets longer ones.
+
+    Args:
+        work: the files of the restorations by the keys of their images.
+        extras: what is written beside them.
+        inputs: of the job.
+        owned: files of images that are not in the job, and whose they are; they stay.
+
+    Raises:
+        ValueError: an input would be overwritten, or two files have the same name nevertheless.
+    """
+    taken = {_whole(file): f"{file} is an input" for file in inputs}
+    taken |= {_whole(file): f"{file} belongs to {image}" for file, image in (owned or {}).items()}
+    names = {key: Names.of(target) for key, target in work.items()}
+    often = Counter(_whole(file) for own in names.values() for file in own.files(extras))
+    for key, own in names.items():
+        derived = [file for file in own.files(extras) if file != own.target]
+        if any(often[_whole(file)] > 1 or _whole(file) in taken for file in derived):
+            names[key] = own.longer()
+    for key, own in names.items():
+        for file in own.files(extras):
+            if (whole := _whole(file)) in taken:
+                raise ValueError(f"{taken[whole]} and would be overwritten: choose another --output")
+            taken[whole] = f"{file} is written for {key}"
+    return names
+
+
+def _whole(file: PurePath) -> str:
+    """A file by which it is the same under all its names; a key of a bucket is its own."""
+    return os.path.realpath(file) if isinstance(file, Path) else str(file)
+
+
+def _with_suffix(target: PurePath) -> str:
+    return f"{target.stem}_{target.suffix[1:]}"
 
 
 def _lies_in(image: Path, output: Path, root: Path) -> bool:
@@ -110,8 +205,8 @@ def usual(suffix: str) -> str:
     return {".jpeg": ".jpg", ".tiff": ".tif"}.get(suffix, suffix)
 
 
-def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[list[tuple[Path, Path]]]:
-    """Group images, each with the file of its restoration, by the size in their headers, as the sizes appear.
+def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[list[tuple[Path, Names]]]:
+    """Group images, each with the names of its files, by the size in their headers, as the sizes appear.
 
     A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
@@ -122,12 +217,12 @@ def batches(work: Sequence[tuple[Path, Path]], size: int | None) -> Iterator[lis
         yield from ([pair] for pair in work)
         return
     groups: dict = {}
-    for path, target in ProgressBar(work, "sizes", delay=2, leave=False):
+    for path, names in ProgressBar(work, "sizes", delay=2, leave=False):
         try:
             shape = header_size(path)
         except ImageError:  # to be refused when it is read
             shape = (BATCH_PIXELS, 1)
-        groups.setdefault(shape, []).append((path, target))
+        groups.setdefault(shape, []).append((path, names))
     for shape, group in groups.items():
         count = size or max(1, min(MOST_AT_ONCE, BATCH_PIXELS // (shape[0] * shape[1])))
         yield from (group[i : i + count] for i in range(0, len(group), count))

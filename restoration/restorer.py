@@ -22,7 +22,7 @@ from deblur.models.tiling import TooLittleMemory, refusal
 from deblur.progress import counted
 from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options
-from deblur.restoration.outputs import batches, usual
+from deblur.restoration.outputs import Extras, Names, batches, usual
 
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
@@ -34,7 +34,7 @@ class Restoration:
     """The result for one image, before anything is written."""
 
     path: Path
-    target: Path  # several samples are written as NAME_0.SUFFIX, NAME_1.SUFFIX and so on
+    names: Names  # of its files
     failure: str | None = None  # why it could not be restored; the fields below are then empty
     image: ImageFile | None = None  # with the metadata of its restoration
     out: DeblurOutput | None = None
@@ -45,17 +45,18 @@ class Restoration:
     @property
     def files(self) -> dict[Path, Tensor]:
         """The files of the restoration, each with its image (3, H, W) in [0, 1]."""
-        restored, target = self.out.predictions if self.back else self.out.images, self.target
-        several = len(restored) > 1
-        names = [f"{target.stem}_{k}{target.suffix}" if several else target.name for k in range(len(restored))]
-        return {target.with_name(name): image for name, image in zip(names, restored, strict=True)}
+        restored = self.out.predictions if self.back else self.out.images
+        return dict(zip(self.names.restored(len(restored)), restored, strict=True))
+
+    @property
+    def target(self) -> Path:
+        """The file of the restoration; of several samples each has its own."""
+        return self.names.target
 
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        own = list(self.image.remarks)
-        if metadata.too_large(self.image.exif, self.target.suffix):
-            own.append("has more EXIF data than a JPEG can hold, which are left out")
+        own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
         return own + sharp_remarks(self.out.share)
 
     def remarks(self, named: bool) -> Iterator[str]:
@@ -78,6 +79,7 @@ class Restorer:
         facts: what a restoration depends on besides the image, for the manifest.
         title: the same in words.
         remarks: notes on settings without effect.
+        extras: what is written of each image.
 
     Raises:
         ValueError, OSError: the checkpoint, the device or the settings cannot be used.
@@ -90,6 +92,7 @@ class Restorer:
         self.pipeline = load_pipeline(source, *how)
         place, precision = self.pipeline.device, self.pipeline.precision
         self._choose_settings(numbers)
+        self.extras = self._extras()
         if options.compile:
             self.pipeline.compile_networks()
         require_memory(options.memory, place)
@@ -111,20 +114,21 @@ class Restorer:
         """Steps of the progress bar per image."""
         return self.settings.num_samples * self.settings.steps if self.settings.blend > 0 else 1
 
-    def restore(self, work: Sequence[tuple[Path, Path]], bar: tqdm) -> Iterator[Restoration]:
-        """Restore images, each with the file of its restoration, in batches of one size; the bar counts steps."""
+    def restore(self, work: Sequence[tuple[Path, Names]], bar: tqdm) -> Iterator[Restoration]:
+        """Restore images, each with the names of its files, in batches of one size; the bar counts steps."""
         begun, finished = bar.n, 0
         # On a CPU batches of more than thumbnails are slower, and on some processors a batch of another size rounds
         # differently.
         size = self.options.batch_size or (1 if self.pipeline.device.type == "cpu" else None)
         for batch in batches(work, size):
             loaded = []
-            for path, target in batch:
+            for path, names in batch:
                 try:
                     image = metadata.kept(images.read_file(path), self.options.metadata)
-                    loaded.append((path, target, image))
+                    images.require_tellable(names.target, image)
+                    loaded.append((path, names, image))
                 except images.ImageError as error:
-                    yield Restoration(path, target, str(error))
+                    yield Restoration(path, names, str(error))
             bar.set_description(batch[0][0].name)
             yield from self._restored(loaded, bar)
             finished += len(batch)
@@ -132,7 +136,7 @@ class Restorer:
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
-        start, options, out, target = time.perf_counter(), self.options, restoration.out, restoration.target
+        start, options, out, names = time.perf_counter(), self.options, restoration.out, restoration.names
         for file, restored in restoration.files.items():
             images.write(file, restored, restoration.image, options.depth)
         written, whites = list(restoration.files), {}
@@ -141,11 +145,11 @@ class Restorer:
             maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
         for kind, values in maps.items():
             if values is not None:
-                heat = target.with_name(f"{target.stem}_{kind}.png")
+                heat = names.map(kind)
                 whites[f"{kind}_white"] = write_map(heat, values[0])
                 written += [heat, heat.with_suffix(".tif")]
         if options.compare:
-            written.append(target.with_name(f"{target.stem}_compare.png"))
+            written.append(names.comparison())
             restored = next(iter(restoration.files.values()))
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
@@ -166,7 +170,18 @@ class Restorer:
         if options.error_bound and pipeline.error_curve is None:
             raise ValueError("--error_bound needs a checkpoint whose expected error is calibrated (tools.calibrate)")
 
-    def _restored(self, loaded: list[tuple[Path, Path, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
+    def _extras(self) -> Extras:
+        options, maps = self.options, []
+        samples = 1 if self.settings.average else self.settings.num_samples
+        if options.uncertainty and self.settings.num_samples > 1:
+            maps.append("std")
+        if options.uncertainty and self.pipeline.predictor.config.get("size_head"):
+            maps.append("error")
+        if options.error_bound:
+            maps.append("bound")
+        return Extras(samples, tuple(maps), options.compare)
+
+    def _restored(self, loaded: list[tuple[Path, Names, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
         """Restore a batch; images that differ in size or do not fit into memory together are restored one by one."""
         out, start = None, time.perf_counter()
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
@@ -192,15 +207,15 @@ class Restorer:
                 yield from self._restored(half, bar)
             return
         seconds = (time.perf_counter() - start) / max(1, len(loaded))
-        for i, (path, target, image) in enumerate(loaded):
+        for i, (path, names, image) in enumerate(loaded):
             if isinstance(out, str):
-                yield Restoration(path, target, f"{path} {out}")
+                yield Restoration(path, names, f"{path} {out}")
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
             drawn = self.settings.blend > 0 and part.share.item() > 0
             found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
-            yield Restoration(path, target, None, image, part, found, back, seconds + time.perf_counter() - start)
+            yield Restoration(path, names, None, image, part, found, back, seconds + time.perf_counter() - start)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:

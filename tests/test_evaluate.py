@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -303,3 +304,21 @@ def test_a_written_image_that_is_gone_is_made_again(begun, tmp_path):
         (tmp_path / "scores" / "images" / name).unlink()
     evaluate.score(given)
     assert {file: file.read_bytes() for file in files} == files
+
+
+def test_a_name_that_is_not_utf_8_is_scored_like_any_other_and_recorded_escaped(place, tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    for side in ("blur", "sharp"):
+        (tmp_path / "data" / side).mkdir(parents=True)
+        shutil.copyfile(place / "data" / side / "a.png", tmp_path / "data" / side / f"{name}.png")
+        shutil.copyfile(place / "data" / side / "b.png", tmp_path / "data" / side / "b.png")
+    (tmp_path / "grid.yaml").write_text("product: {steps: [1]}\n")
+    given = arguments(place, tmp_path / "out", data=tmp_path / "data", grid=tmp_path / "grid.yaml", metrics="psnr,ssim")
+    for _ in range(2):  # the second time from the stored scores
+        score(given)
+        found = pq.read_table(tmp_path / "out" / "per_image.parquet").to_pylist()
+        assert {row["image"] for row in found} == {"caf\\xe9", "b"}
+    assert {entry["image"] for entry in json.loads((tmp_path / "out" / "results.json").read_text())["examples"]} == {
+        "caf\\xe9",
+        "b",
+    }

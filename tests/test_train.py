@@ -102,11 +102,23 @@ def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
     assert len(said) <= 8, said
 
 
+def test_the_last_step_is_validated_and_every_step_has_one_row(run_folder):
+    train_run("run", "--trainer.max_steps", "5", "--data.crops_per_image", "4")  # 2 divide the batch
+    train_run("run", "--trainer.max_steps", "7", "--model.init_from", "nowhere")  # without effect on resume
+    for version, steps, validated in ((0, [1, 2, 3, 4, 5], [3, 5]), (1, [6, 7], [6, 7])):
+        lines = Path(f"run/logs/version_{version}/metrics.csv").read_text().splitlines()
+        rows = metrics("run", version)
+        assert len(lines) == 1 + len(rows)
+        assert [int(row["step"]) for row in rows] == steps
+        assert [int(row["step"]) for row in rows if "val/psnr" in row] == validated
+        assert all({"lr", "train/loss", "grad_norm/predictor"} <= row.keys() for row in rows)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--data.train", "empty"], "holds no image"),
-        (["--trainer.max_steps", "7"], "multiple of trainer.val_check_interval"),
+        (["--trainer.max_steps", "0"], "trainer.max_steps must be 1 or more"),
         (["--trainer.accumulate_grad_batches", "2"], "multiple of trainer.accumulate_grad_batches (2)"),
         (["--trainer.strategy", "fsdp"], "fsdp"),
         (["--trainer.devices", "[a]"], "the trainer cannot be made: "),

@@ -2,8 +2,9 @@
 
 Checks every pair of every split for: images without a partner, files that cannot be decoded, different sizes, swapped
 sides, shifts, identical sides, blurry images of different brightness (a gamma mistaken for light), 8 bits against 16,
-the same image or scene in two splits, and the number of pairs of published datasets. Exits with 1 if anything is wrong.
-Warns if there are no splits, since the run would then validate on its training images.
+and the same image or scene in two splits. Exits with 1 if anything is wrong. Says how many pairs the published dataset
+of the layout has, if it is another number. Warns if there are no splits, since the run would then validate on its
+training images.
 """
 
 import hashlib
@@ -46,11 +47,15 @@ class Fault(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """The splits of a dataset and its faults; `undivided` if there are no splits and all pairs count as one."""
+    """The splits of a dataset and its faults; `undivided` if there are no splits and all pairs count as one.
+
+    `remarks` are about what may be intended.
+    """
 
     splits: dict[str, Listing]
     undivided: bool
     faults: list[Fault]
+    remarks: list[str]
 
 
 def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -> Diagnosis:
@@ -71,15 +76,17 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
     if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
     faults = [Fault("split", str(error)) for error in refused.values() if type(error) is not NoSplitError]
+    remarks = []
     for split, listing in listings.items():
         faults += [Fault("unpaired", f"{file} has no partner.") for file in listing.alone]
         count, published = len(listing.pairs), COUNTS.get(listing.layout, {}).get(split)
         if published not in (None, count):
-            faults.append(Fault("count", f"{split} has {count} pairs, the published {listing.layout} has {published}."))
+            sentence = f"{split} has {count} pairs; the dataset whose layout this is, {listing.layout}, has {published}"
+            remarks.append(f"{sentence} as published")
     pairs = [pair for listing in listings.values() for pair in listing.pairs]
     examined = [*on_all_cores(examine, pairs, workers=num_workers, unit="pair", desc="examining")]
     faults += [fault for found, _ in examined for fault in found]
-    return Diagnosis(listings, undivided, faults + leaks(listings, [mark for _, mark in examined]))
+    return Diagnosis(listings, undivided, faults + leaks(listings, [mark for _, mark in examined]), remarks)
 
 
 def examine(pair: Pair) -> tuple[list[Fault], bytes | None]:
@@ -177,6 +184,8 @@ def main(root: str, variant: str = "blur", num_workers: int | None = None) -> in
             "  warning: no folders train/ and val/ (or test/): given as both data.train and data.val, the images that"
             " are trained on would validate; divide them, or give two folders"
         )
+    for remark in found.remarks:
+        print(f"  remark: {remark}")
     for fault in found.faults:
         print(f"  {fault.kind:<10} {fault.sentence}")
     counts = Counter(fault.kind for fault in found.faults)

@@ -1,29 +1,28 @@
-"""Run the prediction of a tools.export_onnx folder without PyTorch: numpy, Pillow and one of the two engines.
+"""Run the prediction of a tools.export_onnx folder without PyTorch.
 
 python -m tools.predict deployed/lite photo.jpg restored.png
 python -m tools.predict deployed/lite photo.jpg restored.png --provider cpu
 
-It needs this repository, which checks the files before Pillow or an engine reads them, and the packages numpy, pillow,
-jsonargparse, onnx, and openvino or onnxruntime. Transparency, orientation, colour profile and EXIF data are kept, and
-grey of 16 bits stays so; Pillow reads colour of 16 bits with 8.
+It needs this repository and the packages numpy, pillow, tifffile, imagecodecs, jsonargparse[signatures], onnx, and
+openvino or onnxruntime. It reads and writes as sample.py does: depth, transparency, orientation, colours, density and
+metadata are kept, and what a format cannot hold is said.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from deblur.cli import call, run_command
-from deblur.data.formats import opened
-from deblur.data.search import ImageError
-from deblur.files import replacing
+from deblur.data import codecs, metadata
+from deblur.data.search import WRITABLE
 from deblur.models.onnx.engines import Engine, Provider, open_engine
 from deblur.models.onnx.files import GRAPH, GraphFacts, read_facts, read_graph
 
 
 def predict(folder: str, photo: str, restored: str, provider: Provider | None = None) -> None:
-    """Write the prediction for an image file.
+    """Write the prediction for an image file, and on stderr what is notable about it.
 
     Args:
         folder: of tools.export_onnx, for images of any size, or for tiles that hold the whole image.
@@ -35,41 +34,20 @@ def predict(folder: str, photo: str, restored: str, provider: Provider | None = 
         CheckpointError: the folder cannot be used.
         ImageError, ValueError, OSError: an image cannot be read or written.
     """
-    kind = Image.registered_extensions().get(Path(restored).suffix.lower())
-    if kind not in Image.SAVE:
+    target = Path(restored)
+    if target.suffix.lower() not in WRITABLE:
         raise ValueError(f"{restored} has no suffix of an image format that can be written, such as .png")
-    image = upright(photo)
+    if os.path.realpath(restored) == os.path.realpath(photo):
+        raise ValueError(f"{restored} is the photograph itself and would be overwritten: give another name")
+    image = metadata.kept(codecs.read_file(photo), "keep")
+    codecs.require_tellable(target, image)
     network = Path(folder, "predictor")
     facts = read_facts(network)
     engine = open_engine(read_graph(network / GRAPH, "predictor", facts), facts, network, provider)
-    deep = image.mode.startswith("I")
-    if deep:
-        colours = np.repeat(np.float32(image)[..., None] / 65535, 3, axis=2)
-    else:
-        colours = np.float32(image.convert("RGB")) / 255
-    values = estimate(engine, facts, colours)
-    if deep:
-        result = Image.fromarray(np.uint16(np.rint(65535 * values.mean(2))))
-    else:
-        result = Image.fromarray(np.uint8(np.rint(255 * values)))
-        result = result.convert("L") if image.mode in ("1", "L", "LA") else result
-        if image.has_transparency_data:
-            result.putalpha(image.convert("RGBA").getchannel("A"))
-    with replacing(Path(restored)) as part:
-        result.save(part, kind, exif=image.getexif(), icc_profile=image.info.get("icc_profile"))
-
-
-def upright(photo: str) -> Image.Image:
-    """An image file, rotated as its EXIF says. ImageError if it cannot be read."""
-    try:
-        with opened(Path(photo)) as image:
-            image = ImageOps.exif_transpose(image)
-            image.load()
-            return image
-    except (ImageError, FileNotFoundError):
-        raise
-    except Exception as error:  # of Pillow's decoders
-        raise ImageError(f"{photo} cannot be decoded, it may be damaged: {error}") from None
+    colours = image.pixels.astype(np.float32) / np.iinfo(image.pixels.dtype).max
+    codecs.write(target, estimate(engine, facts, colours.transpose(1, 2, 0)).transpose(2, 0, 1), image)
+    for remark in (*image.remarks, *codecs.remarks_on(image, target.suffix)):
+        print(f"tools.predict: {photo}: {remark}", file=sys.stderr)
 
 
 def estimate(engine: Engine, facts: GraphFacts, image: np.ndarray) -> np.ndarray:

@@ -1,10 +1,13 @@
 """What a run does besides its steps: averages, scores, guards, logs, its record and its progress bar."""
 
+import csv
+import io
 import logging
 import math
 import os
 import shutil
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -36,27 +39,67 @@ EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 
 
 class Metrics(CSVLogger):
-    """CSVLogger that replaces metrics.csv in one move when a column is new: Lightning's rewrites it in place, and loses
-    the rows if it is killed then."""
+    """CSVLogger with one row a step, whenever its values come, that loses no row if it is killed.
+
+    A step's row is written again with every value that it gets. If a column is new, metrics.csv is replaced in one
+    move: Lightning's logger rewrites it in place.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._newest: dict[str, Any] = {}  # the file's last row
+        self._start = 0  # where it begins
 
     @rank_zero_only
     def save(self) -> None:
         writer = self.experiment
-        if set().union(*writer.metrics) <= set(writer.metrics_keys):  # the rows are appended
-            super().save()
+        if not writer.metrics:
             return
-        path, known = Path(writer.metrics_file_path), list(writer.metrics_keys)
-        try:
+        rows = [self._newest] if self._newest else []
+        for row in writer.metrics:
+            if rows and rows[-1]["step"] == row["step"]:
+                rows[-1] = rows[-1] | row
+            else:
+                rows.append(row)
+        path, columns = Path(writer.metrics_file_path), sorted({*writer.metrics_keys}.union(*rows))
+        if columns != writer.metrics_keys or not path.exists():
             with replacing(path) as part:
-                if path.exists():
-                    shutil.copyfile(path, part)
-                writer.metrics_file_path = str(part)
-                super().save()
-        except OSError:
-            writer.metrics_keys = known  # the file still has no other columns
-            raise
-        finally:
-            writer.metrics_file_path = str(path)
+                _copy_rows(path, part, columns, without_last=bool(self._newest))
+                self._start = part.stat().st_size
+                _append_rows(part, self._start, columns, rows)
+        else:
+            _append_rows(path, self._start, columns, rows)
+        self._start = path.stat().st_size - len(_text(columns, rows[-1:]))
+        self._newest, writer.metrics_keys, writer.metrics = rows[-1], columns, []
+
+
+def _text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> bytes:
+    """Rows as they stand in the file."""
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns).writerows(rows)
+    return text.getvalue().encode()
+
+
+def _append_rows(path: Path, start: int, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows where the last row began, of which the first has all values."""
+    text = _text(columns, rows)
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(start)
+        written = file.write(text)
+    if written != len(text):
+        raise OSError(f"{path} could not be written: the disk is full")
+
+
+def _copy_rows(path: Path, copy: Path, columns: Sequence[str], without_last: bool) -> None:
+    """Write a copy with other columns; without a file it has no rows."""
+    rows = []
+    if path.exists():
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+    with open(copy, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows[:-1] if without_last else rows)
 
 
 class Track(Callback):

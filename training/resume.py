@@ -24,7 +24,9 @@ from deblur.models.objective import Objective, PredictorLoss, Residual
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 # Config keys that identify a run and its place, and do not affect training.
-PLACE = re.compile(r"config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id")
+PLACE = re.compile(
+    r"model\.init_from|config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id"
+)
 
 
 def read_checkpoint(path: Path) -> dict:
@@ -145,7 +147,8 @@ class TakeOver(Callback):
 
 
 class Last(Checkpoint):
-    """Write checkpoints/last.ckpt every `interval` batches, after validation, and when a signal ends the run.
+    """Write checkpoints/last.ckpt every `interval` batches and after the last step, after validation, and when a
+    signal ends the run.
 
     SIGTERM or Ctrl-C ends the run after the current step or validation image; a second Ctrl-C ends it at once. The
     checkpoint also stores its Weights & Biases run and whether its step still has to be validated.
@@ -189,7 +192,10 @@ class Last(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # checkpoints do not store accumulated gradients
             self._agree_to_stop(trainer)
-        if not sum(trainer.num_val_batches) and (batch_idx + 1) % self.interval == 0:
+        is_last = trainer.global_step >= trainer.max_steps
+        if sum(trainer.num_val_batches):
+            trainer.should_stop = trainer.should_stop or is_last  # Lightning then validates after this step, whichever
+        elif is_last or (batch_idx + 1) % self.interval == 0:
             self._save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -157,14 +157,25 @@ class Command(LightningCLI):
             if self.resumes and "id" in arguments and arguments["id"] is None and arguments["version"] is None:
                 arguments["id"] = self.checkpoint.get("run", {}).get("wandb")
 
+    def instantiate_classes(self) -> None:
+        """Make the model and the rest; a resumed run has its weights from the checkpoint and reads no others."""
+        arguments = self.config.get("model", {}).get("init_args", {})
+        given = arguments.get("init_from")
+        if self.checkpoint and given is not None:
+            arguments["init_from"] = None
+        super().instantiate_classes()
+        if given is not None:
+            arguments["init_from"] = given
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init.trainer
         steps, interval, batches = settings.max_steps, settings.val_check_interval, settings.accumulate_grad_batches
-        if steps < 1 or steps * batches % interval or interval % batches:
+        if steps < 1:
+            raise ValueError(f"trainer.max_steps must be 1 or more, got {steps}")
+        if interval % batches:
             raise ValueError(
-                f"trainer.max_steps ({steps}) must be a multiple of trainer.val_check_interval ({interval / batches:g}"
-                f" steps), and that a multiple of trainer.accumulate_grad_batches ({batches}): whole steps are"
-                " validated and saved, the last of them, too"
+                f"trainer.val_check_interval ({interval} batches) must be a multiple of trainer.accumulate_grad_batches"
+                f" ({batches}): whole steps are validated and saved"
             )
         root = Path(settings.default_root_dir)
         given = [entry for entry in _listed(settings.logger) if isinstance(entry, Logger)]

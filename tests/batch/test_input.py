@@ -1,12 +1,16 @@
 """What python -m tools.batch says and does without Ray, and what guards users' images. test_batch.py has Ray."""
 
+import os
 import socket
 import sys
+from dataclasses import replace
+from pathlib import PurePosixPath
 
 import pyarrow as pa
 import pytest
 import torch
 
+import sample
 from deblur.data import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
@@ -95,7 +99,7 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     target.left = k
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
     worker = Worker(Job(options, {"steps": 1}, Place(str(place / "photos")), target))
-    chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key} for key in keys]
+    chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key, "stem": PurePosixPath(key).stem} for key in keys]
     rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
     listed = {row["image"] for row in rows if not row.get("stop")}
     assert (len(rows) > len(listed)) == (k <= 3) and all((tmp_path / "out" / key).is_file() for key in listed)
@@ -105,7 +109,7 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
 def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
     worker = Worker(Job(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
-    chunk = pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png"}])
+    chunk = pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
     [row] = worker(chunk).to_pylist()
     assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
 
@@ -156,13 +160,23 @@ def job(tmp_path):
 
 def run(job):
     """The rows of a chunk with all images."""
-    return Worker(job)(pa.Table.from_pylist(command.images_of(job.source, job.options))).to_pylist()
+    return Worker(job)(pa.Table.from_pylist(wanted(job))).to_pylist()
+
+
+def wanted(job):
+    """The rows of all images with the names of their files."""
+    rows = command.images_of(job.source, job.options)
+    return command.named_rows(rows, describe(job)[3], job, ManifestTable(job.target))
 
 
 def done(job):
     """The images that the manifest in the target counts as done."""
-    wanted = {row["key"]: (row["bytes"], row["modified"]) for row in command.images_of(job.source, job.options)}
-    return ManifestTable(job.target).done(wanted, describe(job)[0])
+    rows = wanted(job)
+    stamps, files = (
+        {row["key"]: (row["bytes"], row["modified"]) for row in rows},
+        {row["key"]: row["files"] for row in rows},
+    )
+    return ManifestTable(job.target).done(stamps, describe(job)[0], files)
 
 
 def record(job, rows):
@@ -196,7 +210,40 @@ def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
     assert done(job) == set()
 
 
+def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
+    job = replace(job, options=replace(job.options, compare=True))
+    images.write(tmp_path / "photos" / "a_compare.png", torch.rand(3, 16, 20))
+    rows = {row["key"]: row["files"] for row in wanted(job)}
+    assert rows["a.png"] == ["a.png", "a_png_compare.png"]
+    assert rows["a_compare.png"] == ["a_compare.png", "a_compare_compare.png"]
+    record(job, [row for row in run(job) if not row["error"]])
+    assert done(job) == {"a.png", "a_compare.png", "deep/b.png"}
+    assert images.read(tmp_path / "out" / "a_compare.png").shape == (3, 16, 20)
+
+
+def test_a_name_that_is_not_utf_8_is_restored_like_any_other(job, tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / "photos" / "a.png").rename(tmp_path / "photos" / name)
+    rows = {row["image"]: row for row in run(job)}
+    assert rows["caf\\udce9.png"]["written"] == ["caf\\udce9.png"]
+    record(job, [row for row in rows.values() if not row["error"]])
+    assert done(job) == {"caf\\udce9.png", "deep/b.png"}
+    flags = ["--checkpoint", job.options.checkpoint, "--device", "cpu", "--precision", "fp32", "--steps", "1"]
+    assert sample.main([str(tmp_path / "photos"), "--output", str(tmp_path / "local"), *flags]) == 1
+    assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()  # of the same noise
+    job.target.remove(["caf\\udce9.png"])
+    assert not (tmp_path / "out" / name).exists()
+
+
+def test_a_batch_into_the_folder_above_its_photographs_overwrites_none(job, tmp_path):
+    images.write(tmp_path / "photos" / "photos" / "a.png", torch.rand(3, 16, 20))
+    above = replace(job, target=Place(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"photos/a\.png is an input and would be overwritten"):
+        wanted(above)
+
+
 def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_path):
+    named = pa.Table.from_pylist(wanted(job))
     (tmp_path / "out").write_text("a file in the folder's place")
-    rows = run(job)
+    rows = Worker(job)(named).to_pylist()
     assert "cannot be written" in rows[-1]["stop"] and not any(row["written"] for row in rows)

@@ -247,7 +247,8 @@ def test_heif_says_what_to_install(tmp_path):
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
     code = "import sys\nours = [name for name in sys.modules if name.startswith('deblur.data')]\n"
     code += "for name in ours: del sys.modules[name]\n"
-    code += "sys.modules['pillow_heif'] = None\nfrom deblur.data import images\nimages.Image.OPEN.pop('HEIF', None)\n"
+    code += "sys.modules['pillow_heif'] = None\nfrom deblur.data import formats, images\n"
+    code += "formats.Image.OPEN.pop('HEIF', None)\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
     done = processes.run("-c", [code])
     assert "pip install pillow-heif" in done.stdout, done.stderr

@@ -314,3 +314,11 @@ def test_an_image_in_each_format_is_found(tmp_path):
     touch(tmp_path, *(f"a{suffix}" for suffix in search.SUFFIXES), "b.cr2", "b.eps", "b.txt")
     assert {file.suffix for file in search.find(tmp_path)} == search.SUFFIXES > {".avif", ".ppm", ".heic"}
     assert search.passed_over(tmp_path) == {".cr2": 1, ".eps": 1}
+
+
+def test_what_is_no_dataset_is_not_said_to_be_gopro(tmp_path):
+    images.write(tmp_path / "photos" / "a.jpg", torch.zeros(3, 8, 8))
+    with pytest.raises(
+        DatasetError, match=r"photos holds no pairs: neither it nor a folder in it has the folders blur/"
+    ):
+        list_pairs(tmp_path / "photos")

@@ -87,6 +87,7 @@ def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_pa
 def test_seeds_of_old_runs_stay():
     assert seed_of(0, "a") == 0xA426D59F380A083 and all(0 <= seed_of(0, i) < 2**63 for i in range(100))
     assert noise_seed(0, 0, "a") == noise_seed("0/0/a") == 5280419910030576297
+    assert noise_seed("\udce9") != noise_seed("\udcea")
 
 
 def test_a_commit_is_named_and_says_what_differs(tmp_path):

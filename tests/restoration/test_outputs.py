@@ -2,13 +2,13 @@
 
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from deblur.data.search import ImageError
 from deblur.restoration.manifest import Manifest
-from deblur.restoration.outputs import outputs_of
+from deblur.restoration.outputs import Extras, outputs_of, planned
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,41 @@ def test_results_inside_the_inputs_are_not_restored_again():
         outputs("photos/*/a.png", output="photos/out", files=["photos/out/a.png"])
 
 
+def planned_names(extras, *names, inputs=(), owned=None):
+    """The files of each image, of which `extras` are written."""
+    work = {name: PurePosixPath(name) for name in names}
+    found = planned(work, extras, map(PurePosixPath, inputs or ()), owned)
+    return {name: [str(file) for file in own.files(extras)] for name, own in found.items()}
+
+
+def test_derived_names_that_are_another_s_become_longer():
+    compare, two, std = Extras(compare=True), Extras(samples=2), Extras(maps=("std",))
+    assert planned_names(compare, "a.png") == {"a.png": ["a.png", "a_compare.png"]}
+    assert planned_names(compare, "a.png", "a_compare.png")["a.png"] == ["a.png", "a_png_compare.png"]
+    both = planned_names(compare, "a.png", "a.jpg")
+    assert [files[1] for files in both.values()] == ["a_png_compare.png", "a_jpg_compare.png"]
+    assert planned_names(two, "a.png", inputs=["a_0.png"])["a.png"] == ["a_png_0.png", "a_png_1.png"]
+    assert planned_names(std, "a.png", "a_std.tif")["a.png"] == ["a.png", "a_png_std.png", "a_png_std.tif"]
+    other = {PurePosixPath("a_compare.png"): "b.png"}
+    assert planned_names(compare, "a.png", owned=other)["a.png"] == ["a.png", "a_png_compare.png"]
+
+
+def test_names_that_are_taken_nevertheless_are_refused_in_a_sentence():
+    compare = Extras(compare=True)
+    with pytest.raises(ValueError, match=r"a_png_compare\.png is an input and would be overwritten: choose another"):
+        planned_names(compare, "a.png", inputs=["a_compare.png", "a_png_compare.png"])
+    with pytest.raises(ValueError, match=r"a_compare\.png belongs to a\.png and would be overwritten"):
+        planned_names(Extras(), "a_compare.png", owned={PurePosixPath("a_compare.png"): "a.png"})
+
+
+def test_an_input_under_another_name_is_one_too():
+    Path("in").mkdir()
+    Path("in/a_compare.png").write_bytes(b"")
+    Path("link").symlink_to("in")
+    found = planned({"x": Path("link/a.png")}, Extras(compare=True), [Path("in/a_compare.png")])
+    assert found["x"].comparison() == Path("link/a_png_compare.png")
+
+
 @pytest.fixture
 def image(tmp_path):
     (tmp_path / "a.png").write_bytes(b"blurry")
@@ -78,10 +113,12 @@ def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
     Manifest(out, {"seed": 0}).add(image, written(out, "a.png", "a_std.png"), {})
     written(out, "mine.png")
     again = Manifest(out, {"seed": 1})
-    assert not again.has(image) and Manifest(out, {"seed": 0}).has(image)
+    files = [out / "a.png", out / "a_std.png"]
+    assert not again.has(image, files) and Manifest(out, {"seed": 0}).has(image, files)
+    assert not Manifest(out, {"seed": 0}).has(image, files[:1])
     for name in ("a.png", "a_std.png"):
         (out / name).unlink()
-        assert not Manifest(out, {"seed": 0}).has(image), name
+        assert not Manifest(out, {"seed": 0}).has(image, files), name
         written(out, name)
     again.add(image, written(out, "a.png"), {})
     assert {file.name for file in out.glob("*.png")} == {"a.png", "mine.png"}
@@ -90,9 +127,9 @@ def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
 def test_an_image_written_again_with_as_many_bytes_is_not_done(image, tmp_path):
     manifest = Manifest(tmp_path / "out", {"seed": 0})
     manifest.add(image, written(tmp_path / "out", "a.png"), {})
-    assert manifest.has(image)
+    assert manifest.has(image, [tmp_path / "out" / "a.png"])
     os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
-    assert not manifest.has(image) and manifest.replaces(image, [])
+    assert not manifest.has(image, [tmp_path / "out" / "a.png"]) and manifest.replaces(image, [])
 
 
 def test_a_manifest_removes_nothing_outside_its_folder(image, tmp_path):
@@ -111,3 +148,14 @@ def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path
     assert Manifest(out, {"seed": 1}).replaces(relative, [out / "a.png"])
     Manifest(out, {"seed": 0}).add(relative, [out / "a.png"], {})
     assert list(json.loads((out / "manifest.json").read_text())) == ["a.png"] and (out / "a.png").is_file()
+
+
+def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_path):
+    out, other = tmp_path / "out", tmp_path / "a_compare.png"
+    other.write_bytes(b"blurry")
+    manifest = Manifest(out, {})
+    manifest.add(image, written(out, "a.png", "a_compare.png"), {})
+    assert manifest.owned([other], []) == {out / "a.png": str(image), out / "a_compare.png": str(image)}
+    assert manifest.owned([image], []) == manifest.owned([other], [out / "a.png"]) == {}
+    manifest.add(other, written(out, "a_compare.png"), {})
+    assert (out / "a.png").is_file() and str(image) in json.loads((out / "manifest.json").read_text())

@@ -146,6 +146,15 @@ def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
         (lambda page: page.actions.look("blurry", "blurry", REQUEST, -1), "blend must be between 0 and 1, got -1"),
         (lambda page: page.actions.save("9/restored", REQUEST), "there is no result 9/restored in this visit"),
         (lambda page: page.actions.open(None, REQUEST), NO_PHOTO),
+        (lambda page: page.actions.open(["x"], REQUEST), "file cannot be ['x']: the page makes no such request"),
+        (lambda page: page.actions.open({"path": 1}, REQUEST), "path cannot be 1"),
+        (lambda page: page.actions.example(99, REQUEST), "there is no example 99"),
+        (lambda page: page.actions.example("x", REQUEST), "example cannot be 'x'"),
+        (lambda page: page.actions.look(["x"], "blurry", REQUEST), "left cannot be ['x']"),
+        (lambda page: page.actions.save({}, REQUEST), "right cannot be {}"),
+        (lambda page: run(page, steps="x"), "steps cannot be 'x'"),
+        (lambda page: run(page, preset=[1]), "preset cannot be [1]"),
+        (lambda page: page.actions.restore("x", None, "ddim", 1, 1, 1, 0, REQUEST), "not x"),
         (lambda page: (page.actions.leave(REQUEST), run(page)), NO_PHOTO),
         (lambda page: (page.actions.leave(REQUEST), page.actions.save("blurry", REQUEST)), NO_PHOTO),
     ],
@@ -155,6 +164,24 @@ def test_what_is_refused_is_a_sentence(page, visit, action, words):
     with pytest.raises(gr.Error, match=re.escape(words)) as refused:
         action(page)
     assert not refused.value.print_exception
+
+
+def test_a_forged_request_prints_no_traceback(page, capfd):
+    address = f"{page.local_url}gradio_api/queue"
+    events = httpx.get(f"{page.local_url}config").json()["dependencies"]
+    for event in events:
+        for data in ([], ["x"] * len(event["inputs"]), [[1]] * len(event["inputs"])):
+            asked = {"fn_index": event["id"], "data": data, "session_hash": "forged"}
+            httpx.post(f"{address}/join", json=asked)
+            with httpx.stream("GET", f"{address}/data", params={"session_hash": "forged"}, timeout=60) as stream:
+                assert any("process_completed" in line or "close_stream" in line for line in stream.iter_lines())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_refused_upload_clears_the_field_and_says_so(page):
+    [after] = [each for each in page.fns.values() if each.trigger_only_on_failure]
+    assert [block.elem_id for block in after.outputs] == ["photo", "status"]
+    assert after.fn() == (None, "<p>Not opened.</p>")
 
 
 def test_beyond_pixels_time_or_memory_the_end_is_a_sentence_and_leaves_nothing(page, visit, monkeypatch):

@@ -22,7 +22,7 @@ from deblur.cli import UsageError, make_parser, run_command
 from deblur.data.search import SUFFIXES
 from deblur.models.settings import SamplingSettings
 from deblur.restoration.options import Options, check_settings
-from deblur.restoration.outputs import MOST_AT_ONCE, targets
+from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -148,6 +148,19 @@ def images_of(place: "Place", options: Options) -> list[dict[str, Any]]:
     return rows
 
 
+def named_rows(
+    rows: Sequence[dict[str, Any]], extras: Extras, job: "Job", manifest: "ManifestTable"
+) -> list[dict[str, Any]]:
+    """The rows with the `stem` of their derived files, and all `files`. ValueError as `planned`."""
+    work = {row["key"]: PurePosixPath(row["target"]) for row in rows}
+    replaced = {str(Names.of(target).files(extras)[0]) for target in work.values()}
+    owned = {PurePosixPath(file): image for file, image in manifest.owned(set(work), replaced).items()}
+    inputs = [PurePosixPath(key) for key in job.target.inside(job.source, list(work))]
+    names = planned(work, extras, inputs, owned)
+    files = {key: [file.as_posix() for file in own.files(extras)] for key, own in names.items()}
+    return [row | {"stem": names[row["key"]].stem, "files": files[row["key"]]} for row in rows]
+
+
 def require_listening(address: str | None) -> None:
     """Raise ValueError if an address names a host and a port on which nothing listens."""
     parts = urlsplit(address if "://" in (address or "") else f"//{address or ''}")
@@ -199,11 +212,13 @@ def _restore_all(
 
     workers, resources = share(ray.cluster_resources(), job.options, flags)
     # Run on a worker: this machine may have another device and precision.
-    facts, title, remarks = result(ray.remote(max_calls=1, **resources)(describe).remote(job))
+    facts, title, remarks, extras = result(ray.remote(max_calls=1, **resources)(describe).remote(job))
     for remark in remarks:
         print(f"batch: {remark}", file=sys.stderr)
+    rows = named_rows(rows, extras, job, manifest)
     stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
-    done = set() if job.options.overwrite else manifest.done(stamps, facts)
+    files = {row["key"]: row["files"] for row in rows}
+    done = set() if job.options.overwrite else manifest.done(stamps, facts, files)
     todo = [row for row in rows if row["key"] not in done]
     print(f"{title}workers: {workers}")
     failures, warned = [], 0

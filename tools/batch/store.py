@@ -39,8 +39,19 @@ class StoreError(OSError):
     """A folder or bucket cannot be used; the message names it."""
 
 
+def on_disk(key: str) -> str:
+    """The name of a local file by its key: Arrow holds UTF-8 alone, so its other bytes are escaped in keys."""
+    return re.sub(r"\\u(dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), key)
+
+
+def _key(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 class Place:
     """A folder, or a prefix in a bucket. Each process opens it itself, with its own credentials.
+
+    A file is named by its key, its path below the place; see `on_disk`.
 
     Args:
         url: a path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or any other URL that pyarrow has a file system for.
@@ -53,6 +64,7 @@ class Place:
         with self._in_one_sentence("opened"):
             self.files, base = fs.FileSystem.from_uri(url + more if "://" in url else str(Path(url).resolve()))
         self.base, self._is_bucket = base.rstrip("/"), self.files.type_name in ("s3", "gcs")
+        self._is_local = self.files.type_name == "local"
 
     def __reduce__(self):
         return Place, (self.url,)
@@ -61,9 +73,9 @@ class Place:
         """The files below, by key and sorted, without hidden ones; with `missing` the folder need not exist."""
         root = f"{self.base}/{folder}".rstrip("/")
         with self._in_one_sentence("listed"):
-            if self.files.type_name == "local" and (not missing or os.path.isdir(root)):
-                # Not by pyarrow, which follows links in circles.
-                found = self.files.get_file_info([str(path) for path in search.walk(Path(root))])
+            if self._is_local and (not missing or os.path.isdir(root)):
+                # Not by pyarrow, which follows links in circles and knows no names but UTF-8.
+                found = [_file_info(path) for path in search.walk(Path(root))]
             else:
                 found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
         shown = [file for file in found if file.is_file and "/." not in file.path[len(root) :]]
@@ -83,10 +95,20 @@ class Place:
         """Whether another place is this one, or lies inside it."""
         return f"{other.base}/".startswith(f"{self.base}/") and other.files.type_name == self.files.type_name
 
+    def inside(self, other: Place, keys: Iterable[str]) -> list[str]:
+        """The keys of another place's files as they are in this one; none if that place does not lie in it."""
+        if not self.contains(other):
+            return []
+        folder = f"{other.base}/"[len(self.base) + 1 :]
+        return [folder + key for key in keys]
+
     def read(self, key: str) -> bytes:
         """The content of a file."""
-        with self._in_one_sentence("read", key), self.files.open_input_file(f"{self.base}/{key}") as file:
-            return file.readall()
+        with self._in_one_sentence("read", key):
+            if self._is_local:
+                return self._local(key).read_bytes()
+            with self.files.open_input_file(f"{self.base}/{key}") as file:
+                return file.readall()
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files by key, each atomically; in a folder they are renamed when all are written."""
@@ -98,7 +120,10 @@ class Place:
                 with self.files.open_output_stream(f"{self.base}/{part}") as stream:
                     stream.write(files[key])
             for key, part in parts.items():
-                if part != key:
+                if self._is_local:
+                    self._local(key).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(self._local(part), self._local(key))
+                elif part != key:
                     self.files.create_dir(f"{self.base}/{key}".rpartition("/")[0])
                     self.files.move(f"{self.base}/{part}", f"{self.base}/{key}")
 
@@ -106,8 +131,11 @@ class Place:
         """Remove files if they exist, but none outside this place."""
         with self._in_one_sentence("written"):
             for key in keys:
-                inside = ".." not in PurePosixPath(key).parts
-                if inside and self.files.get_file_info(f"{self.base}/{key}").is_file:
+                if ".." in PurePosixPath(key).parts:
+                    continue
+                if self._is_local:
+                    self._local(key).unlink(missing_ok=True)
+                elif self.files.get_file_info(f"{self.base}/{key}").is_file:
                     self.files.delete_file(f"{self.base}/{key}")
 
     def clear(self, folder: str) -> None:
@@ -115,6 +143,9 @@ class Place:
         with self._in_one_sentence("written"):
             if self.files.get_file_info(f"{self.base}/{folder}").type == fs.FileType.Directory:
                 self.files.delete_dir(f"{self.base}/{folder}")
+
+    def _local(self, key: str) -> Path:
+        return Path(self.base, on_disk(key))
 
     @contextmanager
     def _in_one_sentence(self, done: str, key: str = "") -> Iterator[None]:
@@ -150,17 +181,37 @@ class ManifestTable:
                 what = f"{place.url}/{key} is no manifest of python -m tools.batch"
                 raise StoreError(f"{what} ({error}): remove it") from None
 
-    def done(self, wanted: Mapping[str, tuple[int, int]], facts: Mapping[str, Any]) -> set[str]:
-        """The images, given with size and modification time, whose restorations with the same facts exist."""
+    def done(
+        self,
+        wanted: Mapping[str, tuple[int, int]],
+        facts: Mapping[str, Any],
+        files: Mapping[str, list[str]] | None = None,
+    ) -> set[str]:
+        """The images, given with size and modification time, whose restorations with the same facts exist.
+
+        `files` are those that each would be written to now: one that has others is not done.
+        """
         facts = plain(facts) | {"error": None}
-        rows = (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
         return {
             row["image"]
-            for row in rows
+            for row in self._rows_of_table()
             if facts.items() <= row.items()
             and wanted.get(row["image"]) == (row["bytes"], row["modified"])
             and self._there.issuperset(row["written"])
+            and (files is None or set(files[row["image"]]) == set(row["written"]))
         }
+
+    def owned(self, images: set[str], replaced: set[str]) -> dict[str, str]:
+        """The files of other images than these, and whose they are, without those of restorations that are replaced."""
+        found = {}
+        for row in self._rows_of_table():
+            written = row["written"] or []
+            if row["image"] not in images and not replaced.issuperset(written[:1]):
+                found |= dict.fromkeys(self._there.intersection(written), row["image"])
+        return found
+
+    def _rows_of_table(self) -> Iterator[dict[str, Any]]:
+        return (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add rows of finished images."""
@@ -192,6 +243,11 @@ class ManifestTable:
         restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"].combine_chunks())
         self._replaced.update(pc.list_flatten(self.table.filter(restored)["written"]).to_pylist())
         self.table = pa.concat_tables([self.table.filter(~pc.field("image").isin(rows["image"])), rows])
+
+
+def _file_info(path: Path) -> fs.FileInfo:
+    status = path.stat()
+    return fs.FileInfo(_key(str(path)), fs.FileType.File, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
 def plain(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from deblur.restoration.options import Options
+from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.restorer import Restorer
-from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, plain
+from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, on_disk, plain
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -74,9 +75,11 @@ class Worker:
 
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
         """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
-        unread, found = self.fetch([row["key"] for row in chunk], folder), {folder / row["key"]: row for row in chunk}
+        unread = self.fetch([row["key"] for row in chunk], folder)
+        found = {folder / on_disk(row["key"]): row for row in chunk}  # the noise depends on the name itself
         out = folder / ".out"  # no key begins with a dot
-        work = [(path, out / row["target"]) for path, row in found.items() if row["key"] not in unread]
+        wanted = {path: row for path, row in found.items() if row["key"] not in unread}
+        work = [(path, Names(out / row["target"], row["stem"])) for path, row in wanted.items()]
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
         with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
@@ -101,8 +104,9 @@ class Worker:
                 content = self.job.source.read(key)
             except StoreError as error:
                 return str(error).removeprefix(f"{self.job.source.url}/{key} ")
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            (folder / key).write_bytes(content)
+            copy = folder / on_disk(key)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
 
         with ThreadPoolExecutor(THREADS) as threads:
             return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}
@@ -117,7 +121,7 @@ class Worker:
         return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
 
 
-def describe(job: Job) -> tuple[dict[str, Any], str, list[str]]:
-    """What the manifest's rows depend on, the same in words, and notes on settings without effect."""
+def describe(job: Job) -> tuple[dict[str, Any], str, list[str], Extras]:
+    """What the manifest's rows depend on, the same in words, notes on settings without effect, and what is written."""
     restorer = Restorer(job.options, job.numbers)
-    return restorer.facts, restorer.title, restorer.remarks
+    return restorer.facts, restorer.title, restorer.remarks, restorer.extras

@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 # By checkpoint; none are installed by pip.
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
+SHOWN = 20  # seconds that an error is shown
 NO_PHOTO = "there is no photograph yet: upload one"
 BEFORE = "blurry"  # the choice of the upload itself; an image of a run is chosen by number/kind
 
@@ -47,7 +48,14 @@ def _sentences() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        raise gr.Error(in_words(error), duration=None, title="Not done", print_exception=False) from None
+        raise gr.Error(in_words(error), duration=SHOWN, title="Not done", print_exception=False) from None
+
+
+def _require(kind: type, **given: Any) -> None:
+    """ValueError if a value is not of a kind: a request that the page does not make."""
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} cannot be {value!r:.40}: the page makes no such request")
 
 
 class Actions:
@@ -70,6 +78,8 @@ class Actions:
         """Open an uploaded photograph; `file` has its path, and as orig_name its name at the visitor's."""
         if file is None:  # cleared meanwhile
             raise ValueError(NO_PHOTO)
+        _require(dict, file=file)
+        _require(str, path=file.get("path"), orig_name=file.get("orig_name"))
         visit, name = self._visit(request), Path(file["orig_name"]).name
         with visit.lock:
             visit.photo = photo = self.restorer.open(Path(file["path"]), name)
@@ -78,10 +88,14 @@ class Actions:
             words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])
             return [None, f"<p>{escape(words)}.</p>", *self._view(visit)]
 
+    @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
         """Open one of the repository's example photographs, and choose the checkpoint that is for it."""
+        _require(int, example=number)
+        if not 0 <= number < len(self.examples):
+            raise ValueError(f"there is no example {number}")
         path, checkpoint = self.examples[number]
-        opened = self.open({"path": path, "orig_name": path.name}, request)
+        opened = self.open({"path": str(path), "orig_name": path.name}, request)
         return [*opened, checkpoint if checkpoint in self.restorers else gr.skip()]
 
     @_sentences()
@@ -103,6 +117,11 @@ class Actions:
             raise ValueError(NO_PHOTO)
         if not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
+        _require(str, checkpoint=checkpoint)
+        _require(str | None, preset=preset, sampler=sampler)
+        _require(int | float | None, steps=steps, samples=count, strength=strength)
+        if checkpoint not in self.restorers:
+            raise ValueError(f"checkpoint is one of {', '.join(self.restorers)}, not {checkpoint:.40}")
         values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
         numbers = {name: value for name, value in values.items() if value is not None}
         visit.stop.clear()
@@ -126,6 +145,8 @@ class Actions:
     @_sentences()
     def look(self, left: str, right: str, request: gr.Request, strength: float | None = None) -> list[Any]:
         """Show other images, or blend the newest result again with a new strength."""
+        _require(str, left=left, right=right)
+        _require(int | float | None, strength=strength)
         visit = self._visit(request)
         with visit.lock:
             result = next((result for result in reversed(visit.results) if result.photo is visit.photo), None)
@@ -136,6 +157,7 @@ class Actions:
     @_sentences()
     def save(self, right: str, request: gr.Request) -> str:
         """Write the right image as sample.py would, the upload itself without loss, and return the file."""
+        _require(str, right=right)
         visit = self._visit(request)
         with visit.lock:
             if visit.photo is None:

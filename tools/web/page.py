@@ -4,7 +4,7 @@ import json
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import gradio as gr
 
@@ -17,6 +17,7 @@ from deblur.tools.web.visits import IDLE
 LOOK = [Path(__file__).parents[2] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
 EVENT = {"api_visibility": "private", "preprocess": False}  # the handlers refuse wrong values by their own sentences
 FAST = EVENT | {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # runs no network
+NOT_OPENED = "<p>Not opened.</p>"  # in place of what was said before
 HEAD = """<script>
 addEventListener("paste", (event) => {
   const files = event.clipboardData.files;
@@ -25,8 +26,12 @@ addEventListener("paste", (event) => {
   input.files = files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 });
+// Errors lie over the result: those of before are closed when the visitor does something else.
+const closeErrors = () => document.querySelectorAll("[data-testid=toast-close]").forEach((close) => close.click());
+addEventListener("change", (event) => event.target.closest("#photo") && closeErrors(), true);
 // Gradio shows a progress message that arrives after Cancel for good: page.css hides it until the next Run.
 addEventListener("click", (event) => {
+  if (event.target.closest("#cancel, #run, #save, #examples")) closeErrors();
   const button = event.target.closest("#cancel, #run");
   if (button) document.documentElement.toggleAttribute("data-cancelled", button.id === "cancel");
 }, true);
@@ -56,6 +61,16 @@ class Page(gr.Blocks):
                 part.elem_id = name
             _connect(ui, actions)
             self.unload(actions.leave)
+
+    async def process_api(self, *given: Any, **options: Any) -> dict[str, Any]:
+        """Gradio's handling of a request. What it refuses itself is forged, and is no fault of the program to print."""
+        try:
+            return await super().process_api(*given, **options)
+        except gr.Error as error:
+            error.print_exception = False
+            raise
+        except (ValueError, IndexError) as error:
+            raise gr.Error(str(error), title="Not done", print_exception=False) from None
 
     def serve(self, served: Served) -> None:
         """Serve the page in a thread. OSError if the port is taken."""
@@ -124,7 +139,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     shown = EVENT | {"show_progress_on": ui.status}
     opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
-    opening.failure(lambda: None, None, ui.photo, show_progress="hidden", **EVENT)
+    opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
     ui.examples.click(actions.example, ui.examples, [*opened, ui.checkpoint], **shown)
     values = attrgetter("sampler", "steps", "num_samples", "blend")
     table = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from deblur.data.images import ImageFile
 from deblur.models.samples import Samples, blended, kept, restored_share, to_world
 from deblur.models.settings import SamplingSettings
-from deblur.restoration.outputs import named
+from deblur.restoration.outputs import Names, named
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +80,8 @@ class Result:
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
-        target, k = named(PurePath(self.photo.name), None, False), self.kinds.index(kind) - 1
-        return f"{target.stem}_{k}{target.suffix}" if self.samples > 1 and 0 <= k < self.samples else target.name
+        names, k = Names.of(named(PurePath(self.photo.name), None, False)), self.kinds.index(kind) - 1
+        return names.restored(self.samples)[k].name if self.samples > 1 and 0 <= k < self.samples else names.target.name
 
     def _sample(self, k: int) -> Tensor:
         sample = blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
