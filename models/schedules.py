@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -80,6 +81,38 @@ def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
     before = t.long().clamp(max=len(betas) - 1)
     levels = torch.lerp(curve[before], curve[before + 1], t - before)
     return _betas(levels.neg().exp()[1:])
+
+
+def narrow(betas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
+    """Betas with as many steps along the same curve, which visit no noise level outside of sigma_min to sigma_max.
+
+    A schedule within these bounds stays as it is. Otherwise its steps are spread over the part of the curve within
+    them, and end at the bound where the curve leaves them; ln sigma is interpolated linearly in t. A single step visits
+    the noisiest level.
+
+    Args:
+        betas: of the schedule.
+        sigma_min, sigma_max: 0 or more, and at most infinite.
+
+    Raises:
+        ValueError: the curve has no part within the bounds.
+    """
+    log_alpha_bar = (-betas).log1p().cumsum(0)
+    log_sigma = ((-log_alpha_bar.expm1()).log() - log_alpha_bar) / 2  # rising in t
+    bounds = torch.tensor([sigma_min, sigma_max], dtype=torch.float64).log().tolist()
+    ends = log_sigma[[0, -1]].clamp(*bounds).tolist()
+    if ends == log_sigma[[0, -1]].tolist():
+        return betas
+    if log_sigma[-1] < bounds[0] or (len(betas) > 1 and ends[0] == ends[1]):
+        first, last = log_sigma[[0, -1]].exp().tolist()
+        raise ValueError(
+            f"the schedule's noise levels, sigma {first:.3g} to {last:.3g}, lie outside those of the checkpoint's"
+            f" training, {sigma_min:g} to {sigma_max:g}"
+        )
+    t = np.arange(len(betas))
+    visited = np.linspace(*np.interp(ends, log_sigma, t), len(betas))
+    levels = torch.from_numpy(np.interp(visited, t, log_sigma)).clamp(*bounds)
+    return _betas((-2 * levels).sigmoid())
 
 
 def level_of(sigma: float) -> float:

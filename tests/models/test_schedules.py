@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from deblur.models.schedules import NoiseSchedule, linear, log_snr, respace, shorten
+from deblur.models.schedules import NoiseSchedule, level_of, linear, log_snr, narrow, respace, shorten
 
 NAMES = ["linear", "cosine", "sigmoid", "log_snr"]
 
@@ -59,6 +59,55 @@ def test_a_shortened_schedule_is_the_same_curve_up_to_its_new_end(name):
     assert torch.allclose(shorten(betas, math.exp(curve[40])), betas, rtol=1e-6)
     with pytest.raises(ValueError, match="noise ends at sigma"):
         shorten(betas, math.exp(1.01 * curve[40]))
+
+
+def sigmas(betas: torch.Tensor) -> torch.Tensor:
+    alpha_bar = (1 - betas).cumprod(0)
+    return ((1 - alpha_bar) / alpha_bar).sqrt()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_within_the_trained_levels_stays_as_it_is(name):
+    betas = NoiseSchedule(name, 20, beta_start=1e-4, beta_end=0.3).betas()
+    first, last = sigmas(betas)[[0, -1]].tolist()
+    assert narrow(betas, 0.999 * first, 1.001 * last) is betas
+    assert narrow(betas, 0.0, math.inf) is betas
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "sigmoid"])
+@pytest.mark.parametrize("steps", [2, 5, 200])
+def test_a_schedule_beyond_the_trained_levels_ends_at_them(name, steps):
+    betas = NoiseSchedule(name, steps, beta_start=1e-6, beta_end=0.9).betas()
+    before, after = sigmas(betas).log(), sigmas(narrow(betas, 0.05, 2.0)).log()
+    assert len(after) == steps
+    assert after[-1].exp().item() == pytest.approx(2.0)
+    assert after[0].exp().item() == pytest.approx(max(0.05, before[0].exp().item()))
+    # Even strides in t along the old curve.
+    t = torch.tensor([_place(before, level) for level in after.tolist()], dtype=torch.float64)
+    assert t.diff().min().item() == pytest.approx(t.diff().max().item(), rel=1e-6)
+    assert t.diff().min() > 0
+
+
+def _place(curve: torch.Tensor, level: float) -> float:
+    """Where a rising polyline through (0, curve[0]), (1, curve[1]) ... reaches a level."""
+    after = int((curve < level - 1e-12).sum().clamp(1, len(curve) - 1))
+    return after - 1 + (level - curve[after - 1].item()) / (curve[after] - curve[after - 1]).item()
+
+
+def test_even_steps_in_log_snr_stay_even():
+    narrowed = narrow(log_snr(7, 10.0, -10.0), 0.05, 12.0)
+    assert narrowed.tolist() == pytest.approx(log_snr(7, -2 * math.log(0.05), -2 * math.log(12)).tolist(), rel=1e-9)
+
+
+def test_one_step_starts_at_the_noisiest_trained_level():
+    (beta,) = narrow(log_snr(1, 10.0, -10.0), 0.05, 12.0).tolist()
+    assert 1 - beta == pytest.approx(level_of(12.0))
+
+
+@pytest.mark.parametrize(("ends", "steps"), [((10, 7), 5), ((10, 7), 1), ((-6, -10), 5)])
+def test_a_schedule_without_a_trained_level_is_refused(ends, steps):
+    with pytest.raises(ValueError, match=r"lie outside those of the checkpoint's training, 0.05 to 12"):
+        narrow(log_snr(steps, *ends), 0.05, 12.0)
 
 
 @pytest.mark.parametrize(
