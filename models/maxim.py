@@ -320,6 +320,7 @@ class Maxim(Predictor):
     """
 
     receptive_field = None  # the whole image: the grid spans it
+    smallest_tile = 512  # in smaller ones the grid spans too little
     stride = MULTIPLE
 
     @register_to_config

@@ -21,7 +21,7 @@ from deblur.models.image_processor import OUTPUT_TYPES, read_images, write_image
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
-from deblur.models.settings import SamplingSettings, preset_settings
+from deblur.models.settings import SMALLEST_TILE, SamplingSettings, preset_settings
 from deblur.models.tiling import Tiling
 
 
@@ -335,7 +335,8 @@ class DeblurPipeline(ConfigMixin):
         """How a network is called on images of any size."""
         network = getattr(self, name)
         takes, fixed = bytes_per_pixel(network), getattr(network, "fixed_tile", None)
-        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
+        least = getattr(network, "smallest_tile", SMALLEST_TILE)
+        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, least, fixed)
         return self._tilings[name]
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
