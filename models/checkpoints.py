@@ -202,6 +202,7 @@ def describe(pipeline: DeblurPipeline) -> dict:
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
         "scale_kind": pipeline.config.scale_kind,
+        "sigma_min": pipeline.config.get("sigma_min"),
         "sigma_max": pipeline.config.get("sigma_max"),
     }
 
@@ -214,14 +215,18 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
-    sigma_max = values.get("sigma_max")
-    if not (sigma_max is None or (isinstance(sigma_max, int | float) and sigma_max > 0)):
-        raise CheckpointError(f"{what} has sigma_max {sigma_max!r}: it is a noise level, a number above 0")
+    bounds = {name: values.get(name) for name in ("sigma_min", "sigma_max")}
+    for name, sigma in bounds.items():
+        if not (sigma is None or (isinstance(sigma, int | float) and sigma > 0)):
+            raise CheckpointError(f"{what} has {name} {sigma!r}: it is a noise level, a number above 0")
+    if None not in bounds.values() and bounds["sigma_min"] >= bounds["sigma_max"]:
+        least, most = bounds.values()
+        raise CheckpointError(f"{what} has sigma_min {least}, which is not below its sigma_max {most}")
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
     c = numbers if len(numbers) > 1 else numbers[0]
     parts = found["predictor"], found.get("denoiser"), scheduler, c
     try:
-        return DeblurPipeline(*parts, values.get("presets"), kind, values.get("error_curve"), sigma_max)
+        return DeblurPipeline(*parts, values.get("presets"), kind, values.get("error_curve"), **bounds)
     except (TypeError, ValueError):
         raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 

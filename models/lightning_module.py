@@ -187,8 +187,16 @@ class PredictAndRefine(Predict):
         scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
         scale = self.scale()
         scale = scale.squeeze().tolist() if isinstance(scale, Tensor) else float(scale)
-        kind, sigma_max = self.residual.scale_kind, self.objective.sigma_max
-        return DeblurPipeline(self.predictor, self.denoiser, scheduler, scale, scale_kind=kind, sigma_max=sigma_max)
+        sigma_min, sigma_max = self.objective.bounds
+        return DeblurPipeline(
+            self.predictor,
+            self.denoiser,
+            scheduler,
+            scale,
+            scale_kind=self.residual.scale_kind,
+            sigma_min=sigma_min,
+            sigma_max=sigma_max,
+        )
 
     def objective_values(self) -> dict:
         return super().objective_values() | {

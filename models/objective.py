@@ -73,9 +73,9 @@ class Objective:
             raise ValueError(f"objective.noises must be at least 1, got {self.noises}")
 
     @property
-    def sigma_max(self) -> float | None:
-        """The largest sigma that is drawn; None if only the training schedule bounds it."""
-        return self.sigma_range[1] if self.levels == "log_normal" and self.sigma_range else None
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The smallest and largest sigma that is drawn; None where only the training schedule bounds it, or nothing."""
+        return self.sigma_range if self.levels == "log_normal" and self.sigma_range else (None, None)
 
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
         """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.

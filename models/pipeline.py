@@ -22,7 +22,6 @@ from models.onnx_network import OnnxNetwork
 from models.parts import BaseOutput, ConfigMixin, DDPMScheduler
 from models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
-from models.schedules import level_of
 from models.settings import SamplingSettings, preset_settings
 from models.tiling import Tiling
 
@@ -89,7 +88,8 @@ class DeblurPipeline(ConfigMixin):
             one for each of `models.diffusion.AXES`, along which r_0 is then expressed; 0 keeps the prediction's.
         presets: name -> fields of `SamplingSettings`, found by a grid search on this checkpoint.
         scale_kind: kind of m: global (1), local or learned.
-        sigma_max: noisiest level that the denoiser was trained on, sqrt((1 - alpha_bar) / alpha_bar); None: any.
+        sigma_min, sigma_max: the least and the noisiest level that the denoiser was trained on, as sigma =
+            sqrt((1 - alpha_bar) / alpha_bar). Sampling visits none beyond them. None: this end has no bound.
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
     `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained` writes
@@ -107,13 +107,15 @@ class DeblurPipeline(ConfigMixin):
         presets: dict[str, dict] | None = None,
         scale_kind: ScaleKind = "global",
         error_curve: dict[str, list[float]] | None = None,
+        sigma_min: float | None = None,
         sigma_max: float | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         c = torch.tensor(residual_scale, dtype=torch.float64).tolist()
         self.error_curve = ErrorCurve(**error_curve) if error_curve else None
-        known = {k: v for k, v in (("error_curve", error_curve), ("sigma_max", sigma_max)) if v}
-        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **known)
+        optional = {"error_curve": error_curve, "sigma_min": sigma_min, "sigma_max": sigma_max}
+        given = {name: value for name, value in optional.items() if value}
+        self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **given)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
@@ -184,9 +186,10 @@ class DeblurPipeline(ConfigMixin):
         fields = 3 + 2 * (count > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
         tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
         blurry = to_network(blurry.float())
-        noisiest = level_of(self.config.get("sigma_max", math.inf))
-        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, noisiest)
-        scheduler = make_scheduler(settings, torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64))
+        trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
+        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, *trained)
+        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        scheduler = make_scheduler(settings, training_betas, *trained)
         draws = ([noise_generator(seed, name, k) for name in names] for k in range(count))
         return map(partial(sample_residual, denoise, scheduler, settings.eta, progress, blurry), draws)
 

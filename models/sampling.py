@@ -11,6 +11,7 @@ from torch import Tensor
 from base.seeds import noise_seed
 from models.diffusion import clip_residual, estimate_r_0
 from models.parts import DDIMScheduler, DDPMScheduler, SchedulerMixin, randn_tensor
+from models.schedules import level_of
 from models.settings import SamplingSettings
 
 BAND = 1 << 22  # pixels of a large photo that are stepped together
@@ -19,13 +20,16 @@ Progress = Callable[[Iterable], Iterable]
 Tiled = Callable[[Callable[..., Tensor], Sequence[Tensor]], Tensor]
 
 
-def make_scheduler(settings: SamplingSettings, training_betas: Tensor) -> SchedulerMixin:
+def make_scheduler(
+    settings: SamplingSettings, training_betas: Tensor, sigma_min: float = 0.0, sigma_max: float = math.inf
+) -> SchedulerMixin:
     """A diffusers scheduler that visits every level of the schedule in `settings` once, noisiest first.
 
+    The levels stay between sigma_min and sigma_max, which the denoiser was trained on.
     It is given estimates of r_0 (prediction_type "sample"), whatever the denoiser predicts: r_0 is needed anyway, to be
     clipped to the image's range. DDPM's variance is beta_t, as in SR3, on which the paper builds.
     """
-    betas = settings.betas(training_betas)
+    betas = settings.betas(training_betas, sigma_min, sigma_max)
     table = {"num_train_timesteps": len(betas), "trained_betas": betas.tolist(), "prediction_type": "sample"}
     if settings.sampler == "ddpm":
         scheduler = DDPMScheduler(**table, clip_sample=False, variance_type="fixed_large")
@@ -119,8 +123,8 @@ class Denoise:
         tiling: calls a function on images (N, C, H, W), as `models.tiling.Tiling` does.
         blurry, x_init: (N, 3, H, W) in [-1, 1].
         s: (N, 1, H, W) or, for r_0 in luma and chroma, (N, 3, H, W).
-        noisiest: the lowest alpha_bar that the denoiser was trained on. Below it r_t is almost only noise, of the same
-            variance, so the denoiser is told this level: at one that it never saw its estimate can be far off.
+        sigma_min, sigma_max: the least and the noisiest level that the denoiser was trained on. Beyond them it is told
+            these: at a level that it never saw its estimate can be far off.
     """
 
     denoiser: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -128,12 +132,14 @@ class Denoise:
     blurry: Tensor
     x_init: Tensor
     s: Tensor
-    noisiest: float = 0.0
+    sigma_min: float = 0.0
+    sigma_max: float = math.inf
 
     def __call__(self, r_t: Tensor, alpha_bar: float) -> Tensor:
         """The estimate (N, 3, H, W) of r_0 from r_t at one noise level."""
+        told = min(max(alpha_bar, level_of(self.sigma_max)), level_of(self.sigma_min))
         # The level is an image without memory of its own, which is tiled like the others.
-        level = torch.tensor(max(alpha_bar, self.noisiest), device=r_t.device, dtype=r_t.dtype).expand_as(self.s[:, :1])
+        level = torch.tensor(told, device=r_t.device, dtype=r_t.dtype).expand_as(self.s[:, :1])
         return self.tiling(self._estimate, [r_t, self.blurry, self.x_init, level, self.s])
 
     def _estimate(self, r_t: Tensor, blurry: Tensor, x_init: Tensor, level: Tensor, s: Tensor) -> Tensor:

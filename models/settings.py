@@ -128,8 +128,34 @@ class SamplingSettings:
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
-    def betas(self, training_betas: "Tensor") -> "Tensor":
-        """The float64 betas (steps,) of this sampling schedule, given those of the training schedule."""
+    def betas(self, training_betas: "Tensor", sigma_min: float = 0.0, sigma_max: float = math.inf) -> "Tensor":
+        """The float64 betas (steps,) of this sampling schedule.
+
+        Args:
+            training_betas: those of the training schedule.
+            sigma_min, sigma_max: the least and the noisiest level of training; a schedule that goes beyond them is
+                narrowed (`models.schedules.narrow`).
+
+        Raises:
+            ValueError: these numbers do not suit the checkpoint.
+        """
+        from models.schedules import narrow
+
+        betas = self._betas(training_betas)
+        try:
+            return narrow(betas, sigma_min, sigma_max)
+        except ValueError as error:
+            raise ValueError(f"{error}: change {self._level_names()}") from None
+
+    def _level_names(self) -> str:
+        """The settings that decide which noise levels are visited."""
+        if self.start is not None:
+            return "start"
+        if self.schedule == "log_snr":
+            return "log_snr_min or log_snr_max"
+        return "beta_start or beta_end" if self.schedule in ("linear", "sigmoid") else "schedule"
+
+    def _betas(self, training_betas: "Tensor") -> "Tensor":
         from models.schedules import level_of, respace
 
         if self.schedule != "training":

@@ -18,7 +18,8 @@ def slim_pipeline():
     pipeline.denoiser = SlimDenoiser((4, 8), (1, 1), embedding_channels=8).eval()
     for network in (pipeline.predictor, pipeline.denoiser):
         torch.nn.init.normal_(network.unet.head.weight, std=0.05)
-    pipeline.register_to_config(scale_kind="learned", residual_scale=1.5, presets={"balanced": {"steps": 2}})
+    pipeline.register_to_config(scale_kind="learned", residual_scale=1.5, sigma_min=0.05, sigma_max=12.0)
+    pipeline.register_to_config(presets={"balanced": {"steps": 2}})
     return pipeline
 
 

@@ -168,7 +168,7 @@ def test_the_folder_says_what_it_is(place):
     index = json.loads((place / "tiles" / "model_index.json").read_text())
     before = json.loads((place / "slim" / "model_index.json").read_text())
     assert index["predictor"][1] == index["denoiser"][1] == "OnnxNetwork"
-    for kept in ("presets", "residual_scale", "scale_kind", "scheduler"):
+    for kept in ("presets", "residual_scale", "scale_kind", "scheduler", "sigma_min", "sigma_max"):
         assert index[kept] == before[kept]
     assert (place / "tiles" / "README.md").read_text() == "the card"
     for part in ("predictor", "denoiser"):

@@ -110,7 +110,7 @@ def test_an_activation_made_signed_has_half_the_levels():
 def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     crops, calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), pairs)
     betas = torch.tensor(pipeline.scheduler.config.trained_betas, dtype=torch.float64)
-    scheduler = make_scheduler(pipeline.preset(), betas)
+    scheduler = make_scheduler(pipeline.preset(), betas, 0.05, 12.0)
     expected = 3 * scheduler.alphas_cumprod[scheduler.timesteps].tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)

@@ -121,11 +121,18 @@ def test_damaged_files_are_named(folder):
     assert "unknown class 'system'" in sentence(folder)
 
 
+@pytest.mark.parametrize("name", ["sigma_min", "sigma_max"])
 @pytest.mark.parametrize("value", [0, -1.0, "high"])
-def test_a_noisiest_level_that_is_none_is_refused(folder, value):
+def test_an_end_of_training_s_levels_that_is_none_is_refused(folder, name, value):
     facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {"sigma_max": value}))
-    assert f"sigma_max {value!r}: it is a noise level" in sentence(folder)
+    (folder / "model_index.json").write_text(json.dumps(facts | {name: value}))
+    assert f"{name} {value!r}: it is a noise level" in sentence(folder)
+
+
+def test_ends_of_training_s_levels_in_the_wrong_order_are_refused(folder):
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"sigma_min": 12.0, "sigma_max": 0.05}))
+    assert "sigma_min 12.0, which is not below its sigma_max 0.05" in sentence(folder)
 
 
 def test_a_hostile_pickle_executes_nothing(tmp_path):

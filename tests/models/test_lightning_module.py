@@ -80,9 +80,11 @@ class TestTraining:
             expected = F.l1_loss(output, v) + 0.5 * F.l1_loss(x_init, x)
         assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
-    def test_a_checkpoint_knows_the_noisiest_level_of_its_training(self):
-        bounded = module(objective={"levels": "log_normal", "sigma_range": (0.1, 9.0)})
-        assert describe(bounded.pipeline())["sigma_max"] == 9.0 and describe(module().pipeline())["sigma_max"] is None
+    def test_a_checkpoint_knows_both_ends_of_its_training_s_levels(self):
+        bounded = describe(module(objective={"levels": "log_normal", "sigma_range": (0.1, 9.0)}).pipeline())
+        assert (bounded["sigma_min"], bounded["sigma_max"]) == (0.1, 9.0)
+        whole = describe(module().pipeline())
+        assert (whole["sigma_min"], whole["sigma_max"]) == (None, None)
 
     def test_the_perceptual_term_is_added_to_the_predictor_s_loss(self, tmp_path):
         def squares(x_init, sharp):

@@ -49,8 +49,9 @@ class TestDraws:
         bounded = Objective(levels="log_normal", sigma_range=(0.5, 2.0)).draw(SCHEDULE, uniform(2000))
         sigma = ((1 - bounded) / bounded).sqrt()
         assert sigma.min() >= 0.4999 and sigma.max() <= 2.0001 and sigma.min() < 0.51 and sigma.max() > 1.9
-        known = [Objective(levels=levels, sigma_range=(0.5, 2.0)).sigma_max for levels in ("log_normal", "alpha_bar")]
-        assert known == [2.0, None] and Objective(levels="log_normal").sigma_max is None
+        assert Objective(levels="log_normal", sigma_range=(0.5, 2.0)).bounds == (0.5, 2.0)
+        assert Objective(levels="alpha_bar", sigma_range=(0.5, 2.0)).bounds == (None, None)
+        assert Objective(levels="log_normal").bounds == (None, None)
         for levels in ("alpha_bar", "log_normal"):
             draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), uniform(1000))
             assert draw.dtype == torch.float32 and draw.shape == (1000,) and (draw > 0).all() and (draw <= 1).all()

@@ -1,5 +1,6 @@
 """The pipeline in Python: its samples, and the images that it takes and gives, by closed form and as sample.py does."""
 
+import math
 import os
 
 import numpy as np
@@ -25,15 +26,32 @@ def blurry():
     return torch.rand(2, 3, 21, 30, generator=torch.Generator().manual_seed(3))
 
 
-def test_the_noisiest_level_of_training_is_kept_and_bounds_what_the_denoiser_is_told(tmp_path, blurry, monkeypatch):
+def sigmas_told(pipeline, blurry, settings):
+    """The noise levels, as sigma, that the denoiser is told, the noisiest first."""
+    told = []
+    pipeline.denoiser.register_forward_pre_hook(lambda _, inputs: told.append(inputs[2][0].double().item()))
+    pipeline(blurry, settings, output_type="pt")
+    return [((1 - alpha_bar) / alpha_bar) ** 0.5 for alpha_bar in told]
+
+
+def test_both_ends_of_training_are_kept_and_bound_what_the_denoiser_is_told(tmp_path, blurry):
+    first, bounds = tiny_pipeline(), {"sigma_min": 0.05, "sigma_max": 2.0}
+    DeblurPipeline(first.predictor, first.denoiser, first.scheduler, 0.1, **bounds).save_pretrained(tmp_path)
+    pipeline = read_pipeline(str(tmp_path))
+    assert (pipeline.config.sigma_min, pipeline.config.sigma_max) == (0.05, 2.0)
+    told = sigmas_told(pipeline, blurry, SamplingSettings(schedule="log_snr", steps=5))
+    assert told == pytest.approx([2 * (0.05 / 2) ** (k / 4) for k in range(5)], rel=1e-4)
+
+
+@pytest.mark.parametrize("given", ["sigma_min", "sigma_max"])
+def test_a_checkpoint_without_one_end_is_not_bounded_there(blurry, given):
     first = tiny_pipeline()
-    DeblurPipeline(first.predictor, first.denoiser, first.scheduler, 0.1, sigma_max=2.0).save_pretrained(tmp_path)
-    pipeline, told = read_pipeline(str(tmp_path)), []
-    assert pipeline.config.sigma_max == 2.0 and "sigma_max" not in first.config
-    forward = pipeline.denoiser.forward
-    monkeypatch.setattr(pipeline.denoiser, "forward", lambda *args: told.append(args[2]) or forward(*args))
-    pipeline(blurry, SamplingSettings(steps=4), output_type="pt")
-    assert torch.cat(told).min().item() == pytest.approx(0.2) and torch.cat(told).max() > 0.5
+    assert "sigma_min" not in first.config
+    assert "sigma_max" not in first.config
+    pipeline = DeblurPipeline(first.predictor, first.denoiser, first.scheduler, 0.1, **{given: 1.0})
+    told = sigmas_told(pipeline, blurry, SamplingSettings(schedule="log_snr", steps=5))
+    ends = (math.exp(5), 1.0) if given == "sigma_min" else (1.0, math.exp(-5))
+    assert (told[0], told[-1]) == pytest.approx(ends, rel=2e-3)  # float32 has few digits of 1 - 4.5e-5
 
 
 @pytest.mark.slow

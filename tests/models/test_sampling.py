@@ -230,6 +230,33 @@ def test_wrong_settings_are_named(wrong, word):
         SamplingSettings(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({"start": 0.01, "steps": 5}, "change start"),
+        ({"schedule": "log_snr", "log_snr_min": -10.0, "log_snr_max": -6.0}, "change log_snr_min or log_snr_max"),
+        ({"schedule": "linear", "steps": 5, "beta_start": 1e-7, "beta_end": 1e-6}, "change beta_start or beta_end"),
+    ],
+)
+def test_levels_that_training_never_saw_are_refused_by_the_setting_that_asks_for_them(numbers, named):
+    with pytest.raises(ValueError, match=rf"training, 0.05 to 12: {named}"):
+        SamplingSettings(**numbers).betas(TRAINING_BETAS, 0.05, 12.0)
+
+
+@pytest.mark.parametrize("alpha_bar", [1 - 1e-6, 0.5, 1e-6])
+def test_the_denoiser_is_told_trained_levels_alone(alpha_bar):
+    told = []
+
+    def denoiser(r_t, blurry, alpha_bar, x_init, s):
+        told.append(alpha_bar[0].item())
+        return r_t
+
+    denoiser.prediction_type = "sample"
+    r_t = torch.zeros(1, 3, 4, 4, dtype=torch.float64)
+    Denoise(denoiser, whole, r_t, r_t, wide(r_t), 0.05, 12.0)(r_t, alpha_bar)
+    assert told == [pytest.approx(min(max(alpha_bar, 1 / 145), 1 / 1.0025), rel=1e-12)]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_a_start_too_low_for_the_steps_is_named_with_the_least(steps):
     level = (1 - TRAINING_BETAS).cumprod(0)[steps - 1]
