@@ -1,16 +1,19 @@
 """The checkpoints that come with the repository restore what comes with it as they did."""
 
 import csv
+from typing import get_args
 
 import pytest
 import torch
 
 import sample
 from data import images
+from evaluation import metrics
 from models.checkpoints import load_pipeline
 from models.index import SHIPPED, shipped
+from models.settings import SamplingSettings, Schedule
 from tests import golden
-from tests.conftest import ROOT
+from tests.conftest import ASSETS, ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -32,6 +35,58 @@ def test_a_really_blurred_photograph_gets_sharper(tmp_path):
     blurry, restored = (images.read(folder / "rsblur_2.jpg") for folder in (EXAMPLES, tmp_path))
     assert restored.shape == blurry.shape and gradient_energy(restored) > 1.1 * gradient_energy(blurry)
     assert (restored - blurry).mean().abs() < 0.02  # but for the darkening that the card names
+
+
+# Crops of 48 x 80 pixels of the images in tests/assets: their top left corners.
+CORNERS = {
+    "gopro_test_01": [(60, 60), (180, 260)],
+    "realblur_j_scene050_6": [(0, 20)],
+    "reds_000_002": [(60, 60), (180, 260)],
+    "rsblur_1": [(100, 100)],
+    "page": [(40, 40), (40, 160), (120, 100), (160, 40), (200, 170), (90, 170)],
+}
+SAMPLERS = [("ddpm", 0.0), ("ddim", 0.0), ("ddim", 1.0), ("dpmsolver++", 0.0), ("unipc", 0.0)]
+MOST_LOST = 3.5  # dB; where the residual is as large as expected, an exact sampler loses 10 lg 2 = 3.0
+
+
+def crops(folder):
+    """Blurry and sharp (6, 3, 48, 80)."""
+    sides = []
+    for side in ("blur", "sharp"):
+        files = sorted((ASSETS / folder / side).iterdir())
+        places = [(images.read(file), corner) for file in files for corner in CORNERS[file.stem]]
+        sides.append(torch.stack([image[:, y : y + 48, x : x + 80] for image, (y, x) in places]))
+    return sides
+
+
+def lost(name, points):
+    """dB of PSNR that samples of each of the settings lose against the prediction, a mean over the crops."""
+    pipeline = load_pipeline(name, precision="fp32")
+    blurry, sharp = crops("page" if name == "text" else "pairs")
+    names = [str(crop) for crop in range(len(blurry))]
+
+    def quality(settings):
+        restored = pipeline(blurry, settings, names=names, output_type="pt").images
+        return metrics.psnr(restored, sharp).mean().item()
+
+    prediction = quality(SamplingSettings(blend=0.0))
+    return {str(settings): prediction - quality(settings) for settings in points}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_no_sampler_destroys_what_was_predicted(name):
+    points = [SamplingSettings(sampler, "log_snr", steps=10, eta=eta) for sampler, eta in SAMPLERS]
+    assert {words: loss for words, loss in lost(name, points).items() if loss > MOST_LOST} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize(("sampler", "eta"), SAMPLERS)
+@pytest.mark.parametrize("name", shipped())
+def test_no_setting_up_to_200_steps_destroys_what_was_predicted(name, sampler, eta, schedule):
+    steps = (1, 2, 3, 5, 10, 25, 50, 100, 200)
+    points = [SamplingSettings(sampler, schedule, steps=count, eta=eta) for count in steps]
+    assert {words: loss for words, loss in lost(name, points).items() if loss > MOST_LOST} == {}
 
 
 @pytest.fixture(scope="module")
