@@ -219,6 +219,8 @@ def test_noise_comes_from_seed_name_and_sample_number():
         ({"eta": 1.5}, "eta"),
         ({"blend": -0.1}, "blend"),
         ({"sampler": "ddpm", "eta": 1.0}, "eta belongs"),
+        ({"log_snr_max": 31.0}, "log_snr_max must be between -30 and 30"),
+        ({"log_snr_min": float("nan")}, "log_snr_min must be between -30 and 30"),
         ({"start": 0.0}, "start must be"),
         ({"start": float("inf")}, "start must be"),
         ({"schedule": "linear", "steps": 10, "beta_end": 0.02, "start": 5.0}, "start must not be above"),
