@@ -16,7 +16,7 @@ _hides = "torch._dynamo" not in sys.modules  # otherwise it is already loaded
 if _hides:
     sys.modules["torch._dynamo"] = None  # makes its import fail as if it were not installed
 try:
-    from diffusers import ConfigMixin, DDIMScheduler, DDPMScheduler, ModelMixin, SchedulerMixin  # noqa: F401
+    from diffusers import ConfigMixin, DDPMScheduler, ModelMixin, SchedulerMixin  # noqa: F401
     from diffusers.configuration_utils import register_to_config
     from diffusers.utils import BaseOutput  # noqa: F401
     from diffusers.utils.torch_utils import randn_tensor  # noqa: F401

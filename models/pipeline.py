@@ -20,7 +20,7 @@ from deblur.models.diffusion import ScaleKind, expected_size, residual_size
 from deblur.models.image_processor import OUTPUT_TYPES, read_images, write_images
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
-from deblur.models.sampling import Denoise, Progress, make_scheduler, noise_generator, sample_residual
+from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.models.settings import SMALLEST_TILE, SamplingSettings, preset_settings
 from deblur.models.tiling import Tiling
 
@@ -193,15 +193,15 @@ class DeblurPipeline(ConfigMixin):
         if self.denoiser is None:
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
         names, count = _names(names, len(blurry)), settings.num_samples
-        fields = 3 + 2 * (count > 1)  # three estimates (solvers keep two); mean and standard deviation of the samples
+        fields = FIELDS[settings.sampler] + 2 * (count > 1)  # also mean and standard deviation of the samples
         tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
         blurry = to_network(blurry.float())
         trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
         denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, *trained)
         training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        scheduler = make_scheduler(settings, training_betas, *trained)
+        betas = settings.betas(training_betas, *trained)
         draws = ([noise_generator(seed, name, k) for name in names] for k in range(count))
-        return map(partial(sample_residual, denoise, scheduler, settings.eta, progress, blurry), draws)
+        return map(partial(sample_residual, denoise, settings, betas, progress, blurry), draws)
 
     @torch.no_grad()
     def refine_shared(

@@ -83,7 +83,9 @@ class SamplingSettings:
             ("schedule",): (get_args(Schedule).__contains__, f"one of {', '.join(get_args(Schedule))}"),
             ("steps", "num_samples"): (lambda n: isinstance(n, int) and n >= 1, "a whole number of 1 or more"),
             ("eta", "blend"): (lambda x: 0 <= x <= 1, "between 0 and 1"),
-            ("beta_start", "beta_end", "log_snr_max", "log_snr_min"): (math.isfinite, "a finite number"),
+            ("beta_start", "beta_end"): (math.isfinite, "a finite number"),
+            # Beyond these, alpha_bar or 1 - alpha_bar has no digits left.
+            ("log_snr_max", "log_snr_min"): (lambda x: -30 <= x <= 30, "between -30 and 30"),
             ("keep_sharp",): (lambda x: 0 <= x < math.inf, "0 or more"),
             ("start",): (lambda x: x is None or 0 < x < math.inf, "a number above 0"),
             ("stages",): (lambda n: n is None or (isinstance(n, int) and n >= 1), "a whole number of 1 or more"),

@@ -129,7 +129,7 @@ def run_folder(no_network, tmp_path, monkeypatch):
 def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
     from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
-    from deblur.models.objective import Objective, PredictorLoss, Residual
+    from deblur.models.losses import Objective, PredictorLoss, Residual
     from deblur.training import command as train
 
     parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()

@@ -14,7 +14,7 @@ ALLOWED["restoration"] = {"models", "data", "evaluation"}
 ALLOWED["tools"] = {"models", "data", "evaluation", "training", "restoration"}
 MODELS_ORDER = [
     {"settings", "hub", "schedules", "diffusion", "devices", "image_processor", "calibration"},
-    {"base", "objective", "samples", "tiling", "onnx.files", "onnx.engines", "onnx.network"},
+    {"base", "losses", "samples", "tiling", "onnx.files", "onnx.engines", "onnx.network"},
     {"sampling", "unet", "maxim"},
     {"u2net", "nafnet", "pipeline"},
     {"checkpoints"},

@@ -16,7 +16,7 @@ from deblur.evaluation.grid import read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.models.devices import CPU_MEMORY, CPU_PIXELS, allowed_memory
-from deblur.models.objective import Objective
+from deblur.models.losses import Objective
 from deblur.models.samples import COLOUR_DRIFT, RISE
 from deblur.models.tiling import SHARE_OF_FREE_MEMORY
 from deblur.restoration.maps import BRIGHTEST

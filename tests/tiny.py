@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
-from deblur.models.objective import Objective, PredictorLoss, Residual
+from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.schedules import linear
 from deblur.models.settings import SamplingSettings

@@ -20,7 +20,7 @@ from deblur.files import replacing
 from deblur.models.checkpoints import PARTS, describe, read_torch
 from deblur.models.hub import CheckpointError
 from deblur.models.lightning_module import Predict
-from deblur.models.objective import Objective, PredictorLoss, Residual
+from deblur.models.losses import Objective, PredictorLoss, Residual
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 # Config keys that identify a run and its place, and do not affect training.

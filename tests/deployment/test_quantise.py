@@ -10,7 +10,6 @@ from deblur.models.checkpoints import load_pipeline
 from deblur.models.hub import CheckpointError
 from deblur.models.onnx.files import read_facts
 from deblur.models.onnx.network import OnnxNetwork
-from deblur.models.sampling import make_scheduler
 from deblur.tools.export_onnx import examples, parity, psnr, write_facts
 from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise
 
@@ -110,8 +109,8 @@ def test_an_activation_made_signed_has_half_the_levels():
 def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     crops, calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), pairs)
     betas = torch.tensor(pipeline.scheduler.config.trained_betas, dtype=torch.float64)
-    scheduler = make_scheduler(pipeline.preset(), betas)
-    expected = 3 * scheduler.alphas_cumprod[scheduler.timesteps].tolist()
+    levels = (1 - pipeline.preset().betas(betas, 0.05, 12.0)).cumprod(0)
+    expected = 3 * levels.flip(0).tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)
     assert np.array_equal(calls[0]["blurry"], crops[0][0] * 2 - 1)

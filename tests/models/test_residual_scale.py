@@ -12,8 +12,8 @@ from deblur.models.checkpoints import load_pipeline
 from deblur.models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
 from deblur.models.hub import CheckpointError
 from deblur.models.lightning_module import PredictAndRefine
+from deblur.models.losses import Residual
 from deblur.models.nafnet import SlimDenoiser
-from deblur.models.objective import Residual
 from deblur.models.pipeline import DeblurPipeline, Prediction
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import Denoiser, UNetPredictor

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deblur.models.base import Predictor, register_to_config
 from deblur.models.lightning_module import Predict, PredictAndRefine
+from deblur.models.losses import Objective
 from deblur.models.nafnet import SlimDenoiser
-from deblur.models.objective import Objective
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import UNetPredictor
 from deblur.tools.benchmarks.speed import step_flops
