@@ -24,8 +24,8 @@ from deblur.data import images, search
 from deblur.models.base import Cascade
 from deblur.models.checkpoints import load_pipeline, load_weights
 from deblur.models.diffusion import add_noise, laplace_loss, residual, residual_size, target
-from deblur.models.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.losses import SIZE_WEIGHT, Objective
+from deblur.models.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.samples import to_network
 
 FLOOR = 4e-4  # of the squared error in [-1, 1]: 40 dB; a crop above it hardly counts
