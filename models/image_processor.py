@@ -45,6 +45,11 @@ class Layout:
         return PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
 
 
+def size_of(image: PIL.Image.Image | np.ndarray) -> tuple[int, int]:
+    """Height and width of an image as it is read, upright."""
+    return _array(image).shape[:2]
+
+
 def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
     """Read images of one size as a tensor (N, 3, H, W) in [0, 1], with the `Layout` of each.
 

@@ -17,7 +17,7 @@ from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
 from deblur.models.calibration import ErrorCurve
 from deblur.models.devices import bytes_per_pixel, require_compiler
 from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.image_processor import OUTPUT_TYPES, read_images, write_images
+from deblur.models.image_processor import OUTPUT_TYPES, read_images, size_of, write_images
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
@@ -129,6 +129,13 @@ class DeblurPipeline(ConfigMixin):
     def place(self) -> str:
         """Where the networks run: a device's name, or the engine of an ONNX folder."""
         return self.predictor.engine.place if isinstance(self.predictor, OnnxNetwork) else str(self.device)
+
+    def to(self, device: str | torch.device) -> "DeblurPipeline":
+        """Move the networks to a device, and return the pipeline. The engine of an ONNX folder stays where it is."""
+        for network in (self.predictor, self.denoiser):
+            if network is not None:
+                network.to(device)
+        return self
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a pipeline folder, whose files get the permissions of the umask: safetensors would not."""
@@ -270,8 +277,11 @@ class DeblurPipeline(ConfigMixin):
         predictor_tile: int | None = None,
         memory: int | None = None,
         preset: str | None = None,
+        num_inference_steps: int | None = None,
+        eta: float | None = None,
+        generator: torch.Generator | None = None,
     ) -> DeblurOutput:
-        """Restore one image or a batch of images of one size.
+        """Restore one image, or several, which are a batch if they are of one size.
 
         Args:
             image: as `models.image_processor.read_images` takes it; any H and W. Grey images stay grey, and alpha and
@@ -285,10 +295,15 @@ class DeblurPipeline(ConfigMixin):
             predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
             memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tile size.
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
+            num_inference_steps, eta: diffusers' names of `steps` and `eta`, in place of those of the settings.
+            generator: the seed is drawn from it, in place of `seed`.
+
+        Returns:
+            `DeblurOutput`. Of images of different sizes `images` and `predictions` are lists, and the rest is None.
 
         Raises:
-            ValueError: images of different sizes, of an unknown shape, type or range; an unknown output_type or
-                preset; both settings and preset.
+            ValueError: images of an unknown shape, type or range; an unknown output_type or preset; both settings and
+                preset.
             TooLittleMemory: the smallest tiles need more than `memory`.
         """
         first = image[0] if isinstance(image, list | tuple) and image else image
@@ -298,6 +313,19 @@ class DeblurPipeline(ConfigMixin):
         if preset is not None and settings is not None:
             raise ValueError(f"give settings or the preset {preset!r}, not both")
         settings = settings or self.preset(preset)
+        given = {"steps": num_inference_steps, "eta": eta}
+        settings = settings.changed({name: value for name, value in given.items() if value is not None})
+        if generator is not None:
+            seed = int(torch.randint(1 << 31, (), generator=generator, device=generator.device))
+        if isinstance(image, list | tuple) and len({size_of(one) for one in image}) > 1:
+            names = _names(names, len(image))
+            options = {"output_type": output_type, "progress": progress, "tile": tile, "memory": memory}
+            options["predictor_tile"] = predictor_tile
+            each = [self([one], settings, seed, [name], **options) for one, name in zip(image, names, strict=True)]
+            parts = (
+                [restored for out in each for restored in getattr(out, name)] for name in ("images", "predictions")
+            )
+            return DeblurOutput(*parts, std=None)
         batch, layouts = read_images(image)
         blurry = batch.to(self.device)
         prediction = self.predict(blurry, predictor_tile, memory, settings.stages)

@@ -215,7 +215,6 @@ def test_16_bit_grey_of_pil_is_not_cut_off_and_photos_are_turned_upright(tmp_pat
         (torch.full((3, 5, 5), float("nan")), r"must lie in \[0, 1\]"),
         (PIL.Image.new("F", (5, 5)), "mode F has no known range"),
         ("photo.jpg", "a PIL image, an array or a tensor, got str"),
-        ([np.zeros((5, 5), np.uint8), np.zeros((5, 6), np.uint8)], "one size"),
     ],
 )
 def test_what_cannot_be_an_image_is_said(wrong, words):
@@ -261,3 +260,29 @@ def test_arrays_are_rounded_to_the_nearest_level(dtype, levels):
     layout = Layout(np.dtype(dtype), 3, None)
     assert (layout.image(torch.full((3, 2, 2), 100.6 / levels), "np") == 101).all()
     assert (layout.image(torch.full((3, 2, 2), 100.4 / levels), "np") == 100).all()
+
+
+def test_names_and_habits_of_diffusers_work(blurry):
+    pipeline = tiny_pipeline()
+    assert pipeline.to("cpu") is pipeline
+    settings = SamplingSettings("ddim", steps=3, eta=0.5)
+
+    def drawn(**options):
+        return pipeline(blurry, output_type="pt", **options).images
+
+    assert torch.equal(drawn(num_inference_steps=3, eta=0.5), drawn(settings=settings))
+    first, second = (torch.Generator().manual_seed(seed) for seed in (1, 1))
+    once = drawn(settings=settings, generator=first)
+    assert torch.equal(once, drawn(settings=settings, generator=second))
+    assert not torch.equal(once, drawn(settings=settings, generator=second))  # it has gone on
+    with pytest.raises(ValueError, match="steps must be"):
+        drawn(num_inference_steps=0)
+
+
+def test_images_of_different_sizes_are_restored_one_by_one():
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=2)
+    arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (30, 24)]
+    out = pipeline(arrays, settings, names=["a", "b"])
+    assert [image.shape for image in out.images] == [(21, 30, 3)] * 2 + [(21, 24, 3)] * 2
+    assert np.array_equal(out.images[2], pipeline(arrays[1], settings, names=["b"]).images[0])
+    assert [image.shape[1] for image in out.predictions] == [30, 24]
