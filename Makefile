@@ -6,6 +6,7 @@ PY = $(VENV)/bin/python
 .PHONY: demo web test test-slow lint gpu-check
 
 demo: $(VENV)/installed
+	$(PY) sample.py docs/street_blurry.jpg --output runs/demo/restored --compare true
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
 	$(PY) sample.py docs/page_blurry.jpg --checkpoint text --output runs/demo/restored
 	$(PY) -m tools.demo --output runs/demo/photos
