@@ -14,12 +14,12 @@ if _hides:
     sys.modules["torch._dynamo"] = None  # makes its import fail as if it were not installed
 try:
     from diffusers import ConfigMixin, DDIMScheduler, DDPMScheduler, ModelMixin, SchedulerMixin  # noqa: F401
-    from diffusers.configuration_utils import register_to_config
-    from diffusers.utils import BaseOutput  # noqa: F401
-    from diffusers.utils.torch_utils import randn_tensor  # noqa: F401
 finally:
     if _hides:
         del sys.modules["torch._dynamo"]
+from diffusers.configuration_utils import register_to_config  # noqa: E402
+from diffusers.utils import BaseOutput  # noqa: E402, F401
+from diffusers.utils.torch_utils import randn_tensor  # noqa: E402, F401
 
 
 class Predictor(ModelMixin, ConfigMixin):

@@ -1,7 +1,6 @@
 """The table of metrics; PSNR and SSIM against scikit-image, NIQE and RealBlur's scores against other programs."""
 
 import importlib.util
-import sys
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from skimage.transform import ProjectiveTransform, warp
 from deblur.evaluation import metrics as module
 from deblur.evaluation.alignment import Aligned
 from deblur.evaluation.catalogue import METRICS, Column
-from deblur.evaluation.command import Evaluation
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.niqe import Niqe, block_features, fit, half
+from deblur.evaluation.options import Evaluation
 from deblur.evaluation.pixels import MetricError, psnr, ssim
 from tests.conftest import ASSETS
 from tests.evaluation.document import RESTORED, SHARP, tensor
@@ -136,7 +135,7 @@ def test_a_moved_and_darker_copy_scores_well_only_after_alignment():
 
 
 def test_without_opencv_the_scores_say_what_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
+    monkeypatch.setattr("deblur.evaluation.alignment.cv2", None)
     made = make_metrics(["psnr_aligned"])["psnr_aligned"]
     assert made.recipe is None and "pip install opencv-python-headless" in made.reason
     with pytest.raises(MetricError, match="Aligned PSNR is missing"):
