@@ -1,14 +1,11 @@
 """Entry points of torch.hub: torch.hub.load(CLONE, "pipeline", "lite", source="local")."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from deblur.models.pipeline import DeblurPipeline
+from typing import Any
 
 dependencies = ["torch", "diffusers", "safetensors", "huggingface_hub", "jsonargparse", "docstring_parser", "yaml"]
 
 
-def pipeline(checkpoint: str = "lite", **options: Any) -> "DeblurPipeline":
+def pipeline(checkpoint: str = "lite", **options: Any) -> Any:
     """A pipeline that restores photographs: pipeline(PIL image).images[0].
 
     Args:

@@ -46,8 +46,8 @@ def in_words(error: Exception) -> str:
 
 def nearest(word: str, words: list[str], otherwise: str = "") -> str:
     """The end of an error message about an unknown word: the closest known word, or else `otherwise`."""
-    found = get_close_matches(word, words, 1)
-    return f": did you mean {found[0]}?" if found else otherwise
+    matches = get_close_matches(word, words, 1)
+    return f": did you mean {matches[0]}?" if matches else otherwise
 
 
 def one_of(name: str, value: str, choices: list[str]) -> str:
@@ -206,16 +206,18 @@ class Parser(ArgumentParser):
             if action is None and os.path.exists(word):
                 raise UsageError(f"{word} is taken for a flag: write ./{word}")
             if action is None:
-                known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-                raise UsageError(f"{name} is unknown{nearest(name, known, f': {self.prog} --help lists the flags')}")
+                there = [flag for flag in self._option_string_actions if flag.startswith("--")]
+                raise UsageError(f"{name} is unknown{nearest(name, there, f': {self.prog} --help lists the flags')}")
             if joined or action.nargs == 0:
                 flags.append(word)
             elif getattr(action, "_typehint", None) is bool:
                 flags.append(f"{name}={rest.pop(0) if rest and rest[0].lower() in TRUTHS else 'true'}")
             else:
                 pair = tuple[str, str] in get_args(getattr(action, "_typehint", None))
-                values, rest = rest[: 1 + pair], rest[1 + pair :]
-                if len(values) < 1 + pair or any(value.startswith("--") for value in values):
+                count = 2 if pair else 1
+                values = rest[:count]
+                rest = rest[count:]
+                if len(values) < count or any(value.startswith("--") for value in values):
                     raise UsageError(f"{name} needs {f'two values: {name} A B' if pair else 'a value'}")
                 flags.append(f"{name}={json.dumps(values) if pair else values[0]}")
         if words and all(action.option_strings for action in self._actions):

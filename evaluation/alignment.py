@@ -11,6 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+try:
+    import cv2
+except ImportError:  # it is optional
+    cv2 = None
+
 from deblur.evaluation.pixels import WINDOW, MetricError, check_pair, require_side, ssim_map
 
 _RECIPE = (
@@ -34,13 +39,11 @@ class Aligned:
     inputs = "restored", "sharp"
 
     def __init__(self, score: Literal["psnr", "ssim"]):
-        try:
-            import cv2
-        except ImportError:
+        if cv2 is None:
             raise MetricError(
                 f"Aligned {score.upper()} is missing: it needs OpenCV; pip install opencv-python-headless "
                 "(requirements-extra.txt)."
-            ) from None
+            )
         self.score = score
         self.recipe = f"{_RECIPES[score]}; OpenCV {cv2.__version__}"
 
@@ -70,8 +73,6 @@ def align(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         MetricError: no homography was found.
     """
-    import cv2
-
     image, target = (x.permute(1, 2, 0).contiguous().cpu().numpy() for x in (restored, sharp))
     power = (image * image).sum()
     if power == 0:

@@ -52,8 +52,8 @@ def write_comparison(first: Summary, second: Summary, output: Path, seed: int = 
             pairs = pairs[np.isfinite(pairs).all(axis=1)]
             if len(pairs):
                 a, b, change = estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
-                own = Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high)
-                changes.setdefault(setting, {})[name] = own
+                difference = Change(setting, name, change.n, a.mean, b.mean, change.mean, change.low, change.high)
+                changes.setdefault(setting, {})[name] = difference
     with replacing(output / "comparison.csv") as part:
         lines = [asdict(change) for row in changes.values() for change in row.values()]
         pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")

@@ -112,12 +112,12 @@ def at_equal_psnr(psnr: float, curve: Sequence[tuple[float, float]]) -> float:
     best = points[:, 0].argmax()
     if psnr >= points[best, 0]:
         return float(points[best, 1])
-    found = []
+    crossings = []
     for (x0, y0), (x1, y1) in pairwise(points):
         if min(x0, x1) <= psnr <= max(x0, x1):
             share = (psnr - x0) / (x1 - x0) if x1 != x0 else np.array([0.0, 1.0])
-            found.append(np.min(y0 + share * (y1 - y0)))
-    return float(min(found, default=float("nan")))
+            crossings.append(np.min(y0 + share * (y1 - y0)))
+    return float(min(crossings, default=float("nan")))
 
 
 def judge(

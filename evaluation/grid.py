@@ -41,9 +41,9 @@ def read_grid(path: str | Path) -> list[SamplingSettings]:
 
 
 def _setting(entry: dict[str, Any], parser: ArgumentParser, path: str | Path) -> SamplingSettings:
-    known = vars(SamplingSettings())
-    if unknown := [name for name in entry if name not in known]:
-        raise UsageError(f"Grid file {path}: unknown field {unknown[0]!r}; known are {', '.join(known)}.")
+    defaults = vars(SamplingSettings())
+    if unknown := [name for name in entry if name not in defaults]:
+        raise UsageError(f"Grid file {path}: unknown field {unknown[0]!r}; known are {', '.join(defaults)}.")
     try:
         return SamplingSettings(**parser.parse_object(entry).as_dict())
     except (ArgumentError, ValueError) as error:

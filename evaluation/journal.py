@@ -66,11 +66,12 @@ class Journal:
     def __init__(self, folder: Path, facts: Facts, rank: int = 0):
         self.folder, self.file = folder, folder / f"scores_{rank}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        known, facts = folder / "facts.json", json.loads(json.dumps(facts))
-        if known.is_file():
-            self._compare(json.loads(known.read_text(encoding="utf-8")), facts)
+        file = folder / "facts.json"
+        facts = json.loads(json.dumps(facts))
+        if file.is_file():
+            self._compare(json.loads(file.read_text(encoding="utf-8")), facts)
         else:
-            with replacing(known) as part:
+            with replacing(file) as part:
                 text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
                 part.write_text(text, encoding="utf-8", errors="backslashreplace")
         if self.file.is_file():
@@ -79,13 +80,13 @@ class Journal:
 
     def scores(self) -> dict[tuple[str, str], Score]:
         """The scores of all processes: (row, image) -> score."""
-        found = {}
+        scores = {}
         for file in sorted(self.folder.glob("scores_*.jsonl")):
             for line in file.read_bytes().splitlines(keepends=True):
                 if line.endswith(b"\n"):
                     score = Score(**json.loads(line))
-                    found[score.row, score.image] = score
-        return found
+                    scores[score.row, score.image] = score
+        return scores
 
     def add(self, score: Score) -> None:
         """Append a score."""
@@ -95,9 +96,9 @@ class Journal:
         if written != len(line):
             raise OSError(f"{self.file} could not be written: the disk is full")
 
-    def _compare(self, known: dict, facts: dict) -> None:
-        for name in facts | known:
-            was, now = known.get(name), facts.get(name)
+    def _compare(self, stored: dict, facts: dict) -> None:
+        for name in facts | stored:
+            was, now = stored.get(name), facts.get(name)
             if was == now:
                 continue
             if isinstance(was, dict) and isinstance(now, dict):

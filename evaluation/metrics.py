@@ -95,8 +95,8 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
     made = {"psnr": Metric(METRICS["psnr"], psnr, PSNR_RECIPE), "ssim": Metric(METRICS["ssim"], ssim, SSIM_RECIPE)}
     for name in names & classes.keys():
         try:
-            own = classes[name]()
-            made[name] = Metric(METRICS[name], own, own.recipe, inputs=own.inputs)
+            function = classes[name]()
+            made[name] = Metric(METRICS[name], function, function.recipe, inputs=function.inputs)
         except MetricError as error:
             made[name] = Metric(METRICS[name], None, None, str(error))
     users = sorted(names - METRICS.keys())

@@ -85,11 +85,11 @@ def block_features(grey: np.ndarray, side: int) -> np.ndarray:
     rows, columns = (length // side for length in grey.shape)
     blocks = structure.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(-1, side, side)
     shape, left, right = fit(blocks)
-    found = [shape, (left + right) / 2]
+    features = [shape, (left + right) / 2]
     for shift in ((0, 1), (1, 0), (1, 1), (1, -1)):
         shape, left, right = fit(blocks * np.roll(blocks, shift, axis=(1, 2)))
-        found += [shape, (right - left) * gamma(2 / shape) / gamma(1 / shape), left, right]
-    return np.stack(found, axis=1)
+        features += [shape, (right - left) * gamma(2 / shape) / gamma(1 / shape), left, right]
+    return np.stack(features, axis=1)
 
 
 def fit(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import lpips
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -62,8 +63,6 @@ class Lpips(FeatureDistance):
     title, low = "LPIPS", -1.0
 
     def __init__(self, net: Net = "alex"):
-        import lpips  # takes seconds to import, and only this metric needs it
-
         name, file, self.least_side = _NETS[net]
         features = load_file(_WEIGHTS / f"{file}.safetensors")
         with warnings.catch_warnings(), SkippedInitialisation():
@@ -88,7 +87,9 @@ class PerceptualLoss:
     """
 
     def __init__(self, weight: float = 0.1, net: Net = "alex"):
-        self._lpips, self.weight, self.net = Lpips(net), weight, net
+        self._lpips = Lpips(net)
+        self.weight = weight
+        self.net = net
 
     def __repr__(self) -> str:
         """The description that is stored in a checkpoint and compared when a run is resumed."""

@@ -13,6 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+try:
+    import pytesseract
+    from rapidfuzz.distance import Levenshtein
+except ImportError:  # they are optional
+    pytesseract = None
+
 from deblur.evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
 
 PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
@@ -34,8 +40,6 @@ class ErrorRate:
         self.texts, self.language = folder / "text", language
         if (reason := _missing(self.texts, language)) is not None:
             raise MetricError(reason)
-        import pytesseract
-
         digest = hashlib.sha256()
         for file in sorted(self.texts.rglob("*.txt")):
             digest.update(file.read_bytes())
@@ -47,8 +51,6 @@ class ErrorRate:
 
     def __call__(self, restored: Tensor, names: Sequence[str]) -> Tensor:
         """(N, 3, H, W) of about [0, 1] and the images' names -> (N,). MetricError where a text is missing or empty."""
-        from rapidfuzz.distance import Levenshtein
-
         require_finite(restored)
         values = []
         for image, name in zip(whole_numbers(restored).byte().movedim(1, -1).cpu().numpy(), names, strict=True):
@@ -75,19 +77,15 @@ def _missing(texts: Path, language: str) -> str | None:
             version(package)
         except PackageNotFoundError:
             return f"the package {package} is not installed: pip install -r requirements-extra.txt"
-    import pytesseract
-
     try:
-        known = pytesseract.get_languages()
+        languages = pytesseract.get_languages()
     except (pytesseract.TesseractNotFoundError, OSError):
         return "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
-    lacking = [part for part in language.split("+") if part not in known]
-    return f"Tesseract has no language {lacking[0]}; it has {', '.join(known)}" if lacking else None
+    lacking = [part for part in language.split("+") if part not in languages]
+    return f"Tesseract has no language {lacking[0]}; it has {', '.join(languages)}" if lacking else None
 
 
 def _read(pixels: np.ndarray, language: str) -> str:
-    import pytesseract
-
     os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # Tesseract's threads slow each other down
     try:
         return _plain(pytesseract.image_to_string(Image.fromarray(pixels), language, f"--psm {PAGE_MODE}"))

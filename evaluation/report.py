@@ -38,31 +38,31 @@ def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) ->
 
 def write_joint_report(
     folder: Path,
-    found: Mapping[str, tuple[Summary, Sequence[Example]]],
+    evaluations: Mapping[str, tuple[Summary, Sequence[Example]]],
     changes: Mapping[str, Mapping[str, Change]],
 ) -> None:
     """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
 
     Args:
         folder: of the page.
-        found: the results of A and of B and their examples, by the names of their folders within `folder`.
+        evaluations: the results of A and of B and their examples, by the names of their folders within `folder`.
         changes: setting -> metric -> change.
     """
     entries: dict[tuple[str, str], dict] = {}
-    for letter, (summary, examples) in found.items():
+    for letter, (summary, examples) in evaluations.items():
         for example in examples:
             files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
             files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
-            own = _entry(example, summary, files, f" in {letter}")
-            entry = entries.setdefault((example.row.label, example.image), own)
-            if entry is not own:
-                entry["rank"] += f", {own['rank']}"
-                entry["about"] += f"; {own['about']}"
+            new = _entry(example, summary, files, f" in {letter}")
+            entry = entries.setdefault((example.row.label, example.image), new)
+            if entry is not new:
+                entry["rank"] += f", {new['rank']}"
+                entry["about"] += f"; {new['about']}"
                 entry["files"] |= files
-    names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in found.items()}
-    summary, shown = found["A"][0], _shown(list(entries.values()), folder, None)
+    names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in evaluations.items()}
+    summary, shown = evaluations["A"][0], _shown(list(entries.values()), folder, None)
     facts = dict(summary.facts) | {"checkpoint": names}
-    curves = {letter: folder / letter / "pareto.png" for letter in found}
+    curves = {letter: folder / letter / "pareto.png" for letter in evaluations}
     _write(folder, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
 
 
@@ -128,8 +128,9 @@ def _shown(entries: Sequence[dict], folder: Path, first: str | None) -> dict:
             size = {"width": image.width, "height": image.height}
         examples.append(entry | size | {"files": {kind: files.index(f) for kind, f in entry["files"].items()}})
     uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
-    if first not in (known := [entry["setting"] for entry in entries]):
-        first = next(iter(known), None)
+    settings = [entry["setting"] for entry in entries]
+    if first not in settings:
+        first = next(iter(settings), None)
     return {"images": uris, "examples": examples, "first": first, "quality": _QUALITY}
 
 

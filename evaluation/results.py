@@ -68,13 +68,18 @@ def format_table(summary: Summary) -> str:
         table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
     table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
     images = max(row.images for row in rows)
-    legend = [f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} image{'s' * (images > 1)}"]
+    legend = [
+        f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} {'image' if images == 1 else 'images'}"
+    ]
     judged = [row.verdict for row in rows if row.verdict]
     if judged:
         table["perceptual"] = [row.verdict.perceptual if row.verdict else "" for row in rows]
-        legend.insert(0, "perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR")
         reasons = dict.fromkeys(verdict.missing for verdict in judged if verdict.missing)
-        legend[1:1] = [f"unknown: {reason}" for reason in reasons]
+        legend = [
+            "perceptual: LPIPS below both controls, the prediction sharpened and noised, at equal PSNR",
+            *(f"unknown: {reason}" for reason in reasons),
+            *legend,
+        ]
     return "\n".join([table.to_string(), *legend])
 
 
@@ -126,7 +131,7 @@ def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
         }
     line |= {"images": row.images, "front": row in summary.front, "preset": summary.preset(row)}
     for name in summary.metrics:
-        estimate, difference = (found.get(name, NOTHING) for found in (row.estimates, row.differences))
+        estimate, difference = (estimates.get(name, NOTHING) for estimates in (row.estimates, row.differences))
         line |= _interval(name, estimate) | {f"{name}_n": estimate.n} | _interval(f"{name}_difference", difference)
     line |= {"perceptual": row.verdict.perceptual if row.verdict else None}
     for control in controls.LABELS:

@@ -50,7 +50,7 @@ def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
 
 def _label(setting: SamplingSettings, varying: Sequence[Field]) -> str:
     if setting.blend == 0:
-        return "blend 0" + f" keep_sharp={setting.keep_sharp}" * bool(setting.keep_sharp)
+        return f"blend 0 keep_sharp={setting.keep_sharp}" if setting.keep_sharp else "blend 0"
     words = [setting.sampler, str(setting.steps)]
     for field in varying:
         value = getattr(setting, field.name)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,11 +15,9 @@ from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.pixels import MetricError, write_png
 from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from deblur.models.pipeline import DeblurPipeline, Prediction
 from deblur.models.settings import SamplingSettings, sharing_samples
 from deblur.progress import ProgressBar, counted
-
-if TYPE_CHECKING:
-    from deblur.models.pipeline import DeblurPipeline, Prediction
 
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "
@@ -63,7 +60,7 @@ class Plan:
 
     images: Sequence[ImagePair]
     settings: Sequence[Row]
-    pipeline: "DeblurPipeline | None"
+    pipeline: DeblurPipeline | None
     metrics: Mapping[str, Metric]
     journal: Journal
     seed: int
@@ -204,7 +201,7 @@ def score_images(plan: Plan) -> None:
     plan.processes.barrier()
 
 
-def _predicted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple["Prediction", float]:
+def _predicted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple[Prediction, float]:
     """The pipeline's prediction, and its seconds for each image."""
     start = _now(plan.device)
     prediction = plan.pipeline.predict(blurry, stages=stages)
@@ -224,12 +221,12 @@ def steps_of(group: Sequence[SamplingSettings]) -> int:
 
 def _batches(plan: Plan) -> list[_Batch]:
     """This process's batches in which a score is missing."""
-    done, found = plan.scored(), []
+    done, groups = plan.scored(), []
     for size, alike in groupby(sorted(plan.images, key=lambda image: image.size), key=lambda image: image.size):
         alike_images, count = list(alike), plan.batch_size or batch_size_for(plan.device.type, size)
-        found += [alike_images[at : at + count] for at in range(0, len(alike_images), count)]
+        groups += [alike_images[at : at + count] for at in range(0, len(alike_images), count)]
     batches = []
-    for images in found[plan.processes.global_rank :: plan.processes.world_size]:
+    for images in groups[plan.processes.global_rank :: plan.processes.world_size]:
         places = {(row.key, image.name) for row in plan.rows for image in images}
         if places - done:
             batches.append(_Batch(plan, images, places - done))

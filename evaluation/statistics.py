@@ -42,8 +42,8 @@ def estimates(values: np.ndarray, seed: int = 0) -> list[Estimate]:
     # A resample's mean is a weighted mean. The weights of all resamples at once would take much memory.
     random, step = np.random.default_rng(seed), max(1, 4_000_000 // n)
     counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
-    known = np.where(finite, values, 0.0)
-    resampled = np.concatenate([random.multinomial(n, np.full(n, 1 / n), count) @ known / n for count in counts])
+    numbers = np.where(finite, values, 0.0)
+    resampled = np.concatenate([random.multinomial(n, np.full(n, 1 / n), count) @ numbers / n for count in counts])
     tail = ndtr((n / (n - 1)) ** 0.5 * stdtrit(n - 1, 0.025))
     lows, highs = np.quantile(resampled, (tail, 1 - tail), axis=0)
     return [

@@ -17,12 +17,12 @@ if _hides:
     sys.modules["torch._dynamo"] = None  # makes its import fail as if it were not installed
 try:
     from diffusers import ConfigMixin, DDPMScheduler, ModelMixin, SchedulerMixin  # noqa: F401
-    from diffusers.configuration_utils import register_to_config
-    from diffusers.utils import BaseOutput  # noqa: F401
-    from diffusers.utils.torch_utils import randn_tensor  # noqa: F401
 finally:
     if _hides:
         del sys.modules["torch._dynamo"]
+from diffusers.configuration_utils import register_to_config  # noqa: E402
+from diffusers.utils import BaseOutput  # noqa: E402, F401
+from diffusers.utils.torch_utils import randn_tensor  # noqa: E402, F401
 
 
 CASCADE = ("first", "second")  # a cascade's networks, which have folders of their own in a checkpoint

@@ -67,22 +67,19 @@ def find_folder(source: str) -> Path:
         return Path(source)
     require_hub_id(source)
     name, _, revision = source.partition("@")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import get_token, snapshot_download  # not at the top: slow to import, and rarely needed
 
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
     except Exception as error:  # any error of the network or the hub
         raise CheckpointError(
-            f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error)}"
+            f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error, get_token())}"
         ) from None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, token: str | None) -> str:
     """The first line of an error of huggingface_hub, without the token, which a server may have sent back."""
-    from huggingface_hub import get_token
-
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    token = get_token()
     return reason.replace(token, "***") if token else reason
 
 

@@ -42,7 +42,11 @@ def test_sampling_measures_and_merges(tmp_path):
     new = found["cases"]["1/bf16-channels_last/eager"]
     assert set(found["cases"]) == {"1/fp32-nchw/eager", "1/bf16-channels_last/eager", "nafnet"}
     assert found["cases"]["nafnet"]["seconds"] > 0
-    assert new["seconds"] > 0 and new["peak_mib"] > 100 and new["gflop_step"] > 0 and new["commit"] and new["device"]
+    assert new["seconds"] > 0
+    assert new["peak_mib"] > 100
+    assert new["gflop_step"] > 0
+    assert new["commit"]
+    assert new["device"]
     assert found["times_as_fast_as_plain_fp32"]["1/bf16-channels_last/eager"] > 1
 
 
@@ -52,17 +56,22 @@ def test_sampling_measures_a_predictor_alone(tmp_path):
     DeblurPipeline(UNetPredictor(8, (1, 2), 1), None, scheduler).save_pretrained(tmp_path / "checkpoint")
     case, flags = "predictor/fp32-nchw/eager", (str(tmp_path / "checkpoint"), "--repeats", "1")
     found = merged("sampling", tmp_path / "sampling.json", {}, *flags, "--cases", case)
-    assert found["cases"][case]["gflop_predictor"] > 0 and found["cases"][case]["gflop_step"] == 0
+    assert found["cases"][case]["gflop_predictor"] > 0
+    assert found["cases"][case]["gflop_step"] == 0
 
 
 def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
     file, facts = tmp_path / "new" / "result.json", machine("cpu", 3)
     write_json(file, facts)
     assert json.loads(file.read_text()) == facts
-    assert facts["device"] and facts["cores"] >= 1 and facts["threads"] == 3 and facts["torch"] == torch.__version__
+    assert facts["device"]
+    assert facts["cores"] >= 1
+    assert facts["threads"] == 3
+    assert facts["torch"] == torch.__version__
     with pytest.raises(TypeError, match="not JSON serializable"):
         write_json(file, {"first": 1, "second": object()})
-    assert json.loads(file.read_text()) == facts and list(file.parent.iterdir()) == [file]
+    assert json.loads(file.read_text()) == facts
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
@@ -76,7 +85,8 @@ def test_the_deployment_benchmark_measures_the_engines(tmp_path, monkeypatch):
     assert cases["speed"].keys() == {"predictor", "restoration"}
     assert all(engines["torch fp32"]["processor_seconds"] > 0 for engines in cases["speed"].values())
     assert cases["speed"]["predictor"]["torch bf16"]["torch bf16, times as fast"] == 1
-    assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text() and cases["runs"]["speed"]["openvino"]
+    assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text()
+    assert cases["runs"]["speed"]["openvino"]
     deployment.main(str(tmp_path / "checkpoint"), "speed", "torch fp32", repeats=1, **where, name="avx2")
     assert "against torch fp32 |" in (tmp_path / "avx2.md").read_text()  # a processor without bf16
     with pytest.raises(ValueError, match="engine torch is none of torch fp32, "):
@@ -88,8 +98,12 @@ def test_training_measures_and_merges(tmp_path):
     before, cases = {"demo/plain": {"crops_per_s": 0.001}}, ["demo/nchw", "finetune/nchw"]
     found = merged("training", tmp_path / "training.json", before, "--steps", "2", "--cases", ",".join(cases))
     new = found["cases"]["demo/nchw"]
-    assert set(found["cases"]) == {"demo/plain", *cases} and found["times_as_fast_as_plain"]["demo/nchw"] > 1
-    assert 0 < new["mfu"] < 1 and 0 <= new["data_wait"] <= 1 and new["peak_gib"] > 0.1 and new["commit"]
+    assert set(found["cases"]) == {"demo/plain", *cases}
+    assert found["times_as_fast_as_plain"]["demo/nchw"] > 1
+    assert 0 < new["mfu"] < 1
+    assert 0 <= new["data_wait"] <= 1
+    assert new["peak_gib"] > 0.1
+    assert new["commit"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tools" / "benchmarks").glob("*.py")))
@@ -159,7 +173,8 @@ def test_a_shrunken_estimate_shows_in_slope_error_and_power(pair):
 def test_noise_in_flat_regions_shows_there_alone(pair):
     # The true residual is of size .05 there, in units of s; noise of .1 has four times its power.
     found = gates(pair, share=0.0, grain=0.1)
-    assert found["flat_error/4"] == pytest.approx(5, rel=0.1) and found["edge_error/4"] == pytest.approx(1, rel=1e-2)
+    assert found["flat_error/4"] == pytest.approx(5, rel=0.1)
+    assert found["edge_error/4"] == pytest.approx(1, rel=1e-2)
     assert found["flat_power"] == pytest.approx(4, rel=0.1)
 
 

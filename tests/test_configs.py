@@ -30,7 +30,8 @@ def build(config, folder, *flags):
 def test_every_config_builds(config, tmp_path):
     built = build(config, tmp_path)
     assert isinstance(built.model, PredictAndRefine)
-    assert built.trainer.max_steps > 0 and built.trainer.default_root_dir == str(tmp_path)
+    assert built.trainer.max_steps > 0
+    assert built.trainer.default_root_dir == str(tmp_path)
     assert {"Averages", "Speed", "Scores"} <= {type(c).__name__ for c in built.trainer.callbacks}
 
 
@@ -68,7 +69,8 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
         weights[kind] = trained.predictor.state_dict()
     start = load_pipeline(name, precision="fp32").predictor.state_dict()
     for one in weights.values():
-        assert one.keys() == start.keys() and any(not torch.equal(one[key], start[key]) for key in start)
+        assert one.keys() == start.keys()
+        assert any(not torch.equal(one[key], start[key]) for key in start)
         assert all((one[key] - start[key]).abs().max() < 1e-3 for key in start)  # a step of 1e-4 from its weights
     assert any(not torch.equal(weights["blurred"][key], weights["black"][key]) for key in start)
     if "alone" in weights:
@@ -110,8 +112,10 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
     flags = ["--model.denoiser.init_args.prediction_type", "epsilon", "--model.residual.scale", "1.0"]
     flags += ["--model.predictor_loss.weight", "0"]
     model = build(CONFIGS[0].with_name("gopro.yaml"), tmp_path, *flags).model
-    assert model.denoiser.prediction_type == "epsilon" and model.scale() == 1.0
-    assert model.predictor_loss.weight == 0 and model.predictor_training == "joint"
+    assert model.denoiser.prediction_type == "epsilon"
+    assert model.scale() == 1.0
+    assert model.predictor_loss.weight == 0
+    assert model.predictor_training == "joint"
 
 
 def test_the_data_page_s_examples_build(tmp_path):
@@ -126,6 +130,9 @@ def test_the_data_page_s_examples_build(tmp_path):
         if number == 0:
             assert [source.weight for source in data.roots["train"]] == [3, 1, 1]
         else:
-            assert len(data.blur.camera) == 6 and isinstance(data.blur.camera[3], SixDegrees)
-            assert data.blur.jpeg == (88, 100) and data.blur.file_values == 0.5
-            assert data.blur.moves == [0.2, 0.2, 0.2, 0, 0, 0] and data.blur.softens[-1] == 0
+            assert len(data.blur.camera) == 6
+            assert isinstance(data.blur.camera[3], SixDegrees)
+            assert data.blur.jpeg == (88, 100)
+            assert data.blur.file_values == 0.5
+            assert data.blur.moves == [0.2, 0.2, 0.2, 0, 0, 0]
+            assert data.blur.softens[-1] == 0

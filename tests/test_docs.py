@@ -36,7 +36,8 @@ def test_the_pages_are_short_and_name_no_commit():
 
 def test_the_citation_and_the_security_page_say_what_the_program_has():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["cff-version"] == "1.2.0" and citation["preferred-citation"]["year"] == 2022
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["preferred-citation"]["year"] == 2022
     security = (ROOT / "SECURITY.md").read_text()
     flags = {field.name for kind in (app.Served, sample.Options) for field in fields(kind)}
     assert set(re.findall(r"--(\w+)", security)) - {"require"} <= flags | {"hashes"}

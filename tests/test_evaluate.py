@@ -17,6 +17,7 @@ import sample
 from deblur.cli import UsageError
 from deblur.data import images
 from deblur.evaluation import command as evaluate
+from deblur.evaluation import run as evaluation_run
 from deblur.evaluation.controls import control_images
 from deblur.evaluation.metrics import psnr
 from deblur.evaluation.rows import CONTROLS
@@ -268,22 +269,22 @@ def begun(place, tmp_path):
     shutil.copytree(tmp_path / "data" / "sharp", tmp_path / "other")
     copies = {"checkpoint": tmp_path / "checkpoint", "data": tmp_path / "data", "outputs": tmp_path / "other"}
     given = arguments(place, tmp_path / "scores", precision="fp32", **copies)
-    evaluate.prepare(evaluate.Evaluation(**given), ALONE)
+    evaluation_run.prepare(evaluate.Evaluation(**given), ALONE)
     return given
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_is_noticed_and_named(begun, tmp_path, what):
     fact, change = CHANGES[what]
-    evaluate.prepare(evaluate.Evaluation(**begun), ALONE)
+    evaluation_run.prepare(evaluate.Evaluation(**begun), ALONE)
     if callable(change):
         change(tmp_path)
         change = {}
     changed = {name: value for name, value in (begun | change).items() if value is not None}
     with pytest.raises(UsageError, match=f"holds scores with another {fact}") as caught:
-        evaluate.prepare(evaluate.Evaluation(**changed), ALONE)
+        evaluation_run.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
-    evaluate.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
+    evaluation_run.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
 
 
 def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):

@@ -52,7 +52,9 @@ def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, 
         given["checkpoint"] = str(tmp_path / "damaged")
     with pytest.raises(kind) as caught:
         score(given)
-    assert said in str(caught.value) and "\n" not in str(caught.value) and not list(tmp_path.rglob("results*"))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("results*"))
 
 
 def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monkeypatch):  # noqa: F811
@@ -81,14 +83,18 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
 )
 def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said):  # noqa: F811
     wrong = start_without_torch(flags(arguments(place, tmp_path / "out") | changed), tmp_path)
-    assert (wrong.returncode, wrong.stdout) == (2, "") and said in wrong.stderr and not (tmp_path / "out").exists()
-    assert wrong.stderr.startswith("evaluate.py: error: ") and wrong.stderr.count("\n") == 1
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert said in wrong.stderr
+    assert not (tmp_path / "out").exists()
+    assert wrong.stderr.startswith("evaluate.py: error: ")
+    assert wrong.stderr.count("\n") == 1
 
 
 def test_help_comes_before_torch_and_explains_the_flags(tmp_path):
     asked = start_without_torch(["--help"], tmp_path)
     said = " ".join(asked.stdout.split())
-    assert asked.returncode == 0 and "--metrics" in said
+    assert asked.returncode == 0
+    assert "--metrics" in said
     assert "default: test)" in said.partition("--split SPLIT which split of the dataset")[2][:30]
 
 
@@ -135,11 +141,13 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):  
     # All rows but the two settings.
     processes.until(lambda: journal.is_file() and journal.read_bytes().count(b"\n") == 13, process)
     second = run(given)
-    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert second.returncode == 2
+    assert second.stderr.count("\n") == 1
     assert second.stderr.startswith(f"evaluate.py: error: another run (pid {process.pid}) uses {tmp_path / 'out'}")
     process.send_signal(signal.SIGINT)
     first = process.wait()
-    assert first.returncode == 130 and "Traceback" not in first.stderr
+    assert first.returncode == 130
+    assert "Traceback" not in first.stderr
     assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to resume"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
     score(given)

@@ -55,13 +55,15 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
         capsys.readouterr()
         assert sample.main(restored) == 2
         said = capsys.readouterr().err
-        assert "unknown class 'MyPredictor'" in said and "--classes MODULE.MyPredictor" in said
+        assert "unknown class 'MyPredictor'" in said
+        assert "--classes MODULE.MyPredictor" in said
         assert sample.main([*restored, "--classes", NAMED, "--overwrite"]) == 0
     (run_folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     flags = ["--checkpoint", "run/checkpoint", "--classes", NAMED, "--grid", "grid.yaml"]
     evaluate.cli(["--data", "pairs", "--output", "scores", *flags, "--metrics", "psnr,mymetric.contrast"])
     recipe = json.loads((run_folder / "scores" / "results.json").read_text())["metrics"]["mymetric.contrast"]
-    assert "Absolute difference of the standard deviations" in json.dumps(recipe) and "(code " in json.dumps(recipe)
+    assert "Absolute difference of the standard deviations" in json.dumps(recipe)
+    assert "(code " in json.dumps(recipe)
     assert load_pipeline("run/checkpoint", classes=NAMED).predictor.config.width == 4
     assert fit(*MODEL, "--model.init_from", "run/checkpoint", "--auto_resume", "false") == 0
 
@@ -71,7 +73,10 @@ def test_an_own_sampler_restores(outside):
 
     pipeline, blurry = tiny_pipeline(), torch.rand(2, 3, 32, 32)
     few, many = (euler(pipeline, blurry, steps, torch.Generator().manual_seed(0)) for steps in (2, 5))
-    assert few.shape == blurry.shape and few.min() >= 0 and few.max() <= 1 and not torch.equal(few, many)
+    assert few.shape == blurry.shape
+    assert few.min() >= 0
+    assert few.max() <= 1
+    assert not torch.equal(few, many)
 
 
 def test_an_own_layout_is_trained_on(outside, run_folder):
@@ -122,7 +127,8 @@ class Refuses(Shrinks):
 )
 def test_what_a_class_lacks_is_said_before_training(run_folder, capsys, part, name, sentence):
     assert fit(f"--model.{part}", f"tests.test_extend.{name}") == 2
-    assert sentence in capsys.readouterr().err.splitlines()[-1] and not (run_folder / "run" / "checkpoints").exists()
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (run_folder / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", ["nowhere.Net", "json.JSONDecoder", "Net"])
@@ -156,4 +162,5 @@ def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_names_what_load_pipeline_takes():
-    assert "classes" in signature(load_pipeline).parameters and "load_pipeline(folder, classes=" in PAGE
+    assert "classes" in signature(load_pipeline).parameters
+    assert "load_pipeline(folder, classes=" in PAGE

@@ -48,14 +48,14 @@ def errors(pipeline: DeblurPipeline, pairs: Iterable[tuple[Tensor, Tensor]]) -> 
     Raises:
         ValueError: the predictor has no size head.
     """
-    found = []
+    per_image = []
     for blurry, sharp in pairs:
         prediction = replace(pipeline.predict(blurry[None].to(pipeline.device)), error_curve=None)
         if prediction.expected_error is None:
             raise ValueError("the checkpoint's predictor has no size head, so it expects no error")
         actual = (prediction.images.cpu() - sharp).abs().mean(1)
-        found.append((255 * prediction.expected_error.cpu().flatten(), 255 * actual.flatten()))
-    return found
+        per_image.append((255 * prediction.expected_error.cpu().flatten(), 255 * actual.flatten()))
+    return per_image
 
 
 def fifths(estimate: Tensor, actual: Tensor, curve: ErrorCurve | None) -> list[Fifth]:

@@ -85,7 +85,7 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
             remarks.append(f"{sentence} as published")
     pairs = [pair for listing in listings.values() for pair in listing.pairs]
     examined = [*on_all_cores(examine, pairs, workers=num_workers, unit="pair", desc="examining")]
-    faults += [fault for found, _ in examined for fault in found]
+    faults += [fault for of_pair, _ in examined for fault in of_pair]
     return Diagnosis(listings, undivided, faults + leaks(listings, [mark for _, mark in examined]), remarks)
 
 
@@ -174,21 +174,23 @@ def main(root: str, variant: str = "blur", num_workers: int | None = None) -> in
         variant: kind of blurry images.
         num_workers: processes; none: one per core.
     """
-    found = diagnose(root, variant, num_workers)
-    where = "" if found.undivided else " in {}"
-    splits = ", ".join(f"{len(listing.pairs)} pairs{where.format(split)}" for split, listing in found.splits.items())
-    first = next(iter(found.splits.values()))
+    diagnosis = diagnose(root, variant, num_workers)
+    where = "" if diagnosis.undivided else " in {}"
+    splits = ", ".join(
+        f"{len(listing.pairs)} pairs{where.format(split)}" for split, listing in diagnosis.splits.items()
+    )
+    first = next(iter(diagnosis.splits.values()))
     print(f"{root}: layout {first.layout}, variant {first.variant}: {splits}")
-    if found.undivided:
+    if diagnosis.undivided:
         print(
             "  warning: no folders train/ and val/ (or test/): given as both data.train and data.val, the images that"
             " are trained on would validate; divide them, or give two folders"
         )
-    for remark in found.remarks:
+    for remark in diagnosis.remarks:
         print(f"  remark: {remark}")
-    for fault in found.faults:
+    for fault in diagnosis.faults:
         print(f"  {fault.kind:<10} {fault.sentence}")
-    counts = Counter(fault.kind for fault in found.faults)
+    counts = Counter(fault.kind for fault in diagnosis.faults)
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no faults")
     return 1 if counts else 0
 

@@ -263,8 +263,8 @@ def examples(
     x_init = (blurry + 0.05 * image()).clamp(-1, 1)
     r_t = torch.randn(blurry.shape, generator=generator)
     alpha_bar, s = torch.full((1,), 0.3), 0.02 + 0.05 * (image()[:, :axes] + 1)
-    known = {"blurry": blurry, "r_t": r_t, "alpha_bar": alpha_bar, "x_init": x_init, "s": s}
-    return tuple(known[name] for name in names)
+    inputs = {"blurry": blurry, "r_t": r_t, "alpha_bar": alpha_bar, "x_init": x_init, "s": s}
+    return tuple(inputs[name] for name in names)
 
 
 def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:

@@ -47,7 +47,7 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
     A name is the path in the folder without suffix, preceded by the folder's own name if there are several. Raises
     DatasetError if no folder has the text file, or two photographs have the same name.
     """
-    found: dict[str, tuple[Path, Path]] = {}
+    files: dict[str, tuple[Path, Path]] = {}
     roots = [Path(folder) for folder in folders]
     if names is not None and not any((root / names).is_file() for root in roots):
         raise DatasetError(f"{roots[0] / names} is no file: give a list of names, one a line.")
@@ -56,10 +56,10 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
         listed = names is not None and (root / names).is_file()
         for file in search.named_files(root / names, root) if listed else search.find(root):
             name = prefix + file.relative_to(root).with_suffix("").as_posix()
-            if name in found:
-                raise DatasetError(f"{found[name][0]} and {file} would have the same name: rename one of them.")
-            found[name] = file, root
-    return found
+            if name in files:
+                raise DatasetError(f"{files[name][0]} and {file} would have the same name: rename one of them.")
+            files[name] = file, root
+    return files
 
 
 def draw_region(whole: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
@@ -73,9 +73,9 @@ def detail(image: torch.Tensor) -> float:
     return (image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()).item()
 
 
-def copy_texts(found: dict[str, tuple[Path, Path]], target: Path) -> None:
+def copy_texts(files: dict[str, tuple[Path, Path]], target: Path) -> None:
     """Copy the text that belongs to a page (text/NAME.txt in its folder) beside the pairs, for the metric cer."""
-    for name, (file, root) in found.items():
+    for name, (file, root) in files.items():
         text = root / "text" / file.relative_to(root).with_suffix(".txt")
         if text.is_file():
             (target / f"{name}.txt").parent.mkdir(parents=True, exist_ok=True)
@@ -145,16 +145,16 @@ def make(
     if crops is not None and (crops < 1 or size is None):
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
     blur, section = read_blur(config)
-    found, folder = find_photos(photos, names), Path(output)
-    facts = {"photos": len(found), "folders": photos, "names": names, "crops": crops, "size": size}
+    files, folder = find_photos(photos, names), Path(output)
+    facts = {"photos": len(files), "folders": photos, "names": names, "crops": crops, "size": size}
     facts |= {"candidates": candidates, "seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
-        list(on_all_cores(work, list(found), list(found.values()), workers=workers, unit="photo"))
+        list(on_all_cores(work, list(files), list(files.values()), workers=workers, unit="photo"))
         if crops is None:
-            copy_texts(found, part / "text")
-    pairs = len(found) * (crops or 1)
-    print(f"{folder}: {pairs} pairs of {len(found)} photographs, blurred as in {config} with seed {seed}")
+            copy_texts(files, part / "text")
+    pairs = len(files) * (crops or 1)
+    print(f"{folder}: {pairs} pairs of {len(files)} photographs, blurred as in {config} with seed {seed}")
 
 
 def main(args: list[str] | None = None) -> None:

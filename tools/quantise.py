@@ -5,10 +5,11 @@ import os
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import torch
+from onnx import ModelProto, TensorProto, numpy_helper
 from torch import Tensor
 
 from deblur.data.layouts import find_pairs
@@ -20,8 +21,9 @@ from deblur.models.onnx.files import GRAPH
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.pipeline import DeblurPipeline
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
+os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
+import nncf
+from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
 NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # the operators of `models.unet.PixelNorm`
 CROPS, JUDGED, SIDE = 24, 8, 512  # crops of the calibration; those on which PSNR is measured; the side for any size
@@ -32,11 +34,6 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
 
     Raises CheckpointError if a network loses more than `max_drop` dB of PSNR even with layers in float.
     """
-    os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
-    import nncf
-    import onnx
-    from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
-
     logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level also changes handlers that others added
     preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
     # NNCF's default, the mean of the crops' extremes, clips highlights: single pixels are off by half the range.
@@ -52,10 +49,10 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
             return sum(scores) / len(scores), scores
 
         model, data = onnx.load(path), (nncf.Dataset(calls), nncf.Dataset(crops[:JUDGED]))
-        how = {"max_drop": max_drop, "preset": preset, "subset_size": len(calls)}
-        how["advanced_quantization_parameters"] = whole_range
-        how["ignored_scope"] = nncf.IgnoredScope(names=nodes_in_float(model))
-        quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **how)
+        options = {"max_drop": max_drop, "preset": preset, "subset_size": len(calls)}
+        options["advanced_quantization_parameters"] = whole_range
+        options["ignored_scope"] = nncf.IgnoredScope(names=nodes_in_float(model))
+        quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **options)
         if target_device == "tensorrt":
             make_signed(quantised)
         if (drop := psnr(model, crops[:JUDGED])[0] - psnr(quantised, crops[:JUDGED])[0]) > max_drop:
@@ -87,7 +84,7 @@ def restored(pipeline: DeblurPipeline, name: str, blurry: Tensor, network: torch
     return pipeline(blurry, settings, names=["crop"], output_type="pt").images
 
 
-def nodes_in_float(model: "ModelProto") -> list[str]:
+def nodes_in_float(model: ModelProto) -> list[str]:
     """Names of the nodes that stay in float in any case.
 
     These compute with alpha_bar or what follows from it alone, such as its embedding: a calibration sees few of its
@@ -109,7 +106,7 @@ def nodes_in_float(model: "ModelProto") -> list[str]:
     return found
 
 
-def layers(model: "ModelProto") -> str:
+def layers(model: ModelProto) -> str:
     """How many layers are in INT8, and which stayed in float, in words."""
     weights = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
     kept = [name for name in weights if name in {tensor.name for tensor in model.graph.initializer}]
@@ -117,13 +114,11 @@ def layers(model: "ModelProto") -> str:
     return f"{len(weights) - len(kept)} layers in INT8, {len(kept)} in float{named}"
 
 
-def make_signed(model: "ModelProto") -> None:
+def make_signed(model: ModelProto) -> None:
     """Make activations signed, in place, as TensorRT requires: NNCF rounds those without values below zero to unsigned.
 
     Such an activation then has 127 levels instead of 255. The zero points of a symmetric graph are 0.
     """
-    from onnx import TensorProto, numpy_helper
-
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     pairs = {tuple(node.input[1:3]) for node in model.graph.node if node.op_type == "QuantizeLinear"}
     for scale, zero in pairs:

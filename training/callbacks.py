@@ -294,7 +294,9 @@ class Guard(Callback):
     def __init__(self, patience: int = 10):
         if patience < 0:
             raise ValueError(f"guard.patience must be at least 0, got {patience}")
-        self.patience, self.skipped, self.in_a_row = patience, 0, 0
+        self.patience = patience
+        self.skipped = 0
+        self.in_a_row = 0
 
     def state_dict(self) -> dict:
         return {"skipped": self.skipped, "in_a_row": self.in_a_row}

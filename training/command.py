@@ -10,13 +10,9 @@ evaluate.py), config.yaml and logs/version_N/metrics.csv. The same command resum
 """
 
 import sys
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any
 
 from deblur.cli import UsageError, run_command
-
-if TYPE_CHECKING:
-    from deblur.training.run import Command
 
 COMMANDS = {
     "fit": "train, or resume the run in trainer.default_root_dir",
@@ -25,21 +21,14 @@ COMMANDS = {
 }
 
 
-def cli(args: list[str], run: bool = True) -> "Command":
-    """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
-    # Not at the top: these take seconds to import.
-    from jsonargparse import set_parsing_settings
+def cli(args: list[str], run: bool = True) -> Any:
+    """Build a run (`training.run.Command`) from a command line and execute its command.
 
-    from deblur.data.datamodule import DeblurDataModule
-    from deblur.data.layouts import Source
-    from deblur.training.run import Command
+    With `run` false `args` are only flags.
+    """
+    from deblur.training.run import start  # not at the top: lightning takes seconds to import
 
-    set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
-    name, flags = (args[0], args[1:]) if run else (None, args)
-    with ExitStack() as held:
-        command = Command(name, DeblurDataModule, flags, held)
-        command.run()
-    return command
+    return start(args, run)
 
 
 def _main(args: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -19,6 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from deblur.cli import STRICT, Formatter, Stopped, UsageError, explain, nearest
+from deblur.data.datamodule import DeblurDataModule
+from deblur.data.layouts import Source
 from deblur.files import read_yaml, remove_parts, sole_user
 from deblur.models.checkpoints import load_pipeline, networks
 from deblur.models.devices import has_bf16
@@ -87,8 +89,11 @@ class Command(LightningCLI):
 
     def __init__(self, name: str | None, datamodule: type[LightningDataModule], args: list[str], held: ExitStack):
         quiet()
-        self.name, self.held = name, held
-        self.checkpoint, self.ckpt_path, self.resumes = {}, None, False
+        self.name = name
+        self.held = held
+        self.checkpoint = {}
+        self.ckpt_path = None
+        self.resumes = False
         super().__init__(
             Predict,
             datamodule,
@@ -265,6 +270,16 @@ class Command(LightningCLI):
         )
 
 
+def start(args: list[str], run: bool = True) -> Command:
+    """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
+    set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
+    name, flags = (args[0], args[1:]) if run else (None, args)
+    with ExitStack() as held:
+        command = Command(name, DeblurDataModule, flags, held)
+        command.run()
+    return command
+
+
 def require_files(name: str | None, config: Namespace) -> None:
     """Raise UsageError for data, or for a checkpoint to resume from, that a command needs and that does not exist."""
     for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(name, ()):
@@ -291,10 +306,18 @@ def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str
     if "arguments are required: predictor" in text and not configs:
         return "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
     if text.startswith(("unrecognized arguments: ", "Group '")):
-        unknown = text.split()[2].partition("=")[0] if text.startswith("u") else "--{1}.{3}".format(*text.split("'"))
-        known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-        return f"{unknown} is unknown{nearest(unknown, known, '; python train.py fit --help lists the flags')}"
+        unknown = _unknown_flag(text)
+        flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+        return f"{unknown} is unknown{nearest(unknown, flags, '; python train.py fit --help lists the flags')}"
     return explain(error)
+
+
+def _unknown_flag(text: str) -> str:
+    """The flag that an error of the parser names."""
+    if text.startswith("unrecognized arguments: "):
+        return text.split()[2].partition("=")[0]
+    _, group, _, name, *_ = text.split("'")
+    return f"--{group}.{name}"
 
 
 def _listed(value: Any) -> list:

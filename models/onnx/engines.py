@@ -77,10 +77,8 @@ def open_engine(
 
 
 def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: int) -> Engine:
-    import openvino
-    from openvino import properties
-
-    core = _core()
+    openvino, core = _core()
+    properties = openvino.properties
     has_bf16 = "BF16" in core.get_property("CPU", properties.device.capabilities)
     within = precision if precision != "auto" else "bf16" if has_bf16 and facts.precision != "fp16" else "fp32"
     hints = {
@@ -97,15 +95,15 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
 
 @functools.cache
 def _core():
-    """The only one of a process, kept to its end: a second one that is freed later than the first leaves the thread's
-    stack for signals in freed memory, and the next signal ends the process."""
-    import openvino
+    """openvino and its core, the only one of a process, kept to its end: a second one that is freed later than the
+    first leaves the thread's stack for signals in freed memory, and the next signal ends the process."""
+    import openvino  # optional
 
-    return openvino.Core()
+    return openvino, openvino.Core()
 
 
 def _onnxruntime(graph: bytes, facts: GraphFacts, folder: Path, provider: Provider, threads: int) -> Engine:
-    import onnxruntime
+    import onnxruntime  # optional
 
     cpu, cuda = ("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
     built = {

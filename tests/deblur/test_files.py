@@ -43,8 +43,10 @@ def test_what_is_written_is_whole_or_not_there(tmp_path, folder):
     assert not list(tmp_path.iterdir())
     with replacing(path) as part:
         write(part, "whole")
-        assert part.suffix == path.suffix and not path.exists()
-    assert list(tmp_path.iterdir()) == [path] and (path / "inside" if folder else path).read_text() == "whole"
+        assert part.suffix == path.suffix
+        assert not path.exists()
+    assert list(tmp_path.iterdir()) == [path]
+    assert (path / "inside" if folder else path).read_text() == "whole"
     if folder:  # what is there is not thrown away
         with pytest.raises(OSError), replacing(path) as part:
             write(part, "other")
@@ -85,7 +87,8 @@ def test_a_forked_process_does_not_hold_the_folder_of_one_that_was_killed(tmp_pa
 
 
 def test_seeds_of_old_runs_stay():
-    assert seed_of(0, "a") == 0xA426D59F380A083 and all(0 <= seed_of(0, i) < 2**63 for i in range(100))
+    assert seed_of(0, "a") == 0xA426D59F380A083
+    assert all(0 <= seed_of(0, i) < 2**63 for i in range(100))
     assert noise_seed(0, 0, "a") == noise_seed("0/0/a") == 5280419910030576297
     assert noise_seed("\udce9") != noise_seed("\udcea")
 
@@ -132,8 +135,11 @@ def test_without_a_terminal_a_bar_prints_few_whole_lines():
     start, done = time.monotonic(), fresh(CODE)
     seconds = time.monotonic() - start
     bars = [line for line in done.stderr.splitlines() if not line.startswith("said ")]
-    assert done.returncode == 0 and done.stderr.count("said ") == 15 and "\r" not in done.stderr
-    assert 1 <= len(bars) <= seconds / 0.4 and all(line.startswith("steps: ") for line in bars)
+    assert done.returncode == 0
+    assert done.stderr.count("said ") == 15
+    assert "\r" not in done.stderr
+    assert 1 <= len(bars) <= seconds / 0.4
+    assert all(line.startswith("steps: ") for line in bars)
 
 
 def test_on_a_terminal_a_bar_is_drawn_in_place():
@@ -147,4 +153,6 @@ def test_on_a_terminal_a_bar_is_drawn_in_place():
             seen += block
     except OSError:  # the end of a terminal
         pass
-    assert process.wait() == 0 and seen.count(b"\rsteps: ") > 8 and b"100%" in seen
+    assert process.wait() == 0
+    assert seen.count(b"\rsteps: ") > 8
+    assert b"100%" in seen

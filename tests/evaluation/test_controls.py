@@ -38,7 +38,8 @@ def test_the_noise_is_as_large_as_the_prediction_s_change_nearby():
     prediction[..., :128] += 3 / 255
     prediction[..., 128:] -= 12 / 255
     shape = noise_shape(prediction, blurry)
-    assert shape.shape == (1, 128, 256) and shape.square().mean().item() == pytest.approx(1)
+    assert shape.shape == (1, 128, 256)
+    assert shape.square().mean().item() == pytest.approx(1)
     assert (shape[0, 64, 200] / shape[0, 64, 50]).item() == pytest.approx(4, rel=1e-3)
     images = dict(control_images(prediction, blurry, 0, "a"))
     for label, level in zip(LABELS[NOISED], STRENGTHS[NOISED], strict=True):
@@ -55,7 +56,8 @@ def test_the_mean_is_over_nine_pixels():
     prediction = blurry.clone()
     prediction[:, 15, 15] = 1.0
     reached = noise_shape(prediction, blurry)[0] > 1e-3
-    assert reached.sum() == 81 and reached[11:20, 11:20].all()
+    assert reached.sum() == 81
+    assert reached[11:20, 11:20].all()
 
 
 def test_noise_is_even_where_nothing_was_changed():
@@ -113,10 +115,13 @@ def test_the_verdict_on_planted_scores(gap, word):
     """Images differ by far more than the gap, which a paired interval does not see."""
     scores, curves = planted(gap)
     verdict = judge(scores, curves)
-    assert verdict.perceptual == word and verdict.missing is None
+    assert verdict.perceptual == word
+    assert verdict.missing is None
     sharpened, noised = verdict.differences["sharpened"], verdict.differences["noised"]
-    assert sharpened.mean == pytest.approx(gap) and noised.mean == pytest.approx(gap - 0.05)
-    assert sharpened.low < sharpened.mean < sharpened.high and sharpened.n == 20
+    assert sharpened.mean == pytest.approx(gap)
+    assert noised.mean == pytest.approx(gap - 0.05)
+    assert sharpened.low < sharpened.mean < sharpened.high
+    assert sharpened.n == 20
 
 
 def test_both_controls_must_be_beaten():
@@ -134,7 +139,10 @@ def test_where_there_is_no_control_or_no_interval_it_is_said():
     scores, curves = planted(-0.01)
     scores[3] = (scores[3][0] - 5, scores[3][1])
     verdict = judge(scores, curves)
-    assert verdict.perceptual == "unknown" and verdict.differences == {}
+    assert verdict.perceptual == "unknown"
+    assert verdict.differences == {}
     assert verdict.missing == "there is no control at its PSNR for 1 of 20 images"
     one = judge(scores[:1], {control: own[:1] for control, own in curves.items()})
-    assert one.perceptual == "unknown" and one.differences["noised"].mean < 0 and "single image" in one.missing
+    assert one.perceptual == "unknown"
+    assert one.differences["noised"].mean < 0
+    assert "single image" in one.missing

@@ -34,7 +34,8 @@ def test_a_grid_is_the_product_and_the_listed_settings_each_once(tmp_path):
 
 def test_several_products_and_yaml_s_textual_exponents(tmp_path):
     settings = read(tmp_path, "product: [{steps: 50, beta_start: 1e-6}, {steps: [20, 30], sampler: ddpm}]")
-    assert [s.steps for s in settings] == [50, 20, 30] and settings[0].beta_start == 1e-6
+    assert [s.steps for s in settings] == [50, 20, 30]
+    assert settings[0].beta_start == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,9 @@ def test_a_wrong_grid_is_one_sentence_with_the_file(tmp_path, text, said):
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text)
     found = str(caught.value)
-    assert f"Grid file {tmp_path / 'grid.yaml'}" in found and said in found and "\n" not in found
+    assert f"Grid file {tmp_path / 'grid.yaml'}" in found
+    assert said in found
+    assert "\n" not in found
 
 
 def test_the_grid_files_of_the_repository():
@@ -110,5 +113,7 @@ def test_the_key_of_a_setting_does_not_depend_on_the_grid():
     setting = SamplingSettings(steps=5, blend=0.5)
     [alone] = rows_of([setting])
     among = rows_of([SamplingSettings(steps=5), setting])[1]
-    assert (alone.label, among.label) == ("ddim 5", "ddim 5 blend=0.5") and alone.key == among.key
-    assert Row("blurry").key == "blurry" and Row("a/b c=1").file_name == "a_b_c=1"
+    assert (alone.label, among.label) == ("ddim 5", "ddim 5 blend=0.5")
+    assert alone.key == among.key
+    assert Row("blurry").key == "blurry"
+    assert Row("a/b c=1").file_name == "a_b_c=1"

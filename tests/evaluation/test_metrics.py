@@ -1,7 +1,6 @@
 """The table of metrics; PSNR and SSIM against scikit-image, NIQE and RealBlur's scores against other programs."""
 
 import importlib.util
-import sys
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from skimage.transform import ProjectiveTransform, warp
 from deblur.evaluation import metrics as module
 from deblur.evaluation.alignment import Aligned
 from deblur.evaluation.catalogue import METRICS, Column
-from deblur.evaluation.command import Evaluation
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.niqe import Niqe, block_features, fit, half
+from deblur.evaluation.options import Evaluation
 from deblur.evaluation.pixels import MetricError, psnr, ssim
 from tests.conftest import ASSETS
 from tests.evaluation.document import RESTORED, SHARP, tensor
@@ -66,7 +65,8 @@ def test_a_large_batch_is_scored_in_parts_with_its_own_inputs(monkeypatch):
     monkeypatch.setattr(module, "_PIXELS", 1)
     for name, metric in made.items():
         assert torch.equal(metric(*inputs), whole[name])
-    assert torch.equal(whole["psnr"], psnr(*inputs[:2])) and torch.equal(whole["named"], of_name(restored, inputs[2]))
+    assert torch.equal(whole["psnr"], psnr(*inputs[:2]))
+    assert torch.equal(whole["named"], of_name(restored, inputs[2]))
 
 
 @pytest.mark.gpu
@@ -76,7 +76,8 @@ def test_a_gpu_gives_the_numbers_of_the_cpu(name):
     restored, sharp = tensor(RESTORED[name]), tensor(SHARP)
     for metric in make_metrics(HERE).values():
         there = metric(restored.cuda(), sharp.cuda())
-        assert there.is_cuda and there.item() == pytest.approx(metric(restored, sharp).item(), rel=1e-3)
+        assert there.is_cuda
+        assert there.item() == pytest.approx(metric(restored, sharp).item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -93,7 +94,8 @@ def test_a_batch_scores_each_image_alone(metric):
     restored, sharp = torch.cat([tensor(image) for image in RESTORED.values()]), tensor(SHARP)
     together = metric(restored, sharp.expand_as(restored))
     alone = [metric(image[None], sharp).item() for image in restored]
-    assert together.tolist() == pytest.approx(alone, abs=1e-5) and len(set(together.tolist())) == 3
+    assert together.tolist() == pytest.approx(alone, abs=1e-5)
+    assert len(set(together.tolist())) == 3
 
 
 def test_images_are_clipped_and_rounded_to_8_bits():
@@ -132,13 +134,15 @@ needs_opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reaso
 @needs_opencv
 def test_a_moved_and_darker_copy_scores_well_only_after_alignment():
     copy, sharp = tensor(moved()) * 0.9, tensor(CENTRE)
-    assert Aligned("psnr")(copy, sharp) > psnr(copy, sharp) + 10 and Aligned("ssim")(copy, sharp) > 0.95
+    assert Aligned("psnr")(copy, sharp) > psnr(copy, sharp) + 10
+    assert Aligned("ssim")(copy, sharp) > 0.95
 
 
 def test_without_opencv_the_scores_say_what_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
+    monkeypatch.setattr("deblur.evaluation.alignment.cv2", None)
     made = make_metrics(["psnr_aligned"])["psnr_aligned"]
-    assert made.recipe is None and "pip install opencv-python-headless" in made.reason
+    assert made.recipe is None
+    assert "pip install opencv-python-headless" in made.reason
     with pytest.raises(MetricError, match="Aligned PSNR is missing"):
         made(tensor(CENTRE), tensor(CENTRE))
 
@@ -201,7 +205,8 @@ def test_niqe_equals_another_implementation():
 
 def test_niqe_needs_no_ground_truth_and_tells_blur_and_noise_from_a_photograph():
     metric = make_metrics(["niqe"])["niqe"]
-    assert not metric.column.higher_is_better and metric.inputs == ("restored",)
+    assert not metric.column.higher_is_better
+    assert metric.inputs == ("restored",)
     photograph = tensor(data.astronaut())
     noisy = photograph + 0.1 * torch.randn(photograph.shape, generator=torch.Generator().manual_seed(0))
     blurry = torch.nn.functional.avg_pool2d(photograph, 7, 1, 3)
@@ -223,7 +228,8 @@ def test_features_are_of_blocks_row_by_row():
     noise = 128 + 20 * np.random.default_rng(0).standard_normal((288, 192))
     noise[96:192, 96:] = 128 + (noise[96:192, 96:] - 128) / 10
     features = block_features(noise, 96)
-    assert features.shape == (6, 18) and features[:, 1].argmin() == 3
+    assert features.shape == (6, 18)
+    assert features[:, 1].argmin() == 3
     assert half(np.full((8, 12), 7.0)) == pytest.approx(np.full((4, 6), 7.0))
 
 

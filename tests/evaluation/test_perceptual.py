@@ -36,7 +36,8 @@ def test_lpips_equals_the_package(net, file):
     sharp = lpips.im2tensor(SHARP)
     for restored in RESTORED.values():
         expected = package(lpips.im2tensor(restored), sharp).item()
-        assert ours(tensor(restored), tensor(SHARP)).item() == pytest.approx(expected, abs=1e-5) and expected > 0.01
+        assert ours(tensor(restored), tensor(SHARP)).item() == pytest.approx(expected, abs=1e-5)
+        assert expected > 0.01
 
 
 @pytest.mark.parametrize("net", PUBLISHED)
@@ -50,7 +51,8 @@ def test_lpips_gives_the_authors_values_in_silence_without_a_network(net, no_net
     assert not no_network.exists()
     assert re.search(r"backbone sha256 (\w+)", lpips.recipe)[1] in (WEIGHTS / "README.md").read_text()
     values = lpips(torch.cat([far, near]), torch.cat([reference, reference]))
-    assert values.tolist() == pytest.approx(PUBLISHED[net], abs=5e-5) and capsys.readouterr() == ("", "")
+    assert values.tolist() == pytest.approx(PUBLISHED[net], abs=5e-5)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_shipped_weights_are_those_of_their_card():
@@ -75,7 +77,8 @@ def test_the_loss_is_lpips_with_a_gradient_in_float32(net, no_network):
     assert loss.item() == pytest.approx(0.5 * Lpips(net=net)(x_init, sharp).item(), rel=1e-4)
     loss.backward()
     step = leaf.detach() - 0.1 * leaf.grad / leaf.grad.abs().max()
-    assert perceptual(step, sharp * 2 - 1) < loss and repr(perceptual) == f"0.5 LPIPS ({net})"
+    assert perceptual(step, sharp * 2 - 1) < loss
+    assert repr(perceptual) == f"0.5 LPIPS ({net})"
 
 
 def write_weights(folder) -> None:
@@ -94,14 +97,16 @@ def test_dists_is_the_library_s_on_the_images_of_a_file(no_network):
     write_weights(no_network)
     drawn, dists = torch.get_rng_state(), Dists()
     assert torch.equal(torch.get_rng_state(), drawn), "a run with the metric draws other numbers than one without"
-    assert "8 bits" in dists.recipe and "VGG16, weights sha256 " in dists.recipe
+    assert "8 bits" in dists.recipe
+    assert "VGG16, weights sha256 " in dists.recipe
     images = [tensor(image[:64, :64]) for image in (RESTORED["few levels"], RESTORED["every second row"], SHARP)]
     restored, sharp = torch.cat(images), images[2].expand(3, -1, -1, -1)
     values = dists(restored + 0.4 / 255, sharp)
     with SkippedInitialisation():
         expected = deep_image_structure_and_texture_similarity(restored, sharp)
     assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
-    assert values[2].item() == pytest.approx(0, abs=1e-6) and values[:2].min() > 1e-4
+    assert values[2].item() == pytest.approx(0, abs=1e-6)
+    assert values[:2].min() > 1e-4
     assert [dists(image, images[2]).item() for image in images] == pytest.approx(values.tolist(), abs=1e-6)
     with pytest.raises(MetricError, match="DISTS needs 16 pixels a side and the image is 15x40"):
         dists(torch.rand(1, 3, 40, 15), torch.rand(1, 3, 40, 15))
@@ -113,6 +118,7 @@ def test_without_weights_dists_is_missing_with_a_reason(no_network, spoilt):
         no_network.mkdir(parents=True)
         (no_network / FILE).write_text("half a download")
     dists = make_metrics(["dists"])["dists"]
-    assert dists.recipe is None and "\n" not in dists.reason
+    assert dists.recipe is None
+    assert "\n" not in dists.reason
     assert dists.reason.startswith("DISTS is missing: VGG16's weights could not be loaded (")
     assert dists.reason.endswith(f"; put torchvision's {FILE} into {no_network}.")

@@ -48,10 +48,13 @@ def test_the_page_holds_everything_and_fetches_nothing(folder):
     page = (folder / "report.html").read_text()
     tags = Tags(page).found
     links = [attributes.get(name) for _, attributes in tags for name in ("src", "href", "srcset", "action")]
-    assert all(link.startswith("data:") for link in links if link) and not re.search(r"url\(|@import|https?://", page)
+    assert all(link.startswith("data:") for link in links if link)
+    assert not re.search(r"url\(|@import|https?://", page)
     policy = next(attributes["content"] for tag, attributes in tags if attributes.get("http-equiv"))
-    assert policy.startswith("default-src 'none'; img-src data:;") and "{{" not in page
-    assert "&lt;photos&gt; &amp; more" in page and "<photos>" not in page
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "{{" not in page
+    assert "&lt;photos&gt; &amp; more" in page
+    assert "<photos>" not in page
     assert sum(tag == "script" for tag, _ in tags) == 2
     assert page.count("data:image/jpeg;base64,") == 4, "each file once"
 
@@ -68,12 +71,16 @@ def test_every_number_stands_with_its_interval_recipe_or_reason(folder):
         shown = f"<small>sharpened {gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})</small>"
         assert f">{row.verdict.perceptual}{shown}" in page
     assert all(str(escape(recipe)) in page for recipe in (*RECIPES.values(), VERDICT_RECIPE))
-    assert "PSNR: RGB, 8 bits" in page and REASON in html.unescape(page) and REASON not in page and "∞" in page
+    assert "PSNR: RGB, 8 bits" in page
+    assert REASON in html.unescape(page)
+    assert REASON not in page
+    assert "∞" in page
 
 
 def test_the_page_is_for_everybody(folder):
     tags = Tags((folder / "report.html").read_text()).found
-    assert ("html", {"lang": "en"}) in tags and all("alt" in attributes for tag, attributes in tags if tag == "img")
+    assert ("html", {"lang": "en"}) in tags
+    assert all("alt" in attributes for tag, attributes in tags if tag == "img")
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
     assert next(attributes for tag, attributes in tags if attributes.get("type") == "range")["aria-label"]
 
@@ -85,7 +92,9 @@ def test_results_without_checkpoint_or_images(tmp_path):
     rows = [RowSummary(Row(label), 1, 0.0, estimates) for label, estimates in alone.items()]
     write_report(tmp_path, of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])
     page = (tmp_path / "report.html").read_text()
-    assert "outputs other" in page and 'id="view"' not in page and "Evaluation of images" in page
+    assert "outputs other" in page
+    assert 'id="view"' not in page
+    assert "Evaluation of images" in page
 
 
 def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
@@ -113,13 +122,16 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
         return tab.locator("#scores").evaluate(values, column)
 
     psnr = [float(value) for value in press(2)]
-    assert psnr == sorted(psnr, reverse=True) and psnr[0] == float("inf") and len(psnr) == len(summary.rows)
+    assert psnr == sorted(psnr, reverse=True)
+    assert psnr[0] == float("inf")
+    assert len(psnr) == len(summary.rows)
     assert [float(value) for value in press(2)] == psnr[::-1]
     *lpips, last = press(3)
     assert [*map(float, lpips)] == sorted(map(float, lpips)) and last == ""  # what is missing is last
     first, second, *_ = press(0)
     state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
-    assert first < second and state == ["ascending", *[None] * (len(state) - 1)]
+    assert first < second
+    assert state == ["ascending", *[None] * (len(state) - 1)]
     for differences in (False, True):
         tab.set_checked("#paired", differences)
         assert tab.locator("#scores .interval").first.is_visible() != differences
@@ -145,10 +157,13 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
     zoomed = style("#image-a", "transform")
     view.press("ArrowLeft")
     panned = style("#image-a", "transform")
-    assert "scale(4)" in zoomed and "scale(4)" in panned and zoomed != panned
+    assert "scale(4)" in zoomed
+    assert "scale(4)" in panned
+    assert zoomed != panned
     source = left.get_attribute("src")
     tab.select_option("#left", "sharp")
-    assert source.startswith("data:image/jpeg;base64,") and left.get_attribute("src") != source
+    assert source.startswith("data:image/jpeg;base64,")
+    assert left.get_attribute("src") != source
     kept = [row.label for row in summary.settings_front[:2]]
     assert tab.locator("#setting option").evaluate_all("options => options.map(option => option.value)") == kept
     assert tab.input_value("#setting") in kept
@@ -157,7 +172,8 @@ def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(fo
     assert tab.text_content("#about").startswith(about)
     size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
     assert left.evaluate(size) == [200, 200]
-    assert said == [] and [url for url in asked if not url.startswith("data:")] == [tab.url]
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [tab.url]
     tab.close()
 
 
@@ -178,7 +194,8 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
         ways = [(right / (box.width / 2 * points + gap), up / (box.height / 2 * points + gap)) for gap in (8, 15)]
         angle, radius = min(((math.atan2(y, x), math.hypot(x, y)) for x, y in ways), key=lambda way: abs(way[1] - 1))
         eighths = angle / (math.pi / 4)
-        assert radius == pytest.approx(1, abs=1e-6) and eighths == pytest.approx(round(eighths), abs=1e-6)
+        assert radius == pytest.approx(1, abs=1e-6)
+        assert eighths == pytest.approx(round(eighths), abs=1e-6)
     assert len(boxes) == count + 3
     with Image.open(tmp_path / "pareto.png") as image:
         assert image.size == (1500, 975)
@@ -203,11 +220,14 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     own = {row.label: [row.mean("psnr"), row.mean("lpips")] for row in summary.rows}
     for control, labels in LABELS.items():
         [line] = [line for line in axes.lines if line.get_label() == control]
-        assert line.get_xydata().tolist() == [own[at] for at in ("predictor", *labels)] and line.get_linewidth() < 1
+        assert line.get_xydata().tolist() == [own[at] for at in ("predictor", *labels)]
+        assert line.get_linewidth() < 1
     least = min(x for group in points.values() for x, _ in group)
     assert axes.get_xlim()[0] == pytest.approx(least, abs=0.5), "controls far away do not squeeze what is compared"
-    assert axes.yaxis_inverted() and not axes.xaxis_inverted()
-    assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel() and "PSNR (dB): higher" in axes.get_xlabel()
+    assert axes.yaxis_inverted()
+    assert not axes.xaxis_inverted()
+    assert "LPIPS (AlexNet): lower is better" in axes.get_ylabel()
+    assert "PSNR (dB): higher" in axes.get_xlabel()
 
 
 def test_images_equal_to_the_ground_truth_have_no_place_on_the_curve():
@@ -235,7 +255,8 @@ def test_every_label_of_the_curve_stands_at_its_own_row(field):
         for row, place in zip(rows, places, strict=True):
             words = [str(row.row.settings.steps)] if row.row.settings.blend else [row.label]
             assert found[place] == " ".join([*words, *filter(None, [summary.preset(row)])])
-        assert found[places[0]].endswith(" perceptual") and " fidelity" in found[places[1]]
+        assert found[places[0]].endswith(" perceptual")
+        assert " fidelity" in found[places[1]]
 
 
 @pytest.mark.parametrize(("names", "said"), [(("lpips",), "LPIPS has no value."), ((), "not asked for")])
@@ -243,7 +264,8 @@ def test_without_lpips_the_curve_takes_ssim_and_says_why(names, said):
     scored = [row for row in summary_of().rows if "lpips" in row.estimates]
     rows = [replace(r, estimates={"psnr": r.estimates["psnr"], "ssim": r.estimates["lpips"]}) for r in scored]
     axes = curve(of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})).axes[0]
-    assert said in axes.get_title().replace("\n", " ") and axes.get_ylabel().startswith("SSIM: higher")
+    assert said in axes.get_title().replace("\n", " ")
+    assert axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()
 
 
@@ -275,7 +297,8 @@ def test_panel_shows_each_image_in_its_colours(tmp_path):
         assert (inside == colour).all(), (line, column)
     heat = pixels[tops[0] : tops[0] + heights[0], lefts[2] : lefts[2] + WIDTH + GAP]
     assert (heat[10, 0] == (252, 254, 164)).all() and (heat[-1, 0] == (0, 0, 3)).all()  # inferno's ends, and its bar's
-    assert (heat[0, -1] == heat[10, 0]).all() and (heat[-1, -1] == heat[-1, 0]).all()
+    assert (heat[0, -1] == heat[10, 0]).all()
+    assert (heat[-1, -1] == heat[-1, 0]).all()
     captions = [["10.83 dB", "inf dB", "8-bit levels", ""], ["13.98 dB", "13.98 dB", "8-bit levels", ""]]
     for column, label in enumerate(columns):
         centre = lefts[column] + WIDTH // 2
@@ -302,7 +325,8 @@ def test_the_colour_bar_tells_the_level_of_every_colour(tmp_path, level):
         expected = Image.new("RGB", pixels.shape[1::-1], "white")
         ImageDraw.Draw(expected).text(place, f"{share * top:.3g}", "black", _font(18), anchor)
         inked = np.asarray(expected).min(axis=2) < 255
-        assert inked.any() and (pixels[inked] == np.asarray(expected)[inked]).all(), share
+        assert inked.any(), share
+        assert (pixels[inked] == np.asarray(expected)[inked]).all(), share
 
 
 def test_panel_of_one_image_without_ground_truth(tmp_path):

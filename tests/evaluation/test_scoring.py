@@ -36,13 +36,17 @@ def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_imag
         assert control.mean("psnr") == pytest.approx(decibels(math.hypot(20, level)), abs=1e-4 if sharpened else 0.5)
     expected = [decibels(40), decibels(20), None, decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
     assert [r.mean("psnr") for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
-    assert [r.images for r in rows] == [2] * 6 and rows[0].seconds == 0 and 0 < rows[1].seconds < 0.5
+    assert [r.images for r in rows] == [2] * 6
+    assert rows[0].seconds == 0
+    assert 0 < rows[1].seconds < 0.5
     for row, steps in zip(rows[3:], (2, 5, 6), strict=True):
         assert row.seconds > rows[1].seconds + 0.002 * steps, "it holds the predictor's"
     assert rows[3].differences["psnr"].mean == pytest.approx(decibels(2) - decibels(20), abs=1e-4)
-    assert rows[0].differences["psnr"].n == 2 and not rows[1].differences
+    assert rows[0].differences["psnr"].n == 2
+    assert not rows[1].differences
     steps = 2 * (2 + 5 + 2 * 3)
-    assert f"{steps}/{steps}" in capsys.readouterr().err and found.steps == steps
+    assert f"{steps}/{steps}" in capsys.readouterr().err
+    assert found.steps == steps
 
 
 def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(tmp_path):
@@ -51,7 +55,8 @@ def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(t
     settings += [SamplingSettings(blend=0.0), SamplingSettings(blend=0.0, steps=7, num_samples=3)]
     toy = Toy([(16, 12)], pause=0.005)
     found = toy.summary(tmp_path, settings)
-    assert toy.log == ["read", "predict", *["refine image0"] * 3] and found.steps == 3 * 4 + 2
+    assert toy.log == ["read", "predict", *["refine image0"] * 3]
+    assert found.steps == 3 * 4 + 2
     seconds = {row.label: row.seconds for row in found.rows}
     before = seconds["predictor"]
     four, one, blended, two = (seconds[label] - before for label in labels_of(settings)[:4])
@@ -83,15 +88,18 @@ def test_images_of_one_size_are_restored_together(tmp_path):
 
 
 def test_a_batch_fills_the_device():
-    assert batch_size_for("cpu", (64, 64)) == 16 and batch_size_for("cpu", (720, 1280)) == 1
-    assert batch_size_for("cuda", (720, 1280)) == 4 and batch_size_for("cuda", (8, 8)) == 32
+    assert batch_size_for("cpu", (64, 64)) == 16
+    assert batch_size_for("cpu", (720, 1280)) == 1
+    assert batch_size_for("cuda", (720, 1280)) == 4
+    assert batch_size_for("cuda", (8, 8)) == 32
 
 
 def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
     plan = Toy([(24, 20), (8, 8)]).plan(tmp_path, [SamplingSettings(steps=2)])
     rows = summary(plan).rows
     small = [s for s in plan.journal.scores().values() if s.image == "image1" and s.row != "sharp"]
-    assert small and all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
+    assert small
+    assert all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
     for row in rows:
         if row.label != "sharp":
             assert row.mean("ssim") == score_of(plan, row.label, "image0").metrics["ssim"]
@@ -105,8 +113,10 @@ def test_a_setting_that_breaks_on_one_image_has_no_mean_and_spoils_no_other(tmp_
             return images * float("nan") if (setting.steps, names) == (5, ["image1"]) else images
 
     rows = Breaking([(24, 20), (24, 20)]).rows(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
-    assert rows[-2].mean("psnr") == pytest.approx(decibels(2), abs=1e-4) and rows[-1].mean("psnr") is None
-    assert "image1" in rows[-1].missing["psnr"] and "not finite" in rows[-1].missing["psnr"]
+    assert rows[-2].mean("psnr") == pytest.approx(decibels(2), abs=1e-4)
+    assert rows[-1].mean("psnr") is None
+    assert "image1" in rows[-1].missing["psnr"]
+    assert "not finite" in rows[-1].missing["psnr"]
 
 
 def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
@@ -128,7 +138,8 @@ def test_images_of_another_program_are_a_row(tmp_path):
     rows = summary(plan).rows
     assert [r.label for r in rows] == ["blurry", "sharp", "outputs other"]
     assert rows[2].mean("psnr") == pytest.approx(decibels(10), abs=1e-4)
-    assert rows[2].estimates["psnr"].n == 2 and not rows[2].differences
+    assert rows[2].estimates["psnr"].n == 2
+    assert not rows[2].differences
 
 
 # Stopping and resuming
@@ -138,9 +149,11 @@ def test_what_is_done_is_not_done_again(tmp_path):
     settings, toy = [SamplingSettings(steps=2), SamplingSettings(steps=5)], Toy([(24, 20)] * 3)
     first, count = toy.rows(tmp_path, settings[:1]), len(toy.log)
     again = toy.rows(tmp_path, settings[:1])
-    assert again == first and len(toy.log) == count
+    assert again == first
+    assert len(toy.log) == count
     toy.rows(tmp_path, settings)
     assert toy.log[count:] == [done for at in range(3) for done in ("read", "predict", f"refine image{at}")]
     with (tmp_path / "scores_0.jsonl").open("a") as file:
         file.write('{"row": "blurry", "image": "ima')
-    assert toy.rows(tmp_path, settings[:1]) == first and (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
+    assert toy.rows(tmp_path, settings[:1]) == first
+    assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")

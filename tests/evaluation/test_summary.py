@@ -53,7 +53,8 @@ def test_a_setting_is_perceptual_where_it_beats_both_controls(tmp_path):
     for control in (SHARPENED, NOISED):
         assert better.differences[control].mean == pytest.approx(-0.02, abs=0.003)
         assert better.differences[control].high < 0 < worse.differences[control].low
-    assert broken.perceptual == "unknown" and broken.missing == "its LPIPS is missing for an image"
+    assert broken.perceptual == "unknown"
+    assert broken.missing == "its LPIPS is missing for an image"
     assert all(row.verdict is None for row in rows[:-3])
 
 
@@ -66,7 +67,8 @@ def test_pareto_front_is_what_nothing_beats():
 
 def test_without_lpips_the_front_is_of_psnr_and_ssim():
     rows = [row("blurry", 25.0, ssim=0.9), row("predictor", 27.0, ssim=0.6), row("a", 26.0, ssim=0.7), row("b", 25.5)]
-    assert of_rows(rows).perception == "ssim" and [r.label for r in of_rows(rows).front] == ["blurry", "a", "predictor"]
+    assert of_rows(rows).perception == "ssim"
+    assert [r.label for r in of_rows(rows).front] == ["blurry", "a", "predictor"]
 
 
 def test_presets_are_the_ends_and_the_knee():
@@ -83,7 +85,8 @@ def test_the_interval_is_the_bootstrap_s_own_expanded_for_small_samples():
     values = np.random.default_rng(0).normal(3, 2, (200, 1))
     (found,) = estimates(values)
     half = 1.96 * values.std() / math.sqrt(200)
-    assert found.mean == pytest.approx(values.mean()) and found.n == 200
+    assert found.mean == pytest.approx(values.mean())
+    assert found.n == 200
     assert found.mean - found.low == pytest.approx(half, rel=0.1)
     assert found.high - found.mean == pytest.approx(half, rel=0.1)
     assert estimates(values)[0] == found, "the same seed"
@@ -93,8 +96,11 @@ def test_the_interval_is_the_bootstrap_s_own_expanded_for_small_samples():
 def test_all_columns_share_their_resamples_and_infinity_has_no_interval():
     values = np.random.default_rng(0).normal(size=(20, 1))
     one, two, shifted, broken = estimates(np.hstack([values, values, values + 5, values + np.inf]))
-    assert one == two and shifted.low == pytest.approx(one.low + 5) and shifted.high == pytest.approx(one.high + 5)
-    assert (broken.mean, broken.low, broken.high) == (math.inf, None, None) and estimates(values[:1])[0].low is None
+    assert one == two
+    assert shifted.low == pytest.approx(one.low + 5)
+    assert shifted.high == pytest.approx(one.high + 5)
+    assert (broken.mean, broken.low, broken.high) == (math.inf, None, None)
+    assert estimates(values[:1])[0].low is None
 
 
 @pytest.mark.parametrize("n", [5, 12, 60])
@@ -138,7 +144,9 @@ def test_the_tables_hold_the_rows_and_the_images(written):
     assert (table[3]["sampler"], table[3]["steps"], table[3]["psnr"]) == ("ddpm", "5", "24.5")
     assert (table[2]["preset"], table[2]["front"]) == ("fidelity, balanced, perceptual", "False")
     assert (table[2]["psnr_low"], table[2]["psnr_high"], table[2]["psnr_n"]) == ("26", "27", "2")
-    assert table[1]["psnr"] == "inf" and table[1]["psnr_low"] == "" and {line["lpips"] for line in table} == {""}
+    assert table[1]["psnr"] == "inf"
+    assert table[1]["psnr_low"] == ""
+    assert {line["lpips"] for line in table} == {""}
     each = pq.read_table(written / "per_image.parquet").to_pylist()
     expected = {"setting": "ddim 5", "image": "a/1", "seconds": 0.25, "psnr": 26.0, "ssim": 0.7, "lpips": None}
     assert next(line for line in each if line["setting"] == "ddim 5") == expected | {"missing": None}
@@ -153,7 +161,8 @@ def test_the_document_holds_the_rows_in_standard_json(written):
     assert document["rows"][2]["fields"] == dataclasses.asdict(SamplingSettings("ddim", steps=5))
     assert document["rows"][2]["metrics"]["lpips"]["missing"] == "no weights"
     assert document["rows"][2]["verdict"] == {"perceptual": "unknown", "differences": {}, "missing": "LPIPS is missing"}
-    assert document["rows"][1]["verdict"] is None and "Gaussian noise" in document["controls"]["recipes"]["noised"]
+    assert document["rows"][1]["verdict"] is None
+    assert "Gaussian noise" in document["controls"]["recipes"]["noised"]
     assert document["rows"][2]["metrics"]["ssim"]["difference"] == pytest.approx(-0.3)
     assert document["cost"] == {"denoising_steps": 20}
 
@@ -186,7 +195,8 @@ def test_without_lpips_every_setting_is_unknown_and_the_table_says_why(tmp_path)
     toy, settings = Toy([(16, 12)] * 2), [SamplingSettings(steps=5), SamplingSettings(blend=0.0)]
     lines = format_table(toy.summary(tmp_path, settings)).splitlines()
     assert [line.split()[-1] for line in lines if line[2:].startswith(("ddim 5", "blend 0"))] == ["unknown"] * 2
-    assert "unknown: LPIPS was not asked for" in lines and not any(line.endswith(" -") for line in lines)
+    assert "unknown: LPIPS was not asked for" in lines
+    assert not any(line.endswith(" -") for line in lines)
 
 
 def test_the_table_says_a_verdict_for_each_setting_and_none_for_other_rows():

@@ -37,7 +37,8 @@ class Toy:
 
     def predict(self, blurry):
         self.log.append("predict")
-        assert blurry.ndim == 4 and len(blurry) <= self.batch_size
+        assert blurry.ndim == 4
+        assert len(blurry) <= self.batch_size
         return SimpleNamespace(images=blurry - 20 / 255)
 
     def refine_shared(self, blurry, prediction, settings, seed, names, progress):

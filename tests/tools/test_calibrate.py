@@ -35,8 +35,10 @@ def test_a_predictor_that_knows_its_error_is_calibrated():
     scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
     knowing = DeblurPipeline(Knowing(), None, scheduler)
     rows = calibrate.fifths(*calibrate.errors(knowing, [(blurry, sharp)])[0], None)
-    assert [round(row.actual) for row in rows] == [0, 0, 20, 20, 20] and rows[0].covered is None
-    assert [round(row.expected) for row in rows] == [1, 1, 20, 20, 20] and rows[4].ratio == pytest.approx(1, rel=1e-4)
+    assert [round(row.actual) for row in rows] == [0, 0, 20, 20, 20]
+    assert rows[0].covered is None
+    assert [round(row.expected) for row in rows] == [1, 1, 20, 20, 20]
+    assert rows[4].ratio == pytest.approx(1, rel=1e-4)
     [doubled] = calibrate.errors(knowing, [(blurry, sharp - 20 / 255)])
     assert calibrate.fifths(*doubled, None)[4].ratio == pytest.approx(2, rel=1e-4)
     curve = ErrorCurve.fit(*doubled)
@@ -53,13 +55,15 @@ def test_the_curve_is_fitted_to_known_errors():
     mean = 3 * estimate.sqrt()
     actual = -mean * torch.rand(400_000, generator=generator).log()
     curve = ErrorCurve.fit(estimate, actual)
-    assert list(curve.mean) == sorted(set(curve.mean)) and 20 < len(curve.mean) <= 32
+    assert list(curve.mean) == sorted(set(curve.mean))
+    assert 20 < len(curve.mean) <= 32
     tested = torch.tensor([3.0, 10.0, 25.0, 48.0])
     expected = 255 * curve.expected(tested / 255)
     assert torch.allclose(expected, 3 * tested.sqrt(), rtol=0.05)
     assert torch.allclose(255 * curve.bounding(expected / 255), expected * math.log(10), rtol=0.05)
     constant = ErrorCurve.fit(estimate, torch.full_like(actual, 7.0))
-    assert len(constant.mean) == 1 and constant.mean[0] == constant.bound[0] == pytest.approx(7)
+    assert len(constant.mean) == 1
+    assert constant.mean[0] == constant.bound[0] == pytest.approx(7)
     falling = ErrorCurve.fit(estimate, 60 - estimate)  # isotonic: a constant is all that rises
     assert len(falling.mean) == 1
 
@@ -90,14 +94,16 @@ def test_a_stored_curve_maps_the_expected_error_everywhere(sized, capsys):
     calibrate.main([checkpoint, pairs, "--save", "true"])
     said, pipeline = capsys.readouterr().out, load_pipeline(checkpoint)
     after = pipeline(blurry, output_type="pt")
-    assert f"is stored in {checkpoint}" in said and checkpoint_hash(checkpoint) != hashed
+    assert f"is stored in {checkpoint}" in said
+    assert checkpoint_hash(checkpoint) != hashed
     assert torch.equal(after.images, before.images)
     assert torch.equal(after.expected_error, pipeline.error_curve.expected(before.expected_error))
     calibrate.main([checkpoint, pairs])  # the table of the stored curve, which is the one just printed
     assert capsys.readouterr().out.splitlines() == said.splitlines()[:-1]
     for line in said.splitlines()[1:6]:
         ratio, covered = map(float, line.split()[3:])
-        assert 0.7 < ratio < 1.4 and 0.8 < covered <= 1
+        assert 0.7 < ratio < 1.4
+        assert 0.8 < covered <= 1
 
     command = [str(sized / "pairs" / "blur" / "0.png"), "--checkpoint", checkpoint, "--output", str(sized / "out")]
     assert sample.main([*command, "--uncertainty", "true", "--error_bound", "true"]) == 0

@@ -35,15 +35,19 @@ def test_a_seed_makes_the_same_pages_and_another_others(words):
         same, again, other = ((folder / file).read_bytes() for folder in made)
         assert same == again != other
     facts = json.loads((made[2] / "pages.json").read_text())
-    assert (facts["seed"], facts["count"], facts["size"]) == (1, 2, 256) and "DejaVu Sans" in facts["families"]
+    assert (facts["seed"], facts["count"], facts["size"]) == (1, 2, 256)
+    assert "DejaVu Sans" in facts["families"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_prints_its_text_and_nothing_that_its_font_lacks_and_the_same_as_ever(kind, tmp_path):
     pages, seen = photographed(kind, tmp_path)
-    assert seen.shape == (3, 512, 512, 3) and seen.std((1, 2, 3)).min() > 5
+    assert seen.shape == (3, 512, 512, 3)
+    assert seen.std((1, 2, 3)).min() > 5
     for page in pages:
-        assert page.lines and all(line.strip() for line in page.lines) and page.faces[0].covers("".join(page.lines))
+        assert page.lines
+        assert all(line.strip() for line in page.lines)
+        assert page.faces[0].covers("".join(page.lines))
     # A seed stands for the pages that a checkpoint was trained on.
     assert (small(seen) - images.read(ASSETS / "printed" / f"{kind}.png")).abs().max() < 0.02
 
@@ -64,7 +68,9 @@ def test_a_language_has_only_fonts_with_all_of_its_letters(words):
     assert set("".join(file.read_text() for file in (cyrillic / "text").iterdir())) & set("абвгдежзиклмнопрст")
     faces = find_faces([FONTS], None)
     able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(DIGITS))}
-    assert "DejaVu Sans" in able and "cmr10" not in able and "cmr10" in {face.family for face in faces}
+    assert "DejaVu Sans" in able
+    assert "cmr10" not in able
+    assert "cmr10" in {face.family for face in faces}
     (words / "families.txt").write_text("# a comment\ncmr10\tpackage\tlicence\n")
     with pytest.raises(ValueError, match="has letters that no font"):
         make(words, "boxes", "--families", str(words / "families.txt"), lists="russian.txt")
@@ -73,7 +79,9 @@ def test_a_language_has_only_fonts_with_all_of_its_letters(words):
 
 def test_held_out_words_are_the_others(words):
     sides = [set(read_words(words / "english.txt", held_out)) for held_out in (False, True)]
-    assert all(sides) and not sides[0] & sides[1] and sides[0] | sides[1] == set(ENGLISH)
+    assert all(sides)
+    assert not sides[0] & sides[1]
+    assert sides[0] | sides[1] == set(ENGLISH)
     assert set(read_words(words / "russian.txt", True)) < set(RUSSIAN)  # without what follows a slash
 
 
@@ -99,15 +107,21 @@ def test_bad_input_is_one_sentence(words, change, sentence):
     given = {"fonts": FONTS, "--words": f"[{words / 'english.txt'}]", "--output": words / "out"} | change(words)
     flags = [str(part) for name, value in given.items() if name != "fonts" for part in (name, value)]
     ended = processes.run("tools.make_pages", [str(given["fonts"]), *flags])
-    assert ended.returncode and sentence in ended.stderr and ended.stderr.count("\n") <= 2
-    assert "Traceback" not in ended.stderr and not (words / "out").exists()
+    assert ended.returncode
+    assert sentence in ended.stderr
+    assert ended.stderr.count("\n") <= 2
+    assert "Traceback" not in ended.stderr
+    assert not (words / "out").exists()
 
 
 def test_a_font_s_family_and_letters():
     face = read_face(find_faces([FONTS], None)[0].file)
-    assert face.covers("a") and not face.covers("漢")
+    assert face.covers("a")
+    assert not face.covers("漢")
     mono = next(face for face in find_faces([FONTS], None) if face.family == "DejaVu Sans Mono")
-    assert mono.monospaced and not face.monospaced and read_face(mono.file, {"DejaVu Sans"}) is None
+    assert mono.monospaced
+    assert not face.monospaced
+    assert read_face(mono.file, {"DejaVu Sans"}) is None
 
 
 @pytest.mark.skipif(shutil.which("tesseract") is None, reason="no Tesseract")

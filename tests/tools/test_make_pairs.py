@@ -54,7 +54,8 @@ def test_a_set_is_what_the_data_module_tests_on(photos):
     for pair, batch in zip(pairs, module.test_dataloader(), strict=True):
         batch = module.on_after_batch_transfer(batch, 0)
         for ours, theirs in zip(read_pair(pair), (batch["blurry"][0], batch["sharp"][0]), strict=True):
-            assert ours.shape == theirs.shape and (ours - theirs).abs().max() < 0.51 / 255
+            assert ours.shape == theirs.shape
+            assert (ours - theirs).abs().max() < 0.51 / 255
         assert (batch["blurry"] - batch["sharp"]).abs().mean() > 0.01
 
 
@@ -75,7 +76,8 @@ def test_regions_to_train_on(photos):
     whole = images.read(photos / "a.png")
     for pair in pairs[:3]:
         blurry, sharp = read_pair(pair)
-        assert blurry.shape == sharp.shape == (3, 24, 24) and (blurry - sharp).abs().mean() > 0.01
+        assert blurry.shape == sharp.shape == (3, 24, 24)
+        assert (blurry - sharp).abs().mean() > 0.01
         places = whole.unfold(1, 24, 1).unfold(2, 24, 1)  # (3, rows, columns, 24, 24)
         assert ((places - sharp[:, None, None]).abs().amax((0, 3, 4)) < 1e-6).sum() == 1  # cut out of the photograph
     module = DeblurDataModule(train=str(folder), patch_size=16, batch_size=4)
@@ -110,7 +112,8 @@ def test_a_stopped_command_goes_on(photos):
         make(photos, "set")
     (photos / "kept.png").rename(photos / "b.png")
     begun = photos.parent / ".set.part"
-    assert (begun / "blur" / "a.png").is_file() and not (photos.parent / "set").exists()
+    assert (begun / "blur" / "a.png").is_file()
+    assert not (photos.parent / "set").exists()
     with pytest.raises(DatasetError, match="begun with other settings"):
         make(photos, "set", "--seed", "1")
     (photos / "a.png").unlink()  # made already: not read again
@@ -143,7 +146,8 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
     before = sorted(photos.parent.rglob("*"))
     with pytest.raises((ValueError, OSError), match=sentence) as caught:
         make(photos, "set")
-    assert "\n" not in str(caught.value) and sorted(photos.parent.rglob("*")) == before
+    assert "\n" not in str(caught.value)
+    assert sorted(photos.parent.rglob("*")) == before
 
 
 def detail(image):

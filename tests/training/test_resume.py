@@ -81,14 +81,17 @@ def logged(root):
 
 def same(one, other):
     a, b = weights(one), weights(other)
-    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
     a, b = (read_checkpoint(Path(root) / "checkpoints" / "last.ckpt") for root in (one, other))
     for key in ("state_dict", "current_model_state"):
         assert all(torch.equal(a[key][name], b[key][name]) for name in a[key])
     a, b = (checkpoint["optimizer_states"][0]["state"] for checkpoint in (a, b))
-    assert a.keys() == b.keys() and all(torch.equal(a[k][name], b[k][name]) for k in a for name in a[k])
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k][name], b[k][name]) for k in a for name in a[k])
     index = [(Path(root) / "checkpoint" / "model_index.json").read_text() for root in (one, other)]
-    assert index[0] == index[1] and logged(one) == logged(other)
+    assert index[0] == index[1]
+    assert logged(one) == logged(other)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +185,13 @@ def test_a_write_that_fails_leaves_the_logged_rows(tmp_path, file_limit):
     with pytest.raises(OSError, match="too large"):
         logger.save()
     file_limit(None)
-    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+    assert path.read_bytes() == before
+    assert len(list(path.parent.iterdir())) == 1
     logger.save()
     rows = metrics(tmp_path, 0)
-    assert len(rows) == 51 and rows[0]["loss"] == "1.0" and rows[-1] == {"score": "2.0", "step": "50"}
+    assert len(rows) == 51
+    assert rows[0]["loss"] == "1.0"
+    assert rows[-1] == {"score": "2.0", "step": "50"}
 
 
 @pytest.fixture
@@ -206,7 +212,9 @@ def test_what_is_finished_full_and_damaged(fit, file_limit):
 
     # Finished: it says so, does nothing, and makes up for an export that was lost.
     code, said = fit("--trainer.max_steps", "4")
-    assert code == 0 and "is finished, at step 4" in said and "--auto_resume false" in said
+    assert code == 0
+    assert "is finished, at step 4" in said
+    assert "--auto_resume false" in said
 
     # A full disk: the limit on a file's size stands for it.
     last, previous = Path("run/checkpoints/last.ckpt"), Path("run/checkpoints/previous.ckpt")
@@ -214,20 +222,26 @@ def test_what_is_finished_full_and_damaged(fit, file_limit):
     file_limit(len(whole) // 2)
     code, said = fit()
     file_limit(None)
-    assert code == 2 and "could not be written" in said and "File too large" in said
-    assert last.read_bytes() == whole and not list(last.parent.glob(".*"))
+    assert code == 2
+    assert "could not be written" in said
+    assert "File too large" in said
+    assert last.read_bytes() == whole
+    assert not list(last.parent.glob(".*"))
 
     # Truncated, or with a flipped bit: the one before takes its place, and the end is the same.
     last.write_bytes(whole[: len(whole) // 2])
     code, said = fit("--trainer.max_steps", "4")
-    assert code == 0 and f"{last} is damaged" in said and f"resumed from {previous}, step 2" in said
+    assert code == 0
+    assert f"{last} is damaged" in said
+    assert f"resumed from {previous}, step 2" in said
     assert all(torch.equal(before[key], value) for key, value in weights("run").items())
     assert Path(f"{last}.damaged").is_file()
     middle = len(whole) // 2
     last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     previous.unlink()
     code, said = fit("--trainer.max_steps", "4")
-    assert code == 2 and "there is no other to resume from" in said
+    assert code == 2
+    assert "there is no other to resume from" in said
 
 
 def test_a_checkpoint_that_would_run_code_does_not(fit):
@@ -237,7 +251,8 @@ def test_a_checkpoint_that_would_run_code_does_not(fit):
         protocol({"state_dict": Hostile("executed")}, last)
         for flags in ([], ["--ckpt_path", str(last)]):
             code, said = fit(*flags)
-            assert code == 2 and "holds more than tensors and plain values" in said
+            assert code == 2
+            assert "holds more than tensors and plain values" in said
     assert not Path("executed").exists()
 
 
@@ -250,9 +265,11 @@ def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_it
     assert run("run", *stop, **home, SIGNAL_AT="SIGTERM step 3") == 128 + signal.SIGTERM
     done = processes.run("train.py", [*COMMAND, "run"], home)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "logged offline" in done.stderr and "wandb sync" in done.stderr
+    assert "logged offline" in done.stderr
+    assert "wandb sync" in done.stderr
     shown = done.stdout + done.stderr
-    assert "denoiser: Denoiser, " in shown and "wrote run/checkpoint" in shown
+    assert "denoiser: Denoiser, " in shown
+    assert "wrote run/checkpoint" in shown
     for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
         assert noise not in shown, noise
     first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
@@ -323,7 +340,8 @@ def test_accumulated_batches_are_one_large_batch_through_a_stop():
     stop = ["--trainer.callbacks+", "tests.training.test_resume.Fate"]
     # Told to stop in the first of a step's two batches, it stops after the second.
     assert run("two", *flags, *stop, RANK_MEETS="0 SIGTERM 2") == 128 + signal.SIGTERM
-    assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 3 and run("two", *flags) == 0
+    assert read_checkpoint(Path("two/checkpoints/last.ckpt"))["global_step"] == 3
+    assert run("two", *flags) == 0
     assert distance("one", "two") < 1e-5
 
 
@@ -331,4 +349,5 @@ def test_a_run_says_how_large_its_steps_are(caplog):
     flags = ["--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "3"]
     flags += ["--trainer.val_check_interval", "3"]
     assert train.main([*COMMAND, "run", *flags]) == 0
-    assert "2 steps of 1 x 2 x 3 crops" in caplog.text and "32-true, seed 3" in caplog.text
+    assert "2 steps of 1 x 2 x 3 crops" in caplog.text
+    assert "32-true, seed 3" in caplog.text

@@ -121,7 +121,9 @@ def test_data_and_seeds_are_those_of_the_new_command_and_what_only_watches_chang
 
     assert not equal("seed", "--seed_everything", "4")
     assert not equal("data", *DATA, "--trainer.callbacks+", "tests.training.test_takeover.Seen")
-    assert Seen.shape == (4, 3, 24, 24) and Seen.names == {"other"} and Seen.settings == ("linear", 1, 2)
+    assert Seen.shape == (4, 3, 24, 24)
+    assert Seen.names == {"other"}
+    assert Seen.settings == ("linear", 1, 2)
     for change in ("data.batch_size 2 -> 4", "seed_everything 3 -> 4", "model.objective.noises 1 -> 2"):
         assert change in caplog.text
     assert equal("watching", *WATCHING, "--model.init_from", str(started / "checkpoint"))
@@ -142,7 +144,8 @@ def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_default
     torch.save(checkpoint, path)
     Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
     assert train.main([*command, "--model.objective.stratified", "true"]) == 2
-    assert train.main(command) == 0 and read_checkpoint(path)["global_step"] == 5
+    assert train.main(command) == 0
+    assert read_checkpoint(path)["global_step"] == 5
 
 
 LPIPS = "{class_path: deblur.evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"

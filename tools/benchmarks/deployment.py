@@ -23,6 +23,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from deblur.cli import call, run_command
@@ -51,21 +52,21 @@ ROOT = Path(__file__).parents[2]
 
 def in_turns(runs: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, dict[str, float]]:
     """Seconds and processor time of each function: the least and the median of `repeats` calls in turns after one."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for k in range(repeats + 1):
         for name, run in runs.items():
-            start, own = time.perf_counter(), time.process_time()
+            start, processor = time.perf_counter(), time.process_time()
             run()
             if k:
-                found[name].append((time.perf_counter() - start, time.process_time() - own))
+                times[name].append((time.perf_counter() - start, time.process_time() - processor))
     return {
         name: {
             "seconds": round(min(wall for wall, _ in each), 4),
             "seconds_median": round(median(wall for wall, _ in each), 4),
-            "processor_seconds": round(min(own for _, own in each), 4),
-            "processor_seconds_median": round(median(own for _, own in each), 4),
+            "processor_seconds": round(min(processor for _, processor in each), 4),
+            "processor_seconds_median": round(median(processor for _, processor in each), 4),
         }
-        for name, each in found.items()
+        for name, each in times.items()
     }
 
 
@@ -96,9 +97,7 @@ def loaded(sources: dict[str, str]) -> dict[str, DeblurPipeline]:
 
 def measure_start(sources: dict[str, str], repeats: int) -> dict:
     """From the start of sample.py to a restored photograph of 1280x720, with its memory: medians; bytes of weights."""
-    from PIL import Image
-
-    found = {}
+    measured = {}
     sources = {name: source for name, source in sources.items() if name != COMPILED}
     with TemporaryDirectory() as place:
         photo = Path(place) / "photo.jpg"
@@ -116,20 +115,22 @@ def measure_start(sources: dict[str, str], repeats: int) -> dict:
                     process.returncode = os.waitstatus_to_exitcode(status)
                 if process.returncode:
                     raise ChildProcessError(f"sample.py failed with {name}")
-                own = used.ru_utime + used.ru_stime
-                runs.append((time.perf_counter() - begin, own, used.ru_maxrss / 1024))
-            seconds, own, memory = (median(each) for each in zip(*runs[1:], strict=True))  # the first fills the caches
+                processor = used.ru_utime + used.ru_stime
+                runs.append((time.perf_counter() - begin, processor, used.ru_maxrss / 1024))
+            seconds, processor, memory = (
+                median(each) for each in zip(*runs[1:], strict=True)
+            )  # the first fills the caches
             graphs = sum(file.stat().st_size for file in Path(source).rglob(GRAPH))
             weights = graphs or sum(file.stat().st_size for file in Path(source).rglob("*.safetensors"))
-            found[name] = {"seconds": round(seconds, 2), "processor_seconds": round(own, 2)}
-            found[name] |= {"memory_mib": round(memory), "weights_mib": round(weights / 2**20, 1)}
-    return found
+            measured[name] = {"seconds": round(seconds, 2), "processor_seconds": round(processor, 2)}
+            measured[name] |= {"memory_mib": round(memory), "weights_mib": round(weights / 2**20, 1)}
+    return measured
 
 
-def markdown(found: dict) -> str:
+def markdown(document: dict) -> str:
     """The result tables of all checkpoints."""
     lines = []
-    for checkpoint, cases in found["checkpoints"].items():
+    for checkpoint, cases in document["checkpoints"].items():
         speeds = {case: parts for case, parts in cases.items() if case.startswith("speed")}
         for case, part, engines in ((case, *one) for case, parts in speeds.items() for one in parts.items()):
             title = f"{checkpoint}, {part}{case[5:]}, {WIDTH}x{HEIGHT}"
@@ -197,22 +198,22 @@ def main(
     folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
     sources = sources_of(checkpoint, engines, folder, calibration)
     file = Path(output) / f"{name}.json"
-    found = json.loads(file.read_text()) if file.is_file() else {}
-    found = found if "checkpoints" in found else {"checkpoints": {}}
+    document = json.loads(file.read_text()) if file.is_file() else {}
+    document = document if "checkpoints" in document else {"checkpoints": {}}
     for case in chosen:
         if case == "speed":
             result = measure_speed(sources, repeats)
         else:  # in a small process, since a child's peak memory counts that of the process that starts it
             result = in_own_process(threads, measure_start, sources, min(repeats, 3))
-        kept = found["checkpoints"].setdefault(checkpoint, {})
+        kept = document["checkpoints"].setdefault(checkpoint, {})
         if case == "speed" and threads > 1:
             case = f"speed, {threads} threads"
         kept[case] = result
         versions = {package: version(package) for package in ("onnxruntime", "openvino", "nncf", "onnx")}
         kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
-        write_json(file, found)
+        write_json(file, document)
         with replacing(file.with_suffix(".md")) as part:
-            part.write_text(markdown(found))
+            part.write_text(markdown(document))
         print(json.dumps(result, indent=1, ensure_ascii=False))
     print(f"wrote {file} and {file.with_suffix('.md')}")
 

@@ -108,11 +108,11 @@ def main(
         restored = pipeline(blurry, SamplingSettings(**drawn), seed, [pair.name], "pt")
         kept.append((restored.predictions, restored.images[None], sharp))
     predictions, images, sharp = (torch.cat(own) for own in zip(*kept, strict=True))
-    found, bins = ratios(predictions, images, sharp), reliability(images, sharp)
-    rows = [[str(n), f"{ratio:.3f}", f"{1 + 1 / n:.3f}"] for n, ratio in found.items()]
+    measured, bins = ratios(predictions, images, sharp), reliability(images, sharp)
+    rows = [[str(n), f"{ratio:.3f}", f"{1 + 1 / n:.3f}"] for n, ratio in measured.items()]
     print("\n".join(markdown_table(["samples in the mean", "squared error over the prediction's", "exact"], *rows)))
     facts = {"checkpoint": checkpoint_hash(checkpoint), "data": data, "images": len(pairs), "settings": drawn}
-    write_json(output, facts | {"seed": seed, "ratios": found, "reliability": bins, "machine": machine()})
+    write_json(output, facts | {"seed": seed, "ratios": measured, "reliability": bins, "machine": machine()})
     draw(Path(output).with_suffix(".png"), bins)
 
 

@@ -45,11 +45,11 @@ def in_own_process(threads: int, function: Callable[..., Any], *arguments) -> An
         return process.submit(function, *arguments).result()
 
 
-def chosen_cases(given: str, known: Sequence[str]) -> list[str]:
+def chosen_cases(given: str, names: Sequence[str]) -> list[str]:
     """The known cases that names or patterns of names, separated by commas, choose. ValueError if there is none."""
-    chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in given.split(","))]
+    chosen = [name for name in names if any(fnmatch(name, pattern) for pattern in given.split(","))]
     if not chosen:
-        raise ValueError(f"no case is named {given}; there are {' '.join(known)}")
+        raise ValueError(f"no case is named {given}; there are {' '.join(names)}")
     return chosen
 
 

@@ -86,12 +86,12 @@ def refiner_gates(
         on the estimate (1 is unbiased, above 1 the estimate is too small). For one sample per image `flat_power` and
         `edge_power`, the power of the sampled residual over that of the true one.
     """
-    known = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
-    overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in known]).mean().sqrt()
+    crops = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
+    overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in crops]).mean().sqrt()
     levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in sigmas}
     sampled = {"flat": _Sums(), "edge": _Sums()}
     settings = settings or pipeline.preset()
-    for name, blurry, x_init, s, true, prediction in known:
+    for name, blurry, x_init, s, true, prediction in crops:
         local = F.avg_pool2d(true.square().mean(1, keepdim=True), 9, 1, 4, count_include_pad=False).sqrt()
         masks = {"flat": (local < FLAT * overall).float(), "edge": (local > EDGE * overall).float()}
         r_0 = residual(true, 0.0, s)

@@ -14,9 +14,14 @@ import json
 from statistics import mean, median
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from deblur.cli import call
+from deblur.data import images, search
+from deblur.evaluation.metrics import psnr
+from deblur.models.checkpoints import load_pipeline, networks
+from deblur.models.settings import SamplingSettings
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory, seconds_of
 
@@ -27,16 +32,12 @@ AGREEMENT, REFERENCE = "agreement", "nafnet"
 
 
 def flops(function) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function()
     return counter.get_total_flops() / 1e9
 
 
 def pipeline_of(checkpoint: str, device: str, layout: str):
-    from deblur.models.checkpoints import load_pipeline, networks
-
     precision, _, form = layout.partition("-")
     pipeline = load_pipeline(checkpoint, device, precision)
     if form == "nchw":
@@ -55,8 +56,6 @@ def step_of(pipeline, blurry):
 
 def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:
     """Measure one case of CASES in this process."""
-    from deblur.models.settings import SamplingSettings
-
     work, layout, mode = case.split("/")
     pipeline = pipeline_of(checkpoint, device, layout)
     blurry = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
@@ -94,7 +93,7 @@ def measure_reference(device: str, width: int, height: int, repeats: int) -> dic
 
     It is the network of width 32 for GoPro, with random weights, which do not affect its time.
     """
-    from spandrel.architectures.NAFNet import NAFNet
+    from spandrel.architectures.NAFNet import NAFNet  # optional
 
     nafnet = NAFNet(width=32, enc_blk_nums=[1, 1, 1, 28], middle_blk_num=1, dec_blk_nums=[1, 1, 1, 1]).eval()
     nafnet.to(device, torch.bfloat16, memory_format=torch.channels_last)
@@ -106,10 +105,6 @@ def measure_reference(device: str, width: int, height: int, repeats: int) -> dic
 
 def measure_agreement(checkpoint: str, device: str, photos: str, most: int | None) -> dict:
     """Mean PSNR between restorations in bf16 and fp32 with the same noise, ten steps."""
-    from deblur.data import images, search
-    from deblur.evaluation.metrics import psnr
-    from deblur.models.settings import SamplingSettings
-
     paths = [path for path in search.find(photos) if path.parent.name == "blur"][:most]
     if not paths:
         raise ValueError(f"{photos} holds no images in a folder named blur")
@@ -154,7 +149,7 @@ def main(
         photos: folder for the case agreement, with blurry images in folders named blur.
         quick: tiny images, to try the program.
     """
-    chosen, found = chosen_cases(cases, [*CASES, AGREEMENT, REFERENCE]), stored_cases(output)
+    chosen, document = chosen_cases(cases, [*CASES, AGREEMENT, REFERENCE]), stored_cases(output)
     if AGREEMENT in chosen and photos is None:
         raise ValueError("the case agreement needs --photos")
     width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
@@ -168,11 +163,11 @@ def main(
             job = measure, case, checkpoint, device, width, height, repeats, side
         facts = machine(device, threads)
         record = in_own_process(facts["threads"], *job)
-        found["cases"][case] = record | subject | facts
-        found["times_as_fast_as_plain_fp32"] = ratios(found["cases"])
-        write_json(output, found)
+        document["cases"][case] = record | subject | facts
+        document["times_as_fast_as_plain_fp32"] = ratios(document["cases"])
+        write_json(output, document)
         tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
-    for case, ratio in found["times_as_fast_as_plain_fp32"].items():
+    for case, ratio in document["times_as_fast_as_plain_fp32"].items():
         print(f"{case:<40} {ratio:6.2f} x")
     print(f"wrote {output}")
 

@@ -32,8 +32,8 @@ class Pace(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Predict) -> None:
         seconds, processor_seconds = np.median(np.diff(self.times, axis=0)[WARM:], axis=0).tolist()
-        found = {"seconds": seconds, "processor_seconds": processor_seconds}
-        write_json(Path(trainer.default_root_dir, "pace.json"), found)
+        pace = {"seconds": seconds, "processor_seconds": processor_seconds}
+        write_json(Path(trainer.default_root_dir, "pace.json"), pace)
 
 
 def step_flops(module: Predict, shape: Sequence[int]) -> int:

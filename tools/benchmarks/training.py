@@ -24,9 +24,11 @@ from deblur.cli import call
 from deblur.data import images
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
+from deblur.tools import demo
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.speed import WARM, step_flops
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
+from deblur.training import command as train
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
@@ -77,8 +79,6 @@ class Off(Callback):
 
 def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> dict:
     """Measure one case in this process: medians over `steps` steps after a warm-up."""
-    from deblur.training import command as train
-
     config, option = case.split("/")
     with tempfile.TemporaryDirectory() as folder:
         length = str(WARM + steps)
@@ -95,14 +95,14 @@ def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> 
     shape = data_module.batch_size, 3, data_module.patch_size, data_module.patch_size
     dtype = DTYPES.get(run.trainer.precision.partition("-")[0], torch.float32)
     rate = matmul_rate(dtype, device, SIDES.get(device, 1024))
-    found = {
+    rates = {
         "crops_per_s": data_module.batch_size / seconds,
         "data_wait": median(waits[WARM:]) / seconds,
         "mfu": step_flops(run.model, shape) / seconds / rate,
         "peak_gib": peak_memory(device) / 2**30,
     }
-    return {name: round(value, 4) for name, value in found.items()} | {
-        "loader_bound": found["data_wait"] > BOUND,
+    return {name: round(value, 4) for name, value in rates.items()} | {
+        "loader_bound": rates["data_wait"] > BOUND,
         "precision": run.trainer.precision,
         "batch_size": data_module.batch_size,
         "patch_size": data_module.patch_size,
@@ -144,7 +144,7 @@ def main(
         flags: more flags of train.py, such as "--data.batch_size 2 --data.crops_per_image 2".
         quick: tiny crops, to try the program.
     """
-    chosen, found = chosen_cases(cases, CASES), stored_cases(output)
+    chosen, document = chosen_cases(cases, CASES), stored_cases(output)
     with tempfile.TemporaryDirectory() as folder:
         data = {
             config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
@@ -154,19 +154,17 @@ def main(
         for case in tqdm(chosen, "cases"):
             facts = machine(device, threads) | {"flags": flags}
             record = in_own_process(facts["threads"], measure, case, data[case.split("/")[0]], device, steps, more)
-            found["cases"][case] = record | facts
-            found["times_as_fast_as_plain"] = ratios(found["cases"])
-            write_json(output, found)
+            document["cases"][case] = record | facts
+            document["times_as_fast_as_plain"] = ratios(document["cases"])
+            write_json(output, document)
             tqdm.write(f"{case}: {json.dumps(record)}")
-    for case, ratio in found["times_as_fast_as_plain"].items():
+    for case, ratio in document["times_as_fast_as_plain"].items():
         print(f"{case:<20} {ratio:6.2f} x")
     print(f"wrote {output}")
 
 
 def _photos(given: str | None, folder: Path) -> str:
     if given is None and not (folder / "photos").is_dir():
-        from deblur.tools import demo
-
         demo.main(str(folder / "photos"))
     return given or str(folder / "photos")
 

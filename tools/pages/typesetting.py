@@ -68,7 +68,11 @@ class Page:
     """
 
     def __init__(self, side: int, rng: random.Random, faces: list[Face], words: list[str], photos: list[Path]):
-        self.side, self.rng, self.faces, self.words, self.photos = side, rng, faces, words, photos
+        self.side = side
+        self.rng = rng
+        self.faces = faces
+        self.words = words
+        self.photos = photos
         dark = rng.random() < 0.12
         paper, ink = [rng.randint(228, 255)] * 3, [rng.randint(0, 45)] * 3
         if rng.random() < 0.6:
