@@ -24,7 +24,6 @@ from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.utils import BaseOutput  # noqa: E402, F401
 from diffusers.utils.torch_utils import randn_tensor  # noqa: E402, F401
 
-
 CASCADE = ("first", "second")  # a cascade's networks, which have folders of their own in a checkpoint
 
 
