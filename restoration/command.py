@@ -42,21 +42,20 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
     require_writable(outputs.folder)
     # Not at the top: these take seconds to import, and checks of the command line do not need them.
-    from deblur.models.devices import choose_device
-    from deblur.models.tiling import sides_in_words
+    from deblur.models import devices, tiling
     from deblur.progress import ProgressBar
-    from deblur.restoration.choice import default_checkpoint
-    from deblur.restoration.restorer import Restorer
+    from deblur.restoration import choice
+    from deblur.restoration import restorer as restoring
 
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = choose_device(options.device)
+    device = devices.choose_device(options.device)
     several_gpus = processes > 1 and str(device) == "cuda"
     if options.checkpoint is None:
-        chosen, remark = default_checkpoint([path for path, _ in outputs.work], device.type)
+        chosen, remark = choice.default_checkpoint([path for path, _ in outputs.work], device.type)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)
-    restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
+    restorer = restoring.Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if several_gpus else None)
     for remark in restorer.remarks:
         print(f"sample.py: {remark}", file=sys.stderr)
     manifest = Manifest(outputs.folder, restorer.facts)
@@ -73,7 +72,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
                     failures.append(restoration.failure)
                     continue
                 if not written:
-                    bar.write(restorer.title + sides_in_words(restoration.out.tiles))
+                    bar.write(restorer.title + tiling.sides_in_words(restoration.out.tiles))
                 for remark in restoration.remarks(outputs.is_file or options.format is not None):
                     bar.write(f"{restoration.path}: {remark}", sys.stderr)
                 replaced += manifest.replaces(restoration.path, list(restoration.files))

@@ -16,6 +16,7 @@ from deblur.data import images
 from deblur.evaluation import command as evaluate
 from deblur.evaluation.metrics import psnr
 from deblur.models.checkpoints import save_presets, update_index
+from deblur.models.maxim import Maxim
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import Denoiser, UNetPredictor
 from deblur.restoration import command as sample
@@ -197,6 +198,7 @@ SAMPLE_APART = {
     "memory": "test_memory_chooses_the_tiles",
     "overwrite": "test_overwrite_restores_again",
     "keep_sharp": "test_keep_sharp_keeps_what_the_predictor_hardly_changes",
+    "stages": "test_fewer_stages_make_another_image",
 }
 
 
@@ -218,6 +220,20 @@ def test_own_networks_are_named(called):
     """What they are for stands in tests/test_extend.py."""
     for script in (of_sample, of_evaluate):
         assert "class mypred.Net cannot be imported" in called(script, "--classes", "mypred.Net").said
+
+
+def test_fewer_stages_make_another_image(called, place, tmp_path):
+    staged = tiny_pipeline(Maxim(stages=2))
+    nn.init.normal_(staged.predictor.unets[1].to_image.weight, std=0.1)
+    staged.save_pretrained(tmp_path / "staged")
+
+    def of_staged(args):
+        return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "staged"), "--blend", "0"])
+
+    one, both, three = (called(of_staged, *flag) for flag in (["--stages", "1"], [], ["--stages", "3"]))
+    assert differ(one, both)
+    assert three.code == 2
+    assert "this checkpoint's predictor has 2: give at most that" in three.said
 
 
 def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_path):

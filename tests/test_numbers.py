@@ -34,7 +34,8 @@ RESULTS = ROOT / "tools" / "benchmarks" / "results"
 # parentheses. The numbers of sharp photographs have no such file.
 SCORES = r" [\d.]+ dB / [\d.]+\b"
 MEASURED = {
-    "README.md": (["lite.md", "u2net.md"], SCORES),
+    "README.md": (["maxim.md"], SCORES),
+    "pretrained/maxim/README.md": (["maxim.md"], SCORES),
     "tools/benchmarks/results/scores.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),

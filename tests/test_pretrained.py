@@ -24,9 +24,11 @@ def gradient_energy(image: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", shipped())
 def test_it_is_small_and_has_presets(name):
-    assert sum(file.stat().st_size for file in (SHIPPED / name).rglob("*") if file.is_file()) < 16 * 2**20
+    most = {"maxim": 64}.get(name, 16)  # MiB
+    assert sum(file.stat().st_size for file in (SHIPPED / name).rglob("*") if file.is_file()) < most * 2**20
     pipeline = load_pipeline(name)
-    assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"}
+    fast = {"fast"} if pipeline.predictor.stages else set()
+    assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"} | fast
     assert pipeline.preset() == pipeline.preset("balanced")
 
 
@@ -73,7 +75,7 @@ def lost(name, points):
     return {str(settings): prediction - quality(settings) for settings in points}
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", [name for name in shipped() if name != "maxim"])  # which takes a minute
 def test_no_sampler_destroys_what_was_predicted(name):
     points = [SamplingSettings(sampler, "log_snr", steps=10, eta=eta) for sampler, eta in SAMPLERS]
     assert {words: loss for words, loss in lost(name, points).items() if loss > MOST_LOST} == {}

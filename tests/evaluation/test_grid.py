@@ -95,7 +95,7 @@ def test_labels_are_unique_and_tell_what_differs():
     assert labels(SamplingSettings("ddpm", "cosine", 9), SamplingSettings()) == ["ddpm 9 cosine", "ddim 20 training"]
 
 
-OTHER = {"sampler": "unipc", "schedule": "cosine", "average": True, "steps": 7, "num_samples": 3, "start": 0.5}
+OTHER = {"sampler": "unipc", "schedule": "cosine", "average": True, "steps": 7, "num_samples": 3, "start": 0.5, "stages": 2}
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(SamplingSettings)])
@@ -105,7 +105,9 @@ def test_every_field_makes_a_row_of_its_own_except_where_nothing_is_sampled(fiel
     assert len({row.label for row in rows}) == len({row.key for row in rows}) == 2
     assert [row.settings for row in rows] == [SamplingSettings(), SamplingSettings(**changed)]
     alone = [SamplingSettings(blend=0.0), SamplingSettings(**changed | {"blend": 0.0})]
-    kept = [("blend 0 keep_sharp=0.25", alone[1])] if field == "keep_sharp" else []  # of the prediction, too
+    kept = []
+    if field in ("keep_sharp", "stages"):  # which change the prediction, too
+        kept = [(f"blend 0 {field}={changed[field]:g}", alone[1])]
     assert [(row.label, row.settings) for row in rows_of(alone)] == [("blend 0", alone[0]), *kept]
 
 

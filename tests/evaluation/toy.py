@@ -35,7 +35,7 @@ class Toy:
         sharp = torch.full((3, *size), 100 / 255)
         return sharp + 40 / 255, sharp
 
-    def predict(self, blurry):
+    def predict(self, blurry, stages=None):
         self.log.append("predict")
         assert blurry.ndim == 4
         assert len(blurry) <= self.batch_size
