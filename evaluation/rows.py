@@ -50,7 +50,12 @@ def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
 
 def _label(setting: SamplingSettings, varying: Sequence[Field]) -> str:
     if setting.blend == 0:
-        return f"blend 0 keep_sharp={setting.keep_sharp}" if setting.keep_sharp else "blend 0"
+        words = ["blend 0"]
+        if setting.stages is not None:
+            words.append(f"stages={setting.stages}")
+        if setting.keep_sharp:
+            words.append(f"keep_sharp={setting.keep_sharp}")
+        return " ".join(words)
     words = [setting.sampler, str(setting.steps)]
     for field in varying:
         value = getattr(setting, field.name)

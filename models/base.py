@@ -112,18 +112,19 @@ class PixelBlocks(nn.Module):
 class LocalPredictor(Predictor):
     """x_init = y + network(y). Starts as the identity.
 
-    A network of several images sees them all, and adds to the last one: see `Cascade`.
+    A network of two images also sees an earlier estimate, and adds to that: see `Cascade`.
     """
 
     def __init__(self, unet: PixelBlocks):
         super().__init__()
         self.unet, self.receptive_field, self.stride = unet, unet.receptive_field, unet.stride
 
-    def forward(self, *images: Tensor) -> Tensor:
+    def forward(self, blurry: Tensor, estimate: Tensor | None = None) -> Tensor:
         """(N, 3, H, W) in [-1, 1], any H and W -> x_init of the same shape, float32, not clipped.
 
         With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """
+        images = [blurry] if estimate is None else [blurry, estimate]
         out, known = self.unet(*images).float(), images[-1].float()
         if out.shape[1] > 3:
             known = F.pad(known, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel

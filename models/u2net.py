@@ -133,12 +133,13 @@ class U2NetPredictor(Predictor):
         self.side_outputs = side_outputs
         self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
-    def forward(self, *images: Tensor) -> Tensor:
+    def forward(self, blurry: Tensor, estimate: Tensor | None = None) -> Tensor:
         """As `models.base.LocalPredictor.forward`."""
-        return self.estimates(*images)[0]
+        return self.estimates(blurry, estimate)[0]
 
-    def estimates(self, *images: Tensor) -> list[Tensor]:
+    def estimates(self, blurry: Tensor, estimate: Tensor | None = None) -> list[Tensor]:
         """The outputs to supervise: that of `forward` and, if there are any, the six side outputs at full size."""
+        images = [blurry] if estimate is None else [blurry, estimate]
         height, width = images[-1].shape[-2:]
         h = torch.cat(images, dim=1).to(self.side1.weight.dtype)
         if height % self.unshuffle or width % self.unshuffle:

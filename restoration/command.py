@@ -48,9 +48,9 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     from deblur.restoration import restorer as restoring
 
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = devices.choose_device(options.device)
-    several_gpus = processes > 1 and str(device) == "cuda"
+    several_gpus = processes > 1 and str(devices.choose_device(options.device)) == "cuda"
     if options.checkpoint is None:
+        device = devices.choose_device(options.device)
         chosen, remark = choice.default_checkpoint([path for path, _ in outputs.work], device.type)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:

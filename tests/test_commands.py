@@ -119,7 +119,8 @@ class Place:
                     blurry = avg_pool2d(sharp, 3, 1, 1, count_include_pad=False)
                     images.write(self.folder / name.replace("/sharp/", "/blur/"), blurry[0])
 
-        write("photo.jpg", "page.jpg", "docs/page_blurry.jpg", "docs/street_blurry.jpg", "photos/a.png", "scans/sub/b.tif", "more/IMG_1.heic")
+        write("photo.jpg", "page.jpg", "docs/page_blurry.jpg", "docs/street_blurry.jpg")
+        write("photos/a.png", "scans/sub/b.tif", "more/IMG_1.heic")
         write(*(f"docs/examples/rsblur_{at}.jpg" for at in (2, 3)), "runs/demo/photos/clock_motion.png")
         folders = ("PHOTOS", "MORE_PHOTOS", "baseline/results/scene_test", "runs/demo/photos/train")
         write(*(f"{folder}/{name}.png" for folder in folders for name in "ab"))

@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -81,13 +81,24 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     properties = openvino.properties
     has_bf16 = "BF16" in core.get_property("CPU", properties.device.capabilities)
     within = precision if precision != "auto" else "bf16" if has_bf16 and facts.precision != "fp16" else "fp32"
-    hints = {
-        properties.hint.inference_precision: openvino.Type.bf16 if within == "bf16" else openvino.Type.f32,
-        properties.hint.performance_mode: properties.hint.PerformanceMode.LATENCY,
-        properties.hint.enable_cpu_pinning: False,  # several processes would be bound to the same cores
-        properties.inference_num_threads: threads,
-    }
-    request = core.compile_model(core.read_model(graph), "CPU", hints).create_infer_request()
+    model = core.read_model(graph)
+
+    def compiled(kind: Any) -> Any:
+        hints = {
+            properties.hint.inference_precision: kind,
+            properties.hint.performance_mode: properties.hint.PerformanceMode.LATENCY,
+            properties.hint.enable_cpu_pinning: False,  # several processes would be bound to the same cores
+            properties.inference_num_threads: threads,
+        }
+        return core.compile_model(model, "CPU", hints)
+
+    try:
+        network = compiled(openvino.Type.bf16 if within == "bf16" else openvino.Type.f32)
+    except RuntimeError:
+        if facts.precision != "int8" or within != "bf16":
+            raise
+        network = compiled(openvino.Type.f32)  # on processors with AMX it has no INT8 convolution between bf16 layers
+    request = network.create_infer_request()
     names = frozenset(name for port in request.model_inputs for name in port.names)
     shown = within if facts.precision == "fp32" else facts.precision
     return Engine(lambda inputs: request.infer(dict(inputs), share_inputs=True)[OUTPUT], names, shown, "openvino cpu")
