@@ -14,13 +14,13 @@ from base.seeds import noise_seed
 from models.checkpoints import copy_weights, describe
 from models.classes import require_network
 from models.devices import require_compiler
-from models.diffusion import add_noise, add_residual, estimate_r_0, residual, residual_size
-from models.objective import Crops, Objective, PredictorLoss, Residual
+from models.diffusion import residual, residual_size
+from models.losses import Crops, Objective, PredictorLoss, Residual
 from models.optimizer import Optimizer
-from models.parts import DDPMScheduler, randn_tensor
+from models.parts import DDPMScheduler
 from models.pipeline import DeblurOutput, DeblurPipeline
 from models.samples import to_network
-from models.schedules import NoiseSchedule, level_of
+from models.schedules import NoiseSchedule
 from models.settings import SamplingSettings
 
 # Configs write an argument of a frozen class as a group of keys, such as model.optimizer.lr.
@@ -99,6 +99,11 @@ class Predict(L.LightningModule):
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
         torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
+
+    @property
+    def processes(self) -> int:
+        """How many processes train; 1 without a trainer."""
+        return self.trainer.world_size if self._trainer is not None else 1
 
     def crop_generators(self, crops: int) -> list[torch.Generator]:
         """A random generator for each of this process's crops of the step, seeded by the seed and the crop's number."""
@@ -207,27 +212,34 @@ class PredictAndRefine(Predict):
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
-        crops, predictor_loss = self._crops(to_network(batch["blurry"]), to_network(batch["sharp"]))
-        u, eps = self._draw(crops.r_0)
+        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
+        prediction, predictor_loss = self.predict(blurry, sharp)
+        crops = self._crops(blurry, sharp, prediction)
+        generators = self.crop_generators(len(sharp))
+        u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.processes)
         alpha_bar = self.objective.draw(self.alphas_cumprod, u)
-        r_t = add_noise(crops.r_0, eps, alpha_bar)
-        output = self.denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
-        losses = self.objective.losses(output, crops.r_0, eps, alpha_bar, self.denoiser.prediction_type)
-        denoiser_loss = losses.mean() + self._perceptual_term(crops, output, r_t, alpha_bar)
+        losses, perceptual = self.objective.losses(self.denoiser, crops, alpha_bar, eps)
+        denoiser_loss = losses.mean()
+        if perceptual is not None:
+            self.log("train/refiner_perceptual", perceptual)
+            denoiser_loss = denoiser_loss + self.objective.perceptual_share(self.global_step) * perceptual
         loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
         scale = torch.as_tensor(self.scale()).mean()
         self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
-    def _crops(self, blurry: Tensor, sharp: Tensor) -> tuple[Crops, Tensor | float]:
-        """Predict crops in [-1, 1], repeated for each of their noises, and the predictor's loss."""
+    def predict(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
+        """As `Predict.predict`; a frozen predictor has the loss 0."""
         if self.predictor_training == "frozen":
             with torch.no_grad():
-                prediction, loss = self.predictor.estimates(blurry)[0], 0.0
-        else:
-            prediction, loss = self.predict(blurry, sharp)
-            self.log("train/predictor_loss", loss)
+                return self.predictor.estimates(blurry)[0], 0.0
+        prediction, loss = super().predict(blurry, sharp)
+        self.log("train/predictor_loss", loss)
+        return prediction, loss
+
+    def _crops(self, blurry: Tensor, sharp: Tensor, prediction: Tensor) -> Crops:
+        """The crops, each repeated for its noises, with the residual that the prediction missed."""
         size = residual_size(self.residual.scale_kind, prediction.detach(), blurry)
         x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
         if self.residual.scale is None:
@@ -238,34 +250,7 @@ class PredictAndRefine(Predict):
         crops = Crops(blurry, sharp, fixed, s, r_0)
         if self.objective.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
             crops = Crops(*(x.repeat_interleave(self.objective.noises, 0) for x in crops))
-        return crops, loss
-
-    def _draw(self, r_0: Tensor) -> tuple[Tensor, Tensor]:
-        """The random numbers of noisy crops: u (N noises,), which places their levels in [0, 1), and eps, like r_0."""
-        generators = self.crop_generators(len(r_0) // self.objective.noises)
-        like = {"dtype": torch.float64, "device": self.device}
-        u = torch.stack([torch.rand(self.objective.noises, generator=generator, **like) for generator in generators])
-        if self.objective.stratified:
-            crops = len(generators) * self.trainer.world_size
-            first = self.trainer.global_rank * len(generators)
-            # Noise k of crop n gets share k crops + n, so that one crop sees levels far apart.
-            share = torch.arange(self.objective.noises)[None] * crops + (first + torch.arange(len(generators)))[:, None]
-            u = (share.to(u) + u) / (crops * self.objective.noises)
-        repeated = [generator for generator in generators for _ in range(self.objective.noises)]
-        return u.flatten(), randn_tensor(r_0.shape, repeated, self.device)
-
-    def _perceptual_term(self, crops: Crops, output: Tensor, r_t: Tensor, alpha_bar: Tensor) -> Tensor | float:
-        """The refiner's perceptual loss, on the images that its estimates of r_0 make."""
-        objective, kind = self.objective, self.denoiser.prediction_type
-        noisy = alpha_bar <= level_of(objective.perceptual_sigma)
-        if objective.perceptual is None or not noisy.any():
-            return 0.0
-        restored = add_residual(crops.x_init, estimate_r_0(output, r_t, alpha_bar, kind), crops.s)
-        # A mean over all crops: those below perceptual_sigma count as zero.
-        perceptual = objective.perceptual(restored[noisy], crops.sharp[noisy]) * noisy.float().mean()
-        self.log("train/refiner_perceptual", perceptual)
-        start, end = objective.perceptual_ramp
-        return min(1.0, max(0.0, (self.global_step - start + 1) / max(1, end - start))) * perceptual
+        return crops
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")

@@ -130,7 +130,7 @@ def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
     import train
     from models.lightning_module import Predict, PredictAndRefine
-    from models.objective import Objective, PredictorLoss, Residual
+    from models.losses import Objective, PredictorLoss, Residual
     from models.optimizer import Optimizer
 
     parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()

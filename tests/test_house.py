@@ -20,7 +20,7 @@ MODELS_ORDER = [
     {"settings", "index", "schedules", "diffusion", "memory", "devices", "parts", "arrays", "optimizer"}
     | {"heads", "onnx_files", "engines", "calibration"},
     {"unet", "tiling", "onnx_network"},
-    {"sampling", "samples", "objective", "u2net", "slim_unet"},
+    {"sampling", "samples", "losses", "u2net", "slim_unet"},
     {"pipeline", "classes"},
     {"checkpoints"},
     {"export"},

@@ -18,8 +18,8 @@ from evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from evaluation.grid import read_grid
 from evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from evaluation.statistics import RESAMPLES
+from models.losses import Objective
 from models.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
-from models.objective import Objective
 from models.samples import COLOUR_DRIFT, RISE
 from models.tiling import SHARE_OF_FREE_MEMORY
 from restoration.maps import BRIGHTEST

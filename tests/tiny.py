@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import train
 from models.lightning_module import Predict, PredictAndRefine
-from models.objective import Objective, PredictorLoss, Residual
+from models.losses import Objective, PredictorLoss, Residual
 from models.optimizer import Optimizer
 from models.pipeline import DeblurPipeline
 from models.schedules import linear

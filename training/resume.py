@@ -20,7 +20,7 @@ from base.stop import Stopped
 from models.checkpoints import PARTS, describe, read_torch
 from models.index import CheckpointError
 from models.lightning_module import Predict
-from models.objective import Objective, PredictorLoss, Residual
+from models.losses import Objective, PredictorLoss, Residual
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 # Config keys that identify a run and its place, and do not affect training.

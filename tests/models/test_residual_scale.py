@@ -12,7 +12,7 @@ from models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_l
 from models.heads import IdentityPredictor
 from models.index import CheckpointError
 from models.lightning_module import PredictAndRefine
-from models.objective import Residual
+from models.losses import Residual
 from models.pipeline import DeblurPipeline, Prediction
 from models.settings import SamplingSettings
 from models.slim_unet import SlimDenoiser

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed import step_flops
 from models.heads import Predictor
 from models.lightning_module import Predict, PredictAndRefine
-from models.objective import Objective
+from models.losses import Objective
 from models.parts import register_to_config
 from models.slim_unet import SlimDenoiser
 from models.u2net import U2NetPredictor

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.diffusion import PREDICTION_TYPES, sample_alpha_bar
-from models.objective import Objective, sample_log_normal
+from models.losses import Crops, Objective, sample_log_normal
 from models.schedules import cosine, linear
 
 SCHEDULE = (1 - linear(2000)).cumprod(0)
@@ -62,8 +62,18 @@ def test_l1_and_l2_of_each_parameterisation(prediction_type):
     r_0, eps, output = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(3))
     a = LEVELS.view(-1, 1, 1, 1)
     wanted = {"epsilon": eps, "sample": r_0, "v_prediction": a.sqrt() * eps - (1 - a).sqrt() * r_0}[prediction_type]
+
+    def denoiser(r_t, blurry, alpha_bar, x_init, s):
+        assert torch.allclose(r_t, a.sqrt() * r_0 + (1 - a).sqrt() * eps)
+        assert torch.equal(alpha_bar, LEVELS)
+        return output
+
+    denoiser.prediction_type = prediction_type
+    image = torch.zeros_like(r_0)
+    crops = Crops(image, image, image, image[:, :1], r_0)
     for loss, power in (("l1", 1), ("l2", 2)):
-        losses = Objective(loss=loss).losses(output, r_0, eps, LEVELS, prediction_type)
+        losses, perceptual = Objective(loss=loss).losses(denoiser, crops, LEVELS, eps)
+        assert perceptual is None
         assert torch.allclose(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)))
 
 

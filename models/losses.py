@@ -1,5 +1,7 @@
 """What training minimises: the denoiser's `Objective`, the units of its `Residual`, and the `PredictorLoss`.
 
+`Objective` is the residual's whole loss: random numbers, noise level, noisy residual, the denoiser's error, a number.
+
 The output's parameterisation belongs to the denoiser (`prediction_type`), since sampling needs it too. SNR is
 alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 """
@@ -11,13 +13,24 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.diffusion import PredictionType, ResidualColours, ScaleKind, laplace_loss, sample_alpha_bar, target
+from models.diffusion import (
+    ResidualColours,
+    ScaleKind,
+    add_noise,
+    add_residual,
+    estimate_r_0,
+    laplace_loss,
+    sample_alpha_bar,
+    target,
+)
+from models.parts import randn_tensor
+from models.schedules import level_of
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 
 
 class Crops(NamedTuple):
-    """Training crops in [-1, 1]: (N, 3, H, W), and the residual's scale s (N, 1, H, W)."""
+    """Training crops in [-1, 1]: (N, 3, H, W), the residual's scale s (N, 1, H, W), and r_0 = (x - x_init) / s."""
 
     blurry: Tensor
     sharp: Tensor
@@ -77,6 +90,27 @@ class Objective:
         """The smallest and largest sigma that is drawn; None where only the training schedule bounds it, or nothing."""
         return self.sigma_range if self.levels == "log_normal" and self.sigma_range else (None, None)
 
+    def random_numbers(
+        self, generators: list[torch.Generator], shape: torch.Size, rank: int = 0, processes: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """The random numbers of noisy crops: u (N,), which places their levels in [0, 1), and eps (N, 3, H, W).
+
+        Args:
+            generators: one for each crop of this process, on the device.
+            shape: of eps, with the `noises` of one crop in a row.
+            rank, processes: this process's number, and how many share the step's strata.
+        """
+        like = {"dtype": torch.float64, "device": generators[0].device}
+        u = torch.stack([torch.rand(self.noises, generator=generator, **like) for generator in generators])
+        if self.stratified:
+            crops = len(generators) * processes
+            crop = rank * len(generators) + torch.arange(len(generators))
+            # Noise k of crop n gets share k crops + n, so that one crop sees levels far apart.
+            share = torch.arange(self.noises)[None] * crops + crop[:, None]
+            u = (share.to(u) + u) / (crops * self.noises)
+        repeated = [generator for generator in generators for _ in range(self.noises)]
+        return u.flatten(), randn_tensor(shape, repeated, u.device)
+
     def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
         """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.
 
@@ -89,11 +123,32 @@ class Objective:
         return sample_alpha_bar(alphas_cumprod, u)
 
     def losses(
-        self, output: Tensor, r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType
-    ) -> Tensor:
-        """Each image's loss (N,), from the denoiser's output (N, 3, H, W) for add_noise(r_0, eps, alpha_bar)."""
-        error = output - target(r_0, eps, alpha_bar, prediction_type)
-        return (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        self, denoiser: Callable[..., Tensor], crops: Crops, alpha_bar: Tensor, eps: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Each noisy crop's loss (N,), and the perceptual term of all, without its ramp; None if it does not count.
+
+        Args:
+            denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
+            crops: each repeated for its noises.
+            alpha_bar: noise levels (N,).
+            eps: standard normal noise, like r_0.
+        """
+        r_t = add_noise(crops.r_0, eps, alpha_bar)
+        output = denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
+        error = output - target(crops.r_0, eps, alpha_bar, denoiser.prediction_type)
+        losses = (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        noisy = alpha_bar <= level_of(self.perceptual_sigma)
+        if self.perceptual is None or not noisy.any():
+            return losses, None
+        r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
+        restored = add_residual(crops.x_init, r_0, crops.s)
+        # A mean over all crops: those below perceptual_sigma count as zero.
+        return losses, self.perceptual(restored[noisy], crops.sharp[noisy]) * noisy.float().mean()
+
+    def perceptual_share(self, step: int) -> float:
+        """How much of the perceptual term counts at a step: from 0 to 1 along `perceptual_ramp`."""
+        start, end = self.perceptual_ramp
+        return min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
 
 
 @dataclass(frozen=True)
