@@ -9,6 +9,10 @@ from data import images, search
 from data.datamodule import DeblurDataModule
 from data.layouts import DatasetError, find_pairs
 from data.pairs import read_pair
+from data.predictions import Predictions, to_log_size
+from models.checkpoints import network_hash
+from models.slim_unet import SlimPredictor
+from tests.tiny import stir, tiny_pipeline
 from tools import demo
 from tools.make_pairs import main, read_blur
 
@@ -84,6 +88,26 @@ def test_regions_to_train_on(photos):
     other = make(photos, "other", "--crops", "2", "--size", "24")  # a pair follows from the seed and its name
     for name in ("a_0", "b_1"):
         assert (other / "blur" / f"{name}.png").read_bytes() == (folder / "blur" / f"{name}.png").read_bytes()
+
+
+def test_predictions_of_the_pairs_that_are_made(photos):
+    checkpoint = photos.parent / "checkpoint"
+    pipeline = tiny_pipeline(stir(SlimPredictor((8, 12), (1, 1), size_head=True)))
+    pipeline.save_pretrained(checkpoint)
+    folder = make(photos, "set", "--predict", str(checkpoint), "--device", "cpu")
+    stored = Predictions.of(folder, "train", "blur")
+    assert stored.predictor.sha256 == network_hash(pipeline.predictor)
+    for pair in find_pairs(folder):
+        blurry, sharp = read_pair(pair)
+        prediction, raw = pipeline.predict(blurry[None]), stored.read(pair.name, sharp)
+        assert (images.to_float(raw["x_init"]) - prediction.images[0]).abs().max() < 0.51 / 255
+        assert (to_log_size(images.to_float(raw["log_size"])) - prediction.log_size[0]).abs().max() < 1e-3
+    assert not (make(photos, "other") / "predictions").exists()
+
+
+def test_one_of_the_two_things_to_do_is_asked_for(photos):
+    with pytest.raises(ValueError, match=r"give --config and --output, .* or --predict alone"):
+        main([str(photos), "--output", str(photos.parent / "set")])
 
 
 def test_photographs_smaller_than_the_region_are_reflected(photos):
