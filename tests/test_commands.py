@@ -65,6 +65,7 @@ MADE = {
     "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train PAIRS",
     "runs/one_camera/checkpoint": f"python train.py fit {U2NET} --data.train one_camera",
     "data.train one_camera": f"python -m tools.make_pairs PHOTOS {ONE_CAMERA}",
+    "data.predictions": "python -m tools.make_pairs PAIRS --predict",
     "one_camera:test": f"python -m tools.make_pairs MORE_PHOTOS {ONE_CAMERA}",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor mypred",
@@ -183,7 +184,9 @@ class Place:
                 words[at] += "_made"  # others take those that lie here, which are small
         configs = [self.folder / name for flag, name in pairwise(words) if flag == "--config" and name != "CONFIG"]
         trainers = [yaml.safe_load(config.read_text()).get("trainer", {}) for config in configs]
-        outputs = [trainer.get("default_root_dir") for trainer in trainers[-1:]] + ["DIR"] * ("DIR" in words)
+        roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))
+        outputs = roots or [trainer.get("default_root_dir") for trainer in trainers[-1:]]
+        outputs += ["DIR"] * ("DIR" in words)
         outputs += [words[at] for at, before in enumerate(words[:-1], start=1) if before == "--output"]
         for output in (self.folder / name for name in outputs if fresh and name not in (None, "runs/demo")):
             shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=True)
