@@ -15,6 +15,7 @@ from deblur.data.blur import SyntheticBlur
 from deblur.data.images import ImageError, header_size, require_end
 from deblur.data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
 from deblur.data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
+from deblur.data.predictions import Predictions
 from deblur.progress import ProgressBar
 from deblur.seeds import seed_of
 
@@ -57,6 +58,9 @@ def world_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
 class DeblurDataModule(pl.LightningDataModule):
     """Batches {"blurry", "sharp": (N, 3, H, W) float32 in [0, 1], "name": list of str}.
 
+    With stored predictions training batches also have "x_init" (N, 3, H, W) in [0, 1] and, if the predictor has a size
+    head, "log_size" (N, 1, H, W), the log of the error that it expects in [-1, 1].
+
     Training yields random crops without end (set max_steps). They depend only on the seed and the number of batches
     processed, so a resumed run sees exactly the batches of an uninterrupted one. Validation and test yield frames in
     order, one per batch.
@@ -70,6 +74,8 @@ class DeblurDataModule(pl.LightningDataModule):
             training on synthetic blur can be validated on real blur; sharp photographs need `blur`. ROOT/val is used
             if it exists.
         test: test data, in the same forms.
+        predictions: hand over the predictions that `tools.make_pairs --predict` stored beside the training pairs, so
+            that a frozen predictor is not run. They are those of the whole files, cut out and turned like the crops.
         blur: makes the blurry image from the sharp one, on the training device. In validation and test the blur
             depends only on the seed and the image's name, and frames lose the blur's margin on every side.
         variant: kind of blurry images: in GoPro blur or blur_gamma, in REDS blur, blur_comp or blur_jpeg, in RealBlur
@@ -91,6 +97,7 @@ class DeblurDataModule(pl.LightningDataModule):
         train: str | Source | list[str | Source] | None = None,
         val: str | Source | None = None,
         test: str | Source | None = None,
+        predictions: bool = False,
         blur: SyntheticBlur | None = None,
         variant: str = "blur",
         patch_size: int = 128,
@@ -104,6 +111,8 @@ class DeblurDataModule(pl.LightningDataModule):
         super().__init__()
         self.roots = {"train": train, "val": val, "test": test}
         self.variant, self.blur = variant, blur
+        self.predictions = predictions
+        self.predictor_sha256: str | None = None  # whose the stored predictions are
         self.patch_size, self.val_crop = patch_size, val_crop
         self.batch_size, self.crops_per_image, self.mix_batches = batch_size, crops_per_image, mix_batches
         self.num_workers, self.seed = num_workers, seed
@@ -122,6 +131,8 @@ class DeblurDataModule(pl.LightningDataModule):
             parts = [self._train_set(source, seed) for source, seed in zip(sources, seeds, strict=True)]
             if len({type(part) for part in parts}) > 1:
                 raise DatasetError("data.train mixes pairs with sharp photographs: train on one kind after the other.")
+            if self.predictions:
+                self.predictor_sha256 = _only_predictor(parts)
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
             self.val_set = self._frames(*self._sources("val"), "val", self.val_crop)
@@ -149,33 +160,43 @@ class DeblurDataModule(pl.LightningDataModule):
         return [entry if isinstance(entry, Source) else Source.named(entry) for entry in entries]
 
     def _train_set(self, source: Source, seed: int) -> Dataset:
-        options, items = {"seed": seed, "crops_per_image": self.crops_per_image}, self._items(source, "train")
-        if isinstance(items[0], Pair):
+        items, variant = self._items(source, "train")
+        options = {"seed": seed, "crops_per_image": self.crops_per_image}
+        if self.predictions:
+            if variant is None or source.root is None:
+                raise DatasetError(
+                    "data.predictions needs datasets of pairs, given by their root: sharp photographs are blurred anew"
+                    " in each step, and two folders have no place for predictions."
+                )
+            options["predictions"] = Predictions.of(source.root, source.split or "train", variant)
+            options["predictions"].require(items)
+        if variant is not None:
             return TrainPairs(items, self.patch_size, **options)
         return TrainSharp(items, self.patch_size, self.blur.margin, **options)
 
     def _frames(self, source: Source, split: str, crop: int | None) -> Dataset:
-        items, split = self._items(source, split), source.split or split
-        if isinstance(items[0], Pair):
+        items, variant = self._items(source, split)
+        split = source.split or split
+        if variant is not None:
             return FramePairs(items, crop)
         listed = (Path(source.root) / f"{split}.txt").is_file()
         base = Path(source.root) if listed else split_folder(source.root, split)
         return FrameSharp(items, base, self.blur.margin, self.seed, crop)
 
-    def _items(self, source: Source, split: str) -> list[Pair] | list[Path]:
-        """The pairs or the sharp photographs of a split, after fast checks."""
+    def _items(self, source: Source, split: str) -> tuple[list[Pair] | list[Path], str | None]:
+        """The pairs of a split and their variant, or its sharp photographs and None, after fast checks."""
         where, name = source.root or f"{source.blurry} and {source.sharp}", source.split or split
         if self.blur and source.root and not holds_pairs(source.root, name, source.variant or self.variant):
-            items = find_sharp(source.root, name)
+            items, variant = find_sharp(source.root, name), None
             rank_zero_info(f"{split}: {len(items)} photographs of {where}, blurred by {type(self.blur).__name__}")
         else:
             listing = source.list_pairs(split, self.variant)
-            items = paired(listing, where)
+            items, variant = paired(listing, where), listing.variant
             unused = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
             kind = f"layout {listing.layout}, variant {listing.variant}"
             rank_zero_info(f"{split}: {len(items)} pairs of {where} ({kind}){unused}")
         check_files(items)
-        return items
+        return items, variant
 
     def train_dataloader(self) -> DataLoader | Window:
         per_batch = self.batch_size // self.crops_per_image
@@ -208,14 +229,27 @@ class DeblurDataModule(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
         """Blur sharp photographs on the device; every image has its own seed.
 
-        Both tensors are returned as channels_last, the layout of the networks' weights.
+        All images are returned as channels_last, the layout of the networks' weights.
         """
         if "seed" in batch:
             generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
             blurry, sharp = self.blur(batch["sharp"], generators)
             batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
-        sides = ("blurry", "sharp")
-        return batch | {side: batch[side].contiguous(memory_format=torch.channels_last) for side in sides}
+        laid_out = {
+            name: value.contiguous(memory_format=torch.channels_last)
+            for name, value in batch.items()
+            if torch.is_tensor(value) and value.ndim == 4
+        }
+        return batch | laid_out
+
+
+def _only_predictor(parts: Sequence[TrainPairs]) -> str:
+    """The hash of the one predictor whose predictions all datasets have."""
+    predictors = {part.predictions.predictor.sha256: part.predictions for part in parts}
+    if len(predictors) > 1:
+        folders = " and ".join(str(predictions.folder) for predictions in predictors.values())
+        raise DatasetError(f"data.train mixes the predictions of several predictors, in {folders}: use one for all.")
+    return parts[0].predictions.predictor.sha256
 
 
 def check_files(items: Sequence[Pair | Path]) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 from deblur.data import images
 from deblur.data.layouts import DatasetError, Pair
+from deblur.data.predictions import Predictions, to_log_size
 from deblur.seeds import seed_of
 
 
@@ -33,19 +34,22 @@ class TrainPairs(Dataset):
     """Random crops of pairs, flipped and rotated by right angles, blurry and sharp alike.
 
     Item `number` >= 0 is a list of `crops_per_image` dicts from one decoded pair: blurry and sharp (3, patch_size,
-    patch_size), name. A pair smaller than the patch is padded by reflection at its right and lower border.
+    patch_size), name. A pair smaller than the patch is padded by reflection at its right and lower border. Stored
+    predictions are cut and turned like their pair: x_init (3, ...) in [0, 1] and, of a size head, log_size (1, ...).
 
     Args:
         items: a sequence of pairs with a name and read() -> (blurry, sharp), in raw numbers.
         patch_size: side of the crops.
         seed: of the order and the crops.
         crops_per_image: crops per decoded pair.
+        predictions: of these pairs; None: no prediction is read.
     """
 
     items: Sequence[Pair]
     patch_size: int
     seed: int = 0
     crops_per_image: int = 1
+    predictions: Predictions | None = None
 
     def __len__(self) -> int:
         return len(self.items)  # length of one pass; the stream has no end
@@ -58,12 +62,18 @@ class TrainPairs(Dataset):
             {side: images.to_float(cut(frame, self.patch_size, window)) for side, frame in frames.items()}
             for window in windows
         ]
+        for crop in crops:
+            if "log_size" in crop:
+                crop["log_size"] = to_log_size(crop["log_size"])
         return [crop | {"name": name} for crop in crops]
 
     def read(self, item: Pair) -> tuple[str, dict[str, Tensor]]:
         """The name and raw frames of an item."""
         blurry, sharp = item.read()
-        return item.name, {"blurry": blurry, "sharp": sharp}
+        frames = {"blurry": blurry, "sharp": sharp}
+        if self.predictions is not None:
+            frames |= self.predictions.read(item.name, sharp)
+        return item.name, frames
 
 
 class TrainSharp(TrainPairs):

@@ -284,6 +284,15 @@ def checkpoint_hash(source: str) -> str:
     return digest.hexdigest()
 
 
+def network_hash(network: nn.Module) -> str:
+    """The sha256 of a network's class, arguments and weights as float32, wherever and in whatever type they lie."""
+    digest = hashlib.sha256(json.dumps([type(network).__name__, _plain(network.config)], sort_keys=True).encode())
+    for name, weight in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
     """Write settings under their names into an exported checkpoint; its other presets stay."""
     new = {name: asdict(settings) for name, settings in presets.items()}

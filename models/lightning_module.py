@@ -1,7 +1,8 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
-Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}. What the random numbers of a crop and
-of dropout follow from is decision 9 of docs/design.md.
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}; with stored predictions (see
+`data.predictions`) also "x_init" (N, 3, H, W) in [0, 1] and, of a size head, "log_size" (N, 1, H, W). What the random
+numbers of a crop and of dropout follow from is decision 9 of docs/design.md.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from deblur.models.base import DDPMScheduler
-from deblur.models.checkpoints import copy_weights, describe, require_network
+from deblur.models.checkpoints import copy_weights, describe, network_hash, require_network
 from deblur.models.devices import require_compiler
 from deblur.models.diffusion import residual, residual_size
 from deblur.models.losses import Crops, Objective, PredictorLoss, Residual
@@ -77,6 +78,7 @@ class Predict(L.LightningModule):
     """
 
     flops_per_batch: int | None = None  # Lightning's monitor of the speed asks for it
+    frozen = False  # whether the predictor stays as it is
 
     def __init__(
         self,
@@ -131,11 +133,33 @@ class Predict(L.LightningModule):
     def on_fit_start(self) -> None:
         if self.compiled:
             require_compiler(self.device)
+        self._require_own_predictions()
         self._seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
         number = self.trainer.fit_loop.epoch_loop.total_batch_idx
         torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
+
+    def _require_own_predictions(self) -> None:
+        """Raise ValueError if the data hands over predictions that are not those of this predictor."""
+        made_by = getattr(self.trainer.datamodule, "predictor_sha256", None)
+        if made_by is None:
+            return
+        if not self.frozen:
+            raise ValueError(
+                "data.predictions belongs to model.predictor_training frozen: a predictor that learns makes its own"
+                " predictions; omit data.predictions"
+            )
+        if made_by != network_hash(self.predictor):
+            raise ValueError(
+                "the stored predictions are those of another predictor than model.init_from has: store its own with"
+                " python -m tools.make_pairs PAIRS --predict CHECKPOINT, or omit data.predictions"
+            )
+
+    @property
+    def processes(self) -> int:
+        """How many processes train; 1 without a trainer."""
+        return self.trainer.world_size if self._trainer is not None else 1
 
     def crop_generators(self, crops: int) -> list[torch.Generator]:
         """A random generator for each of this process's crops of the step, seeded by the seed and the crop's number."""
@@ -170,7 +194,8 @@ class PredictAndRefine(Predict):
         residual: the units of r_0.
         predictor_loss: the loss of all outputs of g; the paper has none.
         predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
-            residual (the paper); frozen: g keeps the weights of init_from.
+            residual (the paper); frozen: g keeps the weights of init_from, and is not run where the data hands over
+            its stored predictions.
         optimizer: AdamW and the learning rate's schedule.
         validation: how validation and test sample.
         init_from: checkpoint to start from: its predictor and, if it has one, its denoiser.
@@ -212,7 +237,8 @@ class PredictAndRefine(Predict):
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
             copy_weights(init_from, predictor=predictor, denoiser=denoiser)
-        if predictor_training == "frozen":
+        self.frozen = predictor_training == "frozen"
+        if self.frozen:
             predictor.requires_grad_(False).eval()  # eval also freezes batch statistics; Lightning keeps the mode
 
     def scale(self) -> Tensor | float:
@@ -245,10 +271,13 @@ class PredictAndRefine(Predict):
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
         blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
-        prediction, predictor_loss = self.predict(blurry, sharp)
+        if "x_init" in batch:
+            prediction, predictor_loss = stored_prediction(batch), 0.0
+        else:
+            prediction, predictor_loss = self.predict(blurry, sharp)
         crops = self._crops(blurry, sharp, prediction)
         generators = self.crop_generators(len(sharp))
-        u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.trainer.world_size)
+        u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.processes)
         alpha_bar = self.objective.draw(self.alphas_cumprod, u)
         losses, perceptual = self.objective.losses(self.denoiser, crops, alpha_bar, eps)
         denoiser_loss = losses.mean()
@@ -263,7 +292,7 @@ class PredictAndRefine(Predict):
 
     def predict(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
         """As `Predict.predict`; a frozen predictor has the loss 0."""
-        if self.predictor_training == "frozen":
+        if self.frozen:
             with torch.no_grad():
                 return self.predictor.estimates(blurry)[0], 0.0
         prediction, loss = super().predict(blurry, sharp)
@@ -300,6 +329,12 @@ class PredictAndRefine(Predict):
         square = self.trainer.strategy.reduce(square if self.residual_square.ndim else square.mean(), reduce_op="mean")
         self.residual_steps += 1
         self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
+
+
+def stored_prediction(batch: dict) -> Tensor:
+    """What the predictor's forward returned for the crops, as it was stored: (N, 3, H, W), or 4 with a size head."""
+    x_init = to_network(batch["x_init"])
+    return torch.cat([x_init, batch["log_size"]], dim=1) if "log_size" in batch else x_init
 
 
 def _plain(settings: Any) -> dict:

@@ -54,6 +54,7 @@ MADE = {
     "runs/demo ": "python train.py fit --config configs/demo.yaml",
     "best-psnr.ckpt": "python train.py fit --config configs/demo.yaml",
     "runs/finetune/checkpoint": "python train.py fit --config configs/finetune.yaml --data.train PAIRS",
+    "data.predictions": "python -m tools.make_pairs PAIRS --predict",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor mypred",
     "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro:test",
@@ -167,7 +168,9 @@ class Place:
                 words[at] += "_made"  # others take those that lie here, which are small
         configs = [self.folder / name for flag, name in pairwise(words) if flag == "--config" and name != "CONFIG"]
         trainers = [yaml.safe_load(config.read_text()).get("trainer", {}) for config in configs]
-        outputs = [trainer.get("default_root_dir") for trainer in trainers[-1:]] + ["DIR"] * ("DIR" in words)
+        roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))
+        outputs = roots or [trainer.get("default_root_dir") for trainer in trainers[-1:]]
+        outputs += ["DIR"] * ("DIR" in words)
         outputs += [words[at] for at, before in enumerate(words[:-1], start=1) if before == "--output"]
         for output in (self.folder / name for name in outputs if fresh and name not in (None, "runs/demo")):
             shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=True)

@@ -4,6 +4,10 @@ ROOT/blur and ROOT/sharp are a dataset of pairs (8-bit PNG), blurred according t
 has whole photographs to test on (and the texts of pages, where there are some), or with --crops that many random
 regions of each, to train on without blurring again.
 ROOT/pairs.json says how the pairs were made. Repeating a stopped command resumes it.
+
+--predict CHECKPOINT also stores the checkpoint's predictions, for a refiner that is trained on a frozen predictor
+(data.predictions of train.py). Without --config and --output it adds them to datasets of pairs that are there:
+python -m tools.make_pairs PAIRS --predict CHECKPOINT
 """
 
 import shutil
@@ -11,6 +15,7 @@ import sys
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -113,19 +118,24 @@ def write_photo(
 
 def make(
     photos: list[str],
-    config: str,
-    output: str,
+    config: str | None = None,
+    output: str | None = None,
     names: str | None = None,
     crops: int | None = None,
     size: int | None = None,
     candidates: int = 1,
     seed: int = 0,
     workers: int | None = None,
+    predict: str | None = None,
+    split: Literal["train", "val", "test"] = "train",
+    variant: str = "blur",
+    device: str = "auto",
+    classes: str | None = None,
 ) -> None:
-    """Blur photographs and write the pairs.
+    """Blur photographs and write the pairs, or store predictions beside pairs.
 
     Args:
-        photos: folders of sharp photographs.
+        photos: folders of sharp photographs; with --predict alone, roots of datasets of pairs (docs/data.md).
         config: config file of train.py; its data.blur is used.
         output: folder to write to; must be new or empty.
         names: text file, such as test.txt, in a folder of photographs that lists the ones to use, one per line. A
@@ -137,11 +147,23 @@ def make(
         seed: of the regions and the blur. A pair depends on the seed and its name. Whole photographs of one folder are
             blurred as in train.py test.
         workers: processes; none: one per core, but at most one for every four photographs.
+        predict: checkpoint whose predictions are stored: exported folder, hub id, .ckpt file, or a name in pretrained/.
+        split: of the datasets, for --predict alone.
+        variant: kind of blurry images, for --predict alone; see data.variant of train.py.
+        device: that predicts: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
+        classes: your own predictor that the checkpoint names, such as mypred.MyPredictor.
 
     Raises:
         ValueError, ImageError, OSError: something cannot be read or written. Finished pairs stay in a hidden folder
             beside `output`, from which the same command resumes.
     """
+    if config is None and output is None and predict is not None:
+        for root in photos:
+            pairs = _predict(root, predict, split, variant, device, classes)
+            print(f"{root}: the predictions of {pairs} pairs by {predict}")
+        return
+    if config is None or output is None:
+        raise ValueError("give --config and --output, to blur photographs, or --predict alone, to predict pairs.")
     if crops is not None and (crops < 1 or size is None):
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
     blur, section = read_blur(config)
@@ -153,8 +175,17 @@ def make(
         list(on_all_cores(work, list(files), list(files.values()), workers=workers, unit="photo"))
         if crops is None:
             copy_texts(files, part / "text")
+        if predict is not None:
+            _predict(part, predict, "train", "blur", device, classes)
     pairs = len(files) * (crops or 1)
-    print(f"{folder}: {pairs} pairs of {len(files)} photographs, blurred as in {config} with seed {seed}")
+    predicted = "" if predict is None else f", with the predictions of {predict}"
+    print(f"{folder}: {pairs} pairs of {len(files)} photographs, blurred as in {config} with seed {seed}{predicted}")
+
+
+def _predict(root: str | Path, checkpoint: str, *options: str | None) -> int:
+    from deblur.tools.predictions import store_predictions  # networks, which a process that blurs does not need
+
+    return store_predictions(root, checkpoint, *options)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -9,8 +9,12 @@ from deblur.data import images, search
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
+from deblur.data.predictions import Predictions, to_log_size
+from deblur.models.checkpoints import network_hash
+from deblur.models.nafnet import SlimPredictor
 from deblur.tools import demo
 from deblur.tools.make_pairs import main, read_blur
+from tests.tiny import stir, tiny_pipeline
 
 SIDES = ("blur", "sharp")
 NOISE = "      shot_noise: [0.001, 0.001]\n      jpeg: [60, 95]\n"
@@ -86,6 +90,26 @@ def test_regions_to_train_on(photos):
     other = make(photos, "other", "--crops", "2", "--size", "24")  # a pair follows from the seed and its name
     for name in ("a_0", "b_1"):
         assert (other / "blur" / f"{name}.png").read_bytes() == (folder / "blur" / f"{name}.png").read_bytes()
+
+
+def test_predictions_of_the_pairs_that_are_made(photos):
+    checkpoint = photos.parent / "checkpoint"
+    pipeline = tiny_pipeline(stir(SlimPredictor((8, 12), (1, 1), size_head=True)))
+    pipeline.save_pretrained(checkpoint)
+    folder = make(photos, "set", "--predict", str(checkpoint), "--device", "cpu")
+    stored = Predictions.of(folder, "train", "blur")
+    assert stored.predictor.sha256 == network_hash(pipeline.predictor)
+    for pair in find_pairs(folder):
+        blurry, sharp = read_pair(pair)
+        prediction, raw = pipeline.predict(blurry[None]), stored.read(pair.name, sharp)
+        assert (images.to_float(raw["x_init"]) - prediction.images[0]).abs().max() < 0.51 / 255
+        assert (to_log_size(images.to_float(raw["log_size"])) - prediction.log_size[0]).abs().max() < 1e-3
+    assert not (make(photos, "other") / "predictions").exists()
+
+
+def test_one_of_the_two_things_to_do_is_asked_for(photos):
+    with pytest.raises(ValueError, match=r"give --config and --output, .* or --predict alone"):
+        main([str(photos), "--output", str(photos.parent / "set")])
 
 
 def test_photographs_smaller_than_the_region_are_reflected(photos):

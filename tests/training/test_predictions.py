@@ -1,0 +1,128 @@
+"""A refiner trained on stored predictions: the loss of running the predictor, which is not run, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from deblur.data import images
+from deblur.data.pairs import draw_windows, generator_of, shuffled
+from deblur.models.checkpoints import network_hash, read_pipeline
+from deblur.models.nafnet import SlimPredictor
+from deblur.tools.make_pairs import main as make_pairs
+from tests.tiny import RUN, metrics, stir, tiny_pipeline
+
+pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+
+PREDICTOR = "{class_path: deblur.models.nafnet.SlimPredictor, "
+PREDICTOR += "init_args: {widths: [8, 12], blocks: [1, 1], size_head: true}}"
+SIDE = 16  # of the pairs, which is that of the crops
+
+
+@pytest.fixture
+def pairs(run_folder):
+    """Six pairs, and the checkpoint that is refined; its predictions are stored beside the pairs."""
+    generator = torch.Generator().manual_seed(0)
+    for name in "abcdef":
+        sharp = torch.rand(3, SIDE, SIDE, generator=generator)
+        images.write(run_folder / f"pairs/sharp/{name}.png", sharp)
+        images.write(run_folder / f"pairs/blur/{name}.png", 0.3 + 0.4 * sharp)
+    save_checkpoint("checkpoint", seed=1)
+    make_pairs(["pairs", "--predict", "checkpoint", "--device", "cpu"])
+    Path("run.yaml").write_text(RUN.replace("train: photos", "train: pairs").replace("val: photos", "val: null"))
+    return run_folder / "pairs"
+
+
+def save_checkpoint(folder, seed):
+    torch.manual_seed(seed)
+    predictor = stir(SlimPredictor((8, 12), (1, 1), size_head=True))
+    tiny_pipeline(predictor).save_pretrained(folder)
+
+
+def fit(root, *flags):
+    command = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", root, "--data.blur", "null"]
+    command += ["--model.predictor", PREDICTOR, "--model.init_from", "checkpoint", "--model.denoiser.channels", "8"]
+    command += ["--model.predictor_training", "frozen", "--model.residual.scale_kind", "learned"]
+    command += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "1", "--model.optimizer.lr", "1e-4"]
+    return train.main([*command, *flags])
+
+
+def seed_without_turns(steps):
+    """A seed with which the first crops, two in each step, are neither turned nor flipped."""
+    frame = torch.zeros(3, SIDE, SIDE)
+    for seed in range(100_000):
+        windows = [draw_windows(frame, SIDE, 1, generator_of(seed, number))[0] for number in range(2 * steps)]
+        if set(windows) == {(0, 0, 0, 0)}:
+            return str(seed)
+    raise AssertionError("no seed")
+
+
+def losses(root):
+    return [float(row["train/denoiser_loss"]) for row in metrics(root)]
+
+
+def test_the_loss_is_that_of_running_the_predictor(pairs):
+    """Of whole images: a crop's own prediction does not see its surroundings, and a network does not turn with it."""
+    seed = ["--data.seed", seed_without_turns(2)]
+    assert fit("run", *seed) == 0
+    assert fit("stored", *seed, "--data.predictions", "true") == 0
+    assert losses("stored") == pytest.approx(losses("run"), rel=2e-3)  # x_init has 8 bits
+    scales = [read_pipeline(f"{root}/checkpoint").config.residual_scale for root in ("run", "stored")]
+    assert scales[1] == pytest.approx(scales[0], rel=2e-3)
+
+
+def test_a_prediction_of_another_image_changes_the_loss(pairs):
+    seed = seed_without_turns(2)
+    assert fit("stored", "--data.seed", seed, "--data.predictions", "true") == 0
+    first = "abcdef"[shuffled(0, 6, int(seed))]
+    other = "abcdef"[shuffled(3, 6, int(seed))]
+    folder = pairs / "predictions/train_blur/x_init"
+    (folder / f"{first}.png").write_bytes((folder / f"{other}.png").read_bytes())
+    assert fit("swapped", "--data.seed", seed, "--data.predictions", "true") == 0
+    assert abs(losses("swapped")[0] / losses("stored")[0] - 1) > 0.02
+
+
+def test_the_predictor_is_not_run(pairs, monkeypatch):
+    calls = []
+    monkeypatch.setattr(SlimPredictor, "estimates", lambda self, blurry: calls.append(len(blurry)))
+    assert fit("stored", "--data.predictions", "true") == 0
+    assert calls == []
+
+
+def test_predictions_of_another_checkpoint_are_refused(pairs, capsys):
+    save_checkpoint("checkpoint", seed=2)
+    assert fit("stored", "--data.predictions", "true") == 2
+    assert "those of another predictor than model.init_from has" in capsys.readouterr().err
+    assert not Path("stored/checkpoint").exists()
+
+
+def test_a_predictor_that_learns_takes_no_stored_predictions(pairs, capsys):
+    assert fit("stored", "--data.predictions", "true", "--model.predictor_training", "detached") == 2
+    assert "data.predictions belongs to model.predictor_training frozen" in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(pairs):
+    stored = ["--data.predictions", "true"]
+    assert fit("whole", *stored) == 0
+    assert fit("parts", *stored, "--trainer.max_steps", "1") == 0
+    assert fit("parts", *stored) == 0
+    whole, parts = (read_pipeline(f"{root}/checkpoint").denoiser for root in ("whole", "parts"))
+    assert network_hash(whole) == network_hash(parts)
+
+
+def test_the_same_command_adds_what_is_missing(pairs, capsys):
+    file = pairs / "predictions/train_blur/x_init/c.png"
+    before = file.read_bytes()
+    file.unlink()
+    make_pairs(["pairs", "--predict", "checkpoint", "--device", "cpu"])
+    assert file.read_bytes() == before
+    assert "pairs: the predictions of 6 pairs by checkpoint" in capsys.readouterr().out
+
+
+def test_the_hash_is_that_of_the_predictor_alone(pairs):
+    """The refiner of a run, and the type of stored weights, do not matter to the next run on the same predictor."""
+    assert fit("stored", "--data.predictions", "true") == 0
+    first, refined = (read_pipeline(source).predictor for source in ("checkpoint", "stored/checkpoint"))
+    assert network_hash(first) == network_hash(refined)
+    assert network_hash(first) != network_hash(tiny_pipeline().predictor)
