@@ -26,7 +26,7 @@ MODELS_ORDER = [
 ]
 # Modules that other modules import only where something optional is asked for.
 OPTIONAL = {ROOT / "models" / "onnx" / "checks.py", ROOT / "tools" / "quantise.py"}
-INDENTED = 57  # imports that do not stand at the top of their module
+INDENTED = 58  # imports that do not stand at the top of their module
 PYTHON = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
 
 
