@@ -1,4 +1,4 @@
-"""Stored predictions: what a frozen predictor makes of a dataset's blurry images, beside its pairs.
+"""Stored predictions: what a frozen predictor, or a cascade's frozen first network, makes of a dataset's blurry images.
 
 ROOT/predictions/SPLIT_VARIANT/ holds, for each pair by its name,
 
@@ -34,11 +34,13 @@ class Predictor:
         checkpoint: as it was named.
         sha256: `models.checkpoints.network_hash` of its predictor.
         size_head: whether log_size is stored, too.
+        stages: of the predictor that were run; None: all.
     """
 
     checkpoint: str
     sha256: str
     size_head: bool
+    stages: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,11 @@ class Predictions:
         file = self.folder / FACTS
         if file.is_file():
             stored = Predictor(**json.loads(file.read_text()))
-            if stored.sha256 != self.predictor.sha256:
+            if (stored.sha256, stored.stages) != (self.predictor.sha256, self.predictor.stages):
+                stages = "" if stored.stages is None else f", {stored.stages} of its stages"
                 raise DatasetError(
-                    f"{self.folder} holds the predictions of another predictor, that of {stored.checkpoint}: remove it."
+                    f"{self.folder} holds the predictions of another predictor, that of {stored.checkpoint}{stages}:"
+                    " remove it."
                 )
             return
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -171,10 +171,13 @@ class Cascade(Predictor):
         """As `models.base.LocalPredictor.forward`; the options, such as `stages`, are the first one's."""
         return self.second(blurry, self.first_estimate(blurry, **options))
 
-    def estimates(self, blurry: Tensor) -> list[Tensor]:
-        """The outputs to supervise: the second one's and, unless it is frozen, the first one's."""
+    def estimates(self, blurry: Tensor, stored: Tensor | None = None) -> list[Tensor]:
+        """The outputs to supervise: the second one's and, unless it is frozen, the first one's.
+
+        `stored` is what `first_estimate` gives, where it was stored; a first network that learns makes its own.
+        """
         if self.frozen:
-            return self.second.estimates(blurry, self.first_estimate(blurry))
+            return self.second.estimates(blurry, self.first_estimate(blurry) if stored is None else stored)
         outputs = [output[:, :3] for output in self.first.estimates(blurry)]
         return [*self.second.estimates(blurry, outputs[0].clamp(-1, 1)), *outputs]
 

@@ -1,7 +1,8 @@
 """Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
 
 Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}; with stored predictions (see
-`data.predictions`) also "x_init" (N, 3, H, W) in [0, 1] and, of a size head, "log_size" (N, 1, H, W). What the random
+`data.predictions`) also "x_init" (N, 3, H, W) in [0, 1] and, of a size head, "log_size" (N, 1, H, W). They are the
+frozen predictor's, or those of the frozen first network of a cascade whose second learns. What the random
 numbers of a crop and of dropout follow from is decision 9 of docs/design.md.
 """
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from deblur.models.base import DDPMScheduler
+from deblur.models.base import Cascade, DDPMScheduler
 from deblur.models.checkpoints import copy_weights, describe, network_hash, require_network
 from deblur.models.devices import require_compiler
 from deblur.models.diffusion import residual, residual_size
@@ -107,15 +108,16 @@ class Predict(L.LightningModule):
         """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
         return {"predictor_loss": _plain(self.predictor_loss)}
 
-    def predict(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """The output of the predictor's forward and its loss; images in [-1, 1]."""
-        estimates = self.predictor.estimates(blurry)
+        stored = [to_network(batch["x_init"])] if "x_init" in batch else []
+        estimates = self.predictor.estimates(blurry, *stored)
         loss, terms = self.predictor_loss(estimates, sharp)
         self.log_dict({f"train/{name}": term for name, term in terms.items()})
         return estimates[0], loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
-        _, loss = self.predict(to_network(batch["blurry"]), to_network(batch["sharp"]))
+        _, loss = self.predict(batch, to_network(batch["blurry"]), to_network(batch["sharp"]))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -141,19 +143,21 @@ class Predict(L.LightningModule):
         torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
 
     def _require_own_predictions(self) -> None:
-        """Raise ValueError if the data hands over predictions that are not those of this predictor."""
+        """Raise ValueError if the data hands over predictions that are not those of the frozen network."""
         made_by = getattr(self.trainer.datamodule, "predictor_sha256", None)
         if made_by is None:
             return
-        if not self.frozen:
+        cascade = isinstance(self.predictor, Cascade) and self.predictor.frozen
+        if not self.frozen and not cascade:
             raise ValueError(
-                "data.predictions belongs to model.predictor_training frozen: a predictor that learns makes its own"
-                " predictions; omit data.predictions"
+                "data.predictions belongs to model.predictor_training frozen, or to a cascade whose first network is"
+                " frozen: a predictor that learns makes its own predictions; omit data.predictions"
             )
-        if made_by != network_hash(self.predictor):
+        network, flag = (self.predictor, "") if self.frozen else (self.predictor.first, " --first true")
+        if made_by != network_hash(network):
             raise ValueError(
-                "the stored predictions are those of another predictor than model.init_from has: store its own with"
-                " python -m tools.make_pairs PAIRS --predict CHECKPOINT, or omit data.predictions"
+                "the stored predictions are those of another network than the frozen one of model.init_from: store its"
+                f" own with python -m tools.make_pairs PAIRS --predict CHECKPOINT{flag}, or omit data.predictions"
             )
 
     @property
@@ -271,10 +275,7 @@ class PredictAndRefine(Predict):
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
         blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
-        if "x_init" in batch:
-            prediction, predictor_loss = stored_prediction(batch), 0.0
-        else:
-            prediction, predictor_loss = self.predict(blurry, sharp)
+        prediction, predictor_loss = self.predict(batch, blurry, sharp)
         crops = self._crops(blurry, sharp, prediction)
         generators = self.crop_generators(len(sharp))
         u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.processes)
@@ -290,12 +291,14 @@ class PredictAndRefine(Predict):
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
 
-    def predict(self, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
-        """As `Predict.predict`; a frozen predictor has the loss 0."""
+    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
+        """As `Predict.predict`; a frozen predictor has the loss 0, and is not run if its prediction was stored."""
+        if self.frozen and "x_init" in batch:
+            return stored_prediction(batch), 0.0
         if self.frozen:
             with torch.no_grad():
                 return self.predictor.estimates(blurry)[0], 0.0
-        prediction, loss = super().predict(blurry, sharp)
+        prediction, loss = super().predict(batch, blurry, sharp)
         self.log("train/predictor_loss", loss)
         return prediction, loss
 

@@ -15,7 +15,7 @@ import sys
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -127,6 +127,8 @@ def make(
     seed: int = 0,
     workers: int | None = None,
     predict: str | None = None,
+    first: bool = False,
+    stages: int | None = None,
     split: Literal["train", "val", "test"] = "train",
     variant: str = "blur",
     device: str = "auto",
@@ -148,6 +150,8 @@ def make(
             blurred as in train.py test.
         workers: processes; none: one per core, but at most one for every four photographs.
         predict: checkpoint whose predictions are stored: exported folder, hub id, .ckpt file, or a name in pretrained/.
+        first: store the predictions of a cascade's first network, to train its second network on.
+        stages: of the predictor, such as 1 for MAXIM's first; none: all.
         split: of the datasets, for --predict alone.
         variant: kind of blurry images, for --predict alone; see data.variant of train.py.
         device: that predicts: cpu, cuda, cuda:1, mps, or auto for the first available of cuda, mps, cpu.
@@ -159,7 +163,7 @@ def make(
     """
     if config is None and output is None and predict is not None:
         for root in photos:
-            pairs = _predict(root, predict, split, variant, device, classes)
+            pairs = _predict(root, predict, split, variant, device, classes, first, stages)
             print(f"{root}: the predictions of {pairs} pairs by {predict}")
         return
     if config is None or output is None:
@@ -176,13 +180,13 @@ def make(
         if crops is None:
             copy_texts(files, part / "text")
         if predict is not None:
-            _predict(part, predict, "train", "blur", device, classes)
+            _predict(part, predict, "train", "blur", device, classes, first, stages)
     pairs = len(files) * (crops or 1)
     predicted = "" if predict is None else f", with the predictions of {predict}"
     print(f"{folder}: {pairs} pairs of {len(files)} photographs, blurred as in {config} with seed {seed}{predicted}")
 
 
-def _predict(root: str | Path, checkpoint: str, *options: str | None) -> int:
+def _predict(root: str | Path, checkpoint: str, *options: Any) -> int:
     from deblur.tools.predictions import store_predictions  # networks, which a process that blurs does not need
 
     return store_predictions(root, checkpoint, *options)

@@ -10,7 +10,9 @@ from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
 from deblur.data.predictions import Predictions, to_log_size
+from deblur.models.base import Cascade
 from deblur.models.checkpoints import network_hash
+from deblur.models.maxim import Maxim
 from deblur.models.nafnet import SlimPredictor
 from deblur.tools import demo
 from deblur.tools.make_pairs import main, read_blur
@@ -105,6 +107,32 @@ def test_predictions_of_the_pairs_that_are_made(photos):
         assert (images.to_float(raw["x_init"]) - prediction.images[0]).abs().max() < 0.51 / 255
         assert (to_log_size(images.to_float(raw["log_size"])) - prediction.log_size[0]).abs().max() < 1e-3
     assert not (make(photos, "other") / "predictions").exists()
+
+
+def test_predictions_of_a_cascades_first_network_and_of_fewer_stages(photos):
+    checkpoint = photos.parent / "checkpoint"
+    cascade = Cascade(stir(Maxim(stages=2)), stir(SlimPredictor((8, 12), (1, 1), images=2)))
+    tiny_pipeline(cascade).save_pretrained(checkpoint)
+    flags = ["--predict", str(checkpoint), "--device", "cpu", "--first", "true", "--stages", "1"]
+    folder = make(photos, "set", "--crops", "1", "--size", "40", *flags)
+    stored = Predictions.of(folder, "train", "blur")
+    assert stored.predictor.sha256 == network_hash(cascade.first)
+    assert stored.predictor.stages == 1
+    pair = find_pairs(folder)[0]
+    blurry, sharp = read_pair(pair)
+    estimate = (cascade.first(blurry[None] * 2 - 1, stages=1)[0] + 1) / 2
+    x_init = images.to_float(stored.read(pair.name, sharp)["x_init"])
+    assert (x_init - estimate.clamp(0, 1)).abs().max() < 0.51 / 255
+    with pytest.raises(DatasetError, match="1 of its stages: remove it"):
+        main([str(folder), *flags[:-2]])
+
+
+def test_a_network_that_is_no_cascade_has_no_first_one(photos):
+    checkpoint = photos.parent / "checkpoint"
+    tiny_pipeline(SlimPredictor((8, 12), (1, 1))).save_pretrained(checkpoint)
+    folder = make(photos, "set")
+    with pytest.raises(ValueError, match="is no cascade, and has no first network"):
+        main([str(folder), "--predict", str(checkpoint), "--first", "true", "--device", "cpu"])
 
 
 def test_one_of_the_two_things_to_do_is_asked_for(photos):

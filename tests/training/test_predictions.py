@@ -1,5 +1,6 @@
-"""A refiner trained on stored predictions: the loss of running the predictor, which is not run, and what is refused."""
+"""Stored predictions in training: the loss of running the frozen network, which is not run, and what is refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import train
 from deblur.data import images
 from deblur.data.pairs import draw_windows, generator_of, shuffled
+from deblur.models.base import Cascade
 from deblur.models.checkpoints import network_hash, read_pipeline
 from deblur.models.nafnet import SlimPredictor
 from deblur.tools.make_pairs import main as make_pairs
@@ -85,7 +87,7 @@ def test_a_prediction_of_another_image_changes_the_loss(pairs):
 
 def test_the_predictor_is_not_run(pairs, monkeypatch):
     calls = []
-    monkeypatch.setattr(SlimPredictor, "estimates", lambda self, blurry: calls.append(len(blurry)))
+    monkeypatch.setattr(SlimPredictor, "estimates", lambda self, *images: calls.append(len(images)))
     assert fit("stored", "--data.predictions", "true") == 0
     assert calls == []
 
@@ -93,7 +95,7 @@ def test_the_predictor_is_not_run(pairs, monkeypatch):
 def test_predictions_of_another_checkpoint_are_refused(pairs, capsys):
     save_checkpoint("checkpoint", seed=2)
     assert fit("stored", "--data.predictions", "true") == 2
-    assert "those of another predictor than model.init_from has" in capsys.readouterr().err
+    assert "those of another network than the frozen one of model.init_from" in capsys.readouterr().err
     assert not Path("stored/checkpoint").exists()
 
 
@@ -126,3 +128,57 @@ def test_the_hash_is_that_of_the_predictor_alone(pairs):
     first, refined = (read_pipeline(source).predictor for source in ("checkpoint", "stored/checkpoint"))
     assert network_hash(first) == network_hash(refined)
     assert network_hash(first) != network_hash(tiny_pipeline().predictor)
+
+
+# A cascade: predictions of its frozen first network, to train the second one on.
+
+FIRST = "{class_path: deblur.models.nafnet.SlimPredictor, init_args: {widths: [8, 12], blocks: [1, 1]}}"
+SECOND = FIRST.replace("blocks", "images: 2, blocks")
+CASCADE = f"{{class_path: deblur.models.base.Cascade, init_args: {{first: {FIRST}, second: {SECOND}}}}}"
+
+
+@pytest.fixture
+def first_predictions(pairs):
+    """A checkpoint of a cascade, whose first network's predictions are stored."""
+    torch.manual_seed(3)
+    first, second = (stir(SlimPredictor((8, 12), (1, 1), images=images)) for images in (1, 2))
+    tiny_pipeline(Cascade(first, second)).save_pretrained("cascade")
+    shutil.rmtree(pairs / "predictions")
+    make_pairs(["pairs", "--predict", "cascade", "--first", "true", "--device", "cpu"])
+    return pairs
+
+
+def fit_second(root, *flags):
+    """Train the cascade's second network: there is no denoiser."""
+    before, rest = Path("run.yaml").read_text().split("model:")
+    model = f"model: {{class_path: Predict, init_args: {{init_from: cascade, predictor: {CASCADE}}}}}\n"
+    Path("second.yaml").write_text(before + model + "data:" + rest.split("data:")[1])
+    command = ["fit", "--config", "second.yaml", "--trainer.default_root_dir", root, "--data.blur", "null"]
+    return train.main([*command, "--trainer.max_steps", "2", "--trainer.val_check_interval", "1", *flags])
+
+
+def test_a_cascades_second_network_learns_from_the_first_ones_stored_predictions(first_predictions, monkeypatch):
+    seed = ["--data.seed", seed_without_turns(2)]
+    assert fit_second("run", *seed) == 0
+    calls = []
+    monkeypatch.setattr(Cascade, "first_estimate", lambda self, blurry, **options: calls.append(len(blurry)))
+    assert fit_second("stored", *seed, "--data.predictions", "true") == 0
+    assert calls == []
+    run, stored = ([float(row["train/loss"]) for row in metrics(root)] for root in ("run", "stored"))
+    assert stored == pytest.approx(run, rel=2e-3)
+    before, after = (read_pipeline(source).predictor for source in ("cascade", "stored/checkpoint"))
+    assert network_hash(before.first) == network_hash(after.first)
+    assert network_hash(before.second) != network_hash(after.second)
+
+
+def test_a_whole_cascades_predictions_do_not_train_its_second_network(first_predictions, capsys):
+    shutil.rmtree(first_predictions / "predictions")
+    make_pairs(["pairs", "--predict", "cascade", "--device", "cpu"])
+    assert fit_second("stored", "--data.predictions", "true") == 2
+    assert "make_pairs PAIRS --predict CHECKPOINT --first true" in capsys.readouterr().err
+
+
+def test_a_cascade_that_learns_whole_takes_no_stored_predictions(first_predictions, capsys):
+    flags = ["--data.predictions", "true", "--model.predictor.init_args.frozen", "false"]
+    assert fit_second("stored", *flags) == 2
+    assert "a cascade whose first network is frozen" in capsys.readouterr().err
