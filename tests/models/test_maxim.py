@@ -1,19 +1,22 @@
 """MAXIM against TensorFlow's output of the authors' weights, and two predictors in a row."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from deblur.models import maxim
 from deblur.models.base import Cascade
 from deblur.models.checkpoints import load_pipeline
-from deblur.models.maxim import Maxim, from_grid, from_windows, padded_places, to_grid, to_windows
+from deblur.models.maxim import Maxim, images_first, padded_places, positions_first, resize
 from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings
 from deblur.models.u2net import U2NetPredictor
-from tests.tiny import tiny_pipeline
+from tests.tiny import stir, tiny_pipeline
 
 ASSETS = Path(__file__).parents[1] / "assets"
 PUBLISHED = 22_212_795  # parameters of the authors' network
@@ -78,12 +81,45 @@ def test_every_weight_has_a_gradient():
 
 def test_windows_are_neighbours_and_the_grid_spans_the_image():
     places = torch.arange(16 * 32).view(1, 16, 32, 1)
-    windows = to_windows(places, 8)
-    assert windows[1, :, 0].tolist() == [32 * y + x for y in range(8) for x in range(8, 16)]
-    grid = to_grid(places, 8)
-    assert grid[1, :, 0].tolist() == [32 * (2 * y) + 4 * x + 1 for y in range(8) for x in range(8)]
-    assert torch.equal(from_windows(windows, 8, places.shape), places)
-    assert torch.equal(from_grid(grid, 8, places.shape), places)
+    windows = positions_first(maxim.as_windows(places, 8))
+    assert windows[:, 1, 0].tolist() == [32 * y + x for y in range(8) for x in range(8, 16)]
+    grid = positions_first(maxim.as_grid(places, 8))
+    assert grid[:, 1, 0].tolist() == [32 * (2 * y) + 4 * x + 1 for y in range(8) for x in range(8)]
+
+
+@pytest.mark.parametrize("split", [maxim.as_windows, maxim.as_grid])
+def test_what_is_mixed_returns_to_its_place(split):
+    parts = split(torch.rand(2, 16, 32, 3), 8)
+    assert torch.equal(images_first(positions_first(parts), parts.shape), parts)
+
+
+def test_strips_give_what_the_whole_image_gives(monkeypatch):
+    torch.manual_seed(0)
+    network = stir(Maxim(stages=1))
+    blurry = torch.rand(2, 3, 128, 192) * 2 - 1
+    with torch.no_grad():
+        strips = [len(maxim.strips(maxim.as_windows(torch.empty(2, 128, 192, 32), 16)))]
+        whole = network(blurry)
+        monkeypatch.setattr(maxim, "STRIP", 1)
+        strips.append(len(maxim.strips(maxim.as_windows(torch.empty(2, 128, 192, 32), 16))))
+        in_strips = network(blurry)
+    assert strips == [2, 8]
+    torch.testing.assert_close(in_strips, whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 4.0])
+def test_features_are_resized_bilinearly_with_antialiasing(factor):
+    features = torch.rand(2, 16, 24, 3)
+    oracle = F.interpolate(features.movedim(3, 1), scale_factor=factor, mode="bilinear", antialias=factor < 1)
+    torch.testing.assert_close(resize(features, factor), oracle.movedim(1, 3), rtol=0, atol=1e-6)
+
+
+def test_gelu_is_the_tanh_form_and_in_bfloat16_on_a_processor_close_to_it():
+    x = torch.linspace(-6, 6, 4001)
+    tanh_form = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    torch.testing.assert_close(maxim.gelu(x), tanh_form, rtol=0, atol=1e-6)
+    error = (maxim.gelu(x.bfloat16()).float() - tanh_form).abs()
+    assert (error <= 5e-4 + x.abs() / 128).all()
 
 
 SECONDS = {
