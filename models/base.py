@@ -34,12 +34,14 @@ class Predictor(ModelMixin, ConfigMixin):
         receptive_field: pixels that an output sees in each direction, for exact tiles; None if it is most of an image.
         stride: tiles start at multiples of it.
         smallest_tile: smallest side of tiles that are chosen for memory.
+        graph_tile: side of the tiles that its ONNX graph takes; None: images of any size.
         stages: how many parts it has that each give an image, and may be left out from the last one on; None: no such.
     """
 
     receptive_field: int | None = None
     stride: int = 1
     smallest_tile: int = SMALLEST_TILE
+    graph_tile: int | None = None
     stages: int | None = None
 
     def estimates(self, *images: Tensor) -> list[Tensor]:
@@ -149,7 +151,7 @@ class Cascade(Predictor):
         super().__init__()
         self.first, self.second, self.frozen = first, second, frozen
         self.stride = max(first.stride, second.stride)
-        self.smallest_tile = first.smallest_tile
+        self.smallest_tile, self.graph_tile = first.smallest_tile, first.graph_tile
         parts = {part: {"class": type(net).__name__, "config": dict(net.config)} for part, net in self.named_children()}
         size_head = bool(second.config.get("size_head"))
         self.register_to_config(parts=parts, frozen=frozen, size_head=size_head)

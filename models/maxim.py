@@ -339,6 +339,7 @@ class Maxim(Predictor):
 
     receptive_field = None  # the whole image: the grid spans it
     smallest_tile = 512  # in smaller ones the grid spans too little
+    graph_tile = 512  # onnx cannot infer the sizes of windows of any image
     stride = MULTIPLE
 
     @register_to_config
@@ -360,9 +361,8 @@ class Maxim(Predictor):
         """The images of the stages to supervise, the last one, that of `forward`, first."""
         stages = stages or self.stages
         height, width = blurry.shape[-2:]
-        rows, columns = (padded_places(side, blurry.device) for side in (height, width))
-        top, left = (int((places == 0).nonzero()[0]) for places in (rows, columns))
-        image = (blurry[:, :, rows][..., columns] + 1) / 2
+        top, left = (-height % MULTIPLE // 2, -width % MULTIPLE // 2)
+        image = (padded(blurry) + 1) / 2
         image = image.to(self.unets[0].down[0].weight.dtype).permute(0, 2, 3, 1)
         # The authors take every second pixel from the second on, and every fourth from the third on.
         images = [image, image[:, 1::2, 1::2], image[:, 2::4, 2::4]]
@@ -411,7 +411,7 @@ def images_first(x: Tensor, shape: torch.Size) -> Tensor:
 
 def strips(x: Tensor) -> tuple[Tensor, ...]:
     """(N, h, side, w, side, C) in parts along h: one where nothing is gained by more."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
+    if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_exporting():
         return (x,)
     return x.split(max(1, STRIP * x.shape[1] // x.numel()), dim=1)
 
@@ -446,6 +446,15 @@ def shrink(x: Tensor, factor: int) -> Tensor:
         return F.conv1d(ones, triangle.view(1, 1, -1), stride=factor, padding=factor // 2).view(-1)
 
     return shrunk / torch.outer(inside(height), inside(width)).to(x.dtype)
+
+
+def padded(image: Tensor) -> Tensor:
+    """(N, C, H, W) with sides that are multiples of MULTIPLE: centred, by reflection, repeated where that is far."""
+    height, width = image.shape[-2:]
+    if height % MULTIPLE == 0 and width % MULTIPLE == 0:
+        return image
+    rows, columns = (padded_places(side, image.device) for side in (height, width))
+    return image[:, :, rows][..., columns]
 
 
 def padded_places(side: int, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from deblur.models.hub import PRETRAINED, SHIPPED
 
 BEST = "maxim"
 PATIENCE = 60.0  # seconds
-CORE_SECONDS = 90.0  # that BEST takes for a megapixel on one core, measured with bf16 on an AMD EPYC (Zen 5)
+CORE_SECONDS = 55.0  # that BEST takes for a megapixel on one core, measured with bf16 on a Xeon with AMX
 
 
 def default_checkpoint(files: Sequence[Path], device: str) -> tuple[str, str | None]:

@@ -47,6 +47,7 @@ from deblur.models.pipeline import DeblurPipeline
 TargetDevice = Literal["cpu", "tensorrt"]
 
 OPSET = 20
+TENSORRT_TILE = 512
 MAX_ERROR = 1e-4  # of fp32, in the network's own units; images are in [-1, 1]
 MIN_PSNR = 60.0  # of fp16, in dB, with the range of PyTorch's output as the peak
 MORE_MEMORY = 1.25  # onnxruntime was seen to take a fifth more than PyTorch; OpenVINO takes less
@@ -73,7 +74,7 @@ def export(
         target_device: cpu: graphs for images of any size; tensorrt: graphs for tiles of one size, since it compiles
             for each, and with int8 symmetric activations.
         tile: side in pixels of the graphs' input, a multiple of the networks' strides; larger images are tiled.
-            Default: any size; for tensorrt 512.
+            Default: any size, for MAXIM and for tensorrt 512.
         calibration: for int8, pairs of training images in any layout of docs/data.md, for example from
             tools.make_pairs.
         max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers go back to float until it
@@ -92,12 +93,13 @@ def export(
     pipeline = load_pipeline(source, "cpu", "fp32", classes=classes or ())
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
-    side = tile or (512 if target_device == "tensorrt" else None)
+    side = tile or (TENSORRT_TILE if target_device == "tensorrt" else None)
+    sides = {name: side or getattr(network, "graph_tile", None) for name, network in networks(pipeline).items()}
     axes = len(pipeline.config.residual_scale) if isinstance(pipeline.config.residual_scale, list) else 1
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
         for name, network in networks(pipeline).items():
-            write_network(network, name, part / name, "fp32" if precision == "int8" else precision, side, axes)
+            write_network(network, name, part / name, "fp32" if precision == "int8" else precision, sides[name], axes)
         if precision == "int8":
             from deblur.tools.quantise import quantise
 
@@ -109,7 +111,8 @@ def export(
                 print(f"{name}: {parity(network, name, part / name, provider, axes)}")
         load_pipeline(str(part), provider="cpu")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-    print(f"wrote {folder}: {precision}, {f'tiles of {side}' if side else 'any size'}, {size:.1f} MiB")
+    takes = ", ".join(f"{name} tiles of {side}" if side else f"{name} any size" for name, side in sides.items())
+    print(f"wrote {folder}: {precision}, {takes}, {size:.1f} MiB")
 
 
 def require_exporter(precision: GraphPrecision) -> None:
@@ -270,7 +273,7 @@ def examples(
 def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
     """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
-    A graph for any size is compared on images as they are, one for tiles on the padded images.
+    PyTorch's network sees the images padded as for the graph.
 
     Raises:
         CheckpointError: the difference is too large for its precision.
@@ -279,7 +282,7 @@ def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes
     written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
     sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
     sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
-    reference = network if facts.side is None else functools.partial(written.around, network)
+    reference = functools.partial(written.around, network)
     worst, least = 0.0, math.inf
     for seed, (height, width) in enumerate(sizes):
         inputs = examples(written.inputs, height, width, seed, axes)

@@ -31,6 +31,7 @@ from deblur.models.samples import to_network
 FLOOR = 4e-4  # of the squared error in [-1, 1]: 40 dB; a crop above it hardly counts
 DECAY = 0.4  # the last part of the time, in which the learning rate falls to zero
 SIGMAS = (0.05, 12.0)  # noise levels of training, as sigma in units of r_0
+SAVE_EVERY = 120.0  # seconds between states of the denoiser: a lent machine may be taken back
 STAGES = (1, 3)  # of MAXIM, whose estimates are both kept
 
 
@@ -215,8 +216,8 @@ def train_denoiser(
     size: int,
     side: int,
     seed: int,
-) -> Iterator[float]:
-    """Train a denoiser on predictions (the paper's algorithm 1); yields the share of the time that has passed."""
+) -> Iterator[None]:
+    """Train a denoiser on predictions (the paper's algorithm 1); yields after each step."""
     objective = Objective(loss="l2", levels="log_normal", log_normal=(0.3, 1.1), sigma_range=SIGMAS, stratified=True)
     device = scales.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -236,7 +237,7 @@ def train_denoiser(
             output = denoiser(r_t, blurry, alpha_bar, x_init, s)
         error = output - target(r_0, eps, alpha_bar, denoiser.prediction_type)
         trainer.step((weights * error.square()).mean())
-        yield trainer.passed
+        yield
 
 
 def widened(state: dict[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
@@ -325,10 +326,11 @@ def train(
     denoiser.to(device, memory_format=torch.channels_last)
     left = seconds - (time.monotonic() - begin)
     trainer = Trainer(denoiser, left, lr=8e-4, clip=1.0, average=0.9995)
-    marks = [0.125, 0.25, 0.5]
-    for passed in train_denoiser(denoiser, scales, groups, trainer, batch, crop, seed):
-        if marks and passed >= marks[0]:
-            save(trainer.averaged(), folder / f"denoiser_{marks.pop(0)}.safetensors")
+    saved = time.monotonic()
+    for _ in train_denoiser(denoiser, scales, groups, trainer, batch, crop, seed):
+        if time.monotonic() - saved > SAVE_EVERY:
+            save(trainer.averaged(), folder / f"denoiser_{trainer.steps}.safetensors")
+            saved = time.monotonic()
     denoiser.load_state_dict(trainer.averaged())
     report["denoiser"] = trainer.log
     report["scales"] = scales.tolist()

@@ -50,27 +50,32 @@ def step_of(pipeline, blurry):
     """One call of the denoiser at the image's size."""
     level = torch.full((len(blurry),), 0.5, device=blurry.device)
     noise = torch.randn(blurry.shape, device=blurry.device)
-    s = torch.full_like(blurry[:, :1], pipeline.config.residual_scale)
+    c = torch.as_tensor(pipeline.config.residual_scale, device=blurry.device).view(1, -1, 1, 1)
+    s = torch.ones_like(blurry[:, :1]) * c
     return lambda: pipeline.denoiser(noise, blurry, level, blurry, s)
 
 
-def measure(case: str, checkpoint: str, device: str, width: int, height: int, repeats: int, side: int) -> dict:
+def measure(
+    case: str, checkpoint: str, device: str, width: int, height: int, stages: int | None, repeats: int, side: int
+) -> dict:
     """Measure one case of CASES in this process."""
     work, layout, mode = case.split("/")
     pipeline = pipeline_of(checkpoint, device, layout)
     blurry = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
     whole = max(width, height)
     steps = 0 if work == "predictor" else int(work)
-    gflop_predictor = flops(lambda: pipeline.predictor(blurry))
+    options = {} if stages is None else {"stages": stages}
+    gflop_predictor = flops(lambda: pipeline.predictor(blurry, **options))
     gflop_step = flops(step_of(pipeline, blurry)) if steps else 0.0
     if mode == "compiled":
         pipeline.compile_networks()
 
     def run():
         if steps == 0:
-            pipeline.predict(blurry, whole)
+            pipeline.predict(blurry, whole, **options)
         else:
-            pipeline(blurry, SamplingSettings(steps=steps), output_type="pt", tile=whole, predictor_tile=whole)
+            settings = SamplingSettings(steps=steps, **options)
+            pipeline(blurry, settings, output_type="pt", tile=whole, predictor_tile=whole)
 
     warm_up = seconds_of(run, device)
     seconds = [seconds_of(run, device) for _ in range(repeats)]
@@ -134,6 +139,9 @@ def main(
     device: str = "cpu",
     threads: int | None = None,
     repeats: int = 3,
+    width: int = 1280,
+    height: int = 720,
+    stages: int | None = None,
     photos: str | None = None,
     quick: bool = False,
 ) -> None:
@@ -146,13 +154,18 @@ def main(
         device: cpu or cuda.
         threads: of torch; none: torch's default.
         repeats: timed calls after the first; their median counts.
+        width, height: of the image, in pixels; other sizes stand in the names of the results.
+        stages: of a predictor that has stages, such as maxim; they stand there, too. none: all.
         photos: folder for the case agreement, with blurry images in folders named blur.
         quick: tiny images, to try the program.
     """
     chosen, document = chosen_cases(cases, [*CASES, AGREEMENT, REFERENCE]), stored_cases(output)
     if AGREEMENT in chosen and photos is None:
         raise ValueError("the case agreement needs --photos")
-    width, height, side = (64, 48, 128) if quick else (1280, 720, 4096 if device != "cpu" else 2048)
+    side = 128 if quick else 4096 if device != "cpu" else 2048
+    more = "" if (width, height) == (1280, 720) else f"/{width}x{height}"
+    more += "" if stages is None else f"/stages {stages}"
+    width, height = (64, 48) if quick else (width, height)
     subject = {"size": [width, height], "networks": checkpoint}
     for case in tqdm(chosen, "cases"):
         if case == AGREEMENT:
@@ -160,13 +173,13 @@ def main(
         elif case == REFERENCE:
             job = measure_reference, device, width, height, repeats
         else:
-            job = measure, case, checkpoint, device, width, height, repeats, side
+            job = measure, case, checkpoint, device, width, height, stages, repeats, side
         facts = machine(device, threads)
         record = in_own_process(facts["threads"], *job)
-        document["cases"][case] = record | subject | facts
+        document["cases"][case + more] = record | subject | facts
         document["times_as_fast_as_plain_fp32"] = ratios(document["cases"])
         write_json(output, document)
-        tqdm.write(f"{case}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
+        tqdm.write(f"{case}{more}: {json.dumps({key: v for key, v in record.items() if key != 'images'})}")
     for case, ratio in document["times_as_fast_as_plain_fp32"].items():
         print(f"{case:<40} {ratio:6.2f} x")
     print(f"wrote {output}")
