@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deblur.models.diffusion import PREDICTION_TYPES, PredictionType
-from deblur.models.settings import SMALLEST_TILE
 
 _hides = "torch._dynamo" not in sys.modules  # otherwise it is already loaded
 if _hides:
@@ -33,15 +32,13 @@ class Predictor(ModelMixin, ConfigMixin):
     Attributes:
         receptive_field: pixels that an output sees in each direction, for exact tiles; None if it is most of an image.
         stride: tiles start at multiples of it.
-        smallest_tile: smallest side of tiles that are chosen for memory.
-        graph_tile: side of the tiles that its ONNX graph takes; None: images of any size.
+        own_tile: side (halo included) and halo of the tiles in which it restores best; None: whole images.
         stages: how many parts it has that each give an image, and may be left out from the last one on; None: no such.
     """
 
     receptive_field: int | None = None
     stride: int = 1
-    smallest_tile: int = SMALLEST_TILE
-    graph_tile: int | None = None
+    own_tile: tuple[int, int] | None = None
     stages: int | None = None
 
     def estimates(self, *images: Tensor) -> list[Tensor]:
@@ -151,7 +148,7 @@ class Cascade(Predictor):
         super().__init__()
         self.first, self.second, self.frozen = first, second, frozen
         self.stride = max(first.stride, second.stride)
-        self.smallest_tile, self.graph_tile = first.smallest_tile, first.graph_tile
+        self.own_tile = first.own_tile
         parts = {part: {"class": type(net).__name__, "config": dict(net.config)} for part, net in self.named_children()}
         size_head = bool(second.config.get("size_head"))
         self.register_to_config(parts=parts, frozen=frozen, size_head=size_head)

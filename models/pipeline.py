@@ -21,7 +21,7 @@ from deblur.models.image_processor import OUTPUT_TYPES, read_images, size_of, wr
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
-from deblur.models.settings import SMALLEST_TILE, SamplingSettings, preset_settings
+from deblur.models.settings import SamplingSettings, preset_settings
 from deblur.models.tiling import Tiling
 
 
@@ -363,8 +363,9 @@ class DeblurPipeline(ConfigMixin):
         """How a network is called on images of any size."""
         network = getattr(self, name)
         takes, fixed = bytes_per_pixel(network), getattr(network, "fixed_tile", None)
-        least = getattr(network, "smallest_tile", SMALLEST_TILE)
-        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, least, fixed)
+        if tile is None and fixed is None:
+            fixed = getattr(network, "own_tile", None)
+        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
         return self._tilings[name]
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:

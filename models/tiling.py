@@ -62,13 +62,12 @@ class Tiling:
             limit.
         fields: tensors of the image's size that are allocated later, including the result.
         bytes_per_pixel: memory that the function needs for each pixel of a tile.
-        least: smallest side of the cores that are chosen for memory; `tile` may be smaller.
-        fixed: side (halo included) and halo, for a function that takes tiles of one size only and pads smaller ones
-            itself; `memory` then has no effect.
+        fixed: side (halo included) and halo, for a function that takes tiles of one size only, or does best in them,
+            and pads smaller ones itself; `memory` then has no effect.
 
     Raises:
         ValueError: `tile` is less than SMALLEST, or is given beside `fixed`.
-        TooLittleMemory: raised by a call if `least` needs more than `memory`.
+        TooLittleMemory: raised by a call if the smallest tiles need more than `memory`.
     """
 
     receptive_field: int | None
@@ -77,7 +76,6 @@ class Tiling:
     memory: int | None = None
     fields: int = 1
     bytes_per_pixel: float = UNKNOWN
-    least: int = SMALLEST
     fixed: tuple[int, int] | None = None
 
     def __post_init__(self):
@@ -172,11 +170,11 @@ class Tiling:
             return self.bytes_per_pixel * min(side, height) * min(side, width)
 
         if needed(self.tile) > budget:
-            held = self._held(image) + needed(self.least)
+            held = self._held(image) + needed(SMALLEST)
             if self.memory is not None and held > self.memory:
                 raise TooLittleMemory(int(held))
-            smaller = [side for side in SIDES if self.least <= side < self.tile]
-            self.tile = max((side for side in smaller if needed(side) <= budget), default=min(self.least, self.tile))
+            smaller = [side for side in SIDES if side < self.tile]
+            self.tile = max((side for side in smaller if needed(side) <= budget), default=SMALLEST)
         self.together = max(1, int(budget / max(1, needed(self.tile))))  # an identity needs no memory
 
     def _held(self, image: Tensor) -> int:

@@ -74,7 +74,7 @@ def export(
         target_device: cpu: graphs for images of any size; tensorrt: graphs for tiles of one size, since it compiles
             for each, and with int8 symmetric activations.
         tile: side in pixels of the graphs' input, a multiple of the networks' strides; larger images are tiled.
-            Default: any size, for MAXIM and for tensorrt 512.
+            Default: any size; for tensorrt 512; for MAXIM the 384 in which it restores best.
         calibration: for int8, pairs of training images in any layout of docs/data.md, for example from
             tools.make_pairs.
         max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers go back to float until it
@@ -94,7 +94,7 @@ def export(
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
     side = tile or (TENSORRT_TILE if target_device == "tensorrt" else None)
-    sides = {name: side or getattr(network, "graph_tile", None) for name, network in networks(pipeline).items()}
+    sides = {name: side or own_side(network) for name, network in networks(pipeline).items()}
     axes = len(pipeline.config.residual_scale) if isinstance(pipeline.config.residual_scale, list) else 1
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
@@ -113,6 +113,12 @@ def export(
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     takes = ", ".join(f"{name} tiles of {side}" if side else f"{name} any size" for name, side in sides.items())
     print(f"wrote {folder}: {precision}, {takes}, {size:.1f} MiB")
+
+
+def own_side(network: nn.Module) -> int | None:
+    """Side of the tiles that a network restores best; None: any size."""
+    own_tile = getattr(network, "own_tile", None)
+    return None if own_tile is None else own_tile[0]
 
 
 def require_exporter(precision: GraphPrecision) -> None:

@@ -122,6 +122,21 @@ def test_gelu_is_the_tanh_form_and_in_bfloat16_on_a_processor_close_to_it():
     assert (error <= 5e-4 + x.abs() / 128).all()
 
 
+def test_images_are_restored_in_tiles_of_the_size_that_maxim_knows_unless_another_is_given(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(Maxim, "own_tile", (128, 24))
+    pipeline = DeblurPipeline(Cascade(stir(Maxim(stages=1)), SECONDS["naf"]()), None, tiny_pipeline().scheduler)
+    blurry = torch.rand(1, 3, 100, 200)
+    tiled = pipeline.predict(blurry).images
+    assert pipeline.tiles(blurry) == {"predictor": 128}
+    left = pipeline.predict(blurry[..., :128]).images
+    assert pipeline.tiles(blurry[..., :128]) == {"predictor": None}
+    assert torch.equal(tiled[..., :50], left[..., :50])  # blending begins at 68
+    whole = pipeline.predict(blurry, tile=256).images
+    assert pipeline.tiles(blurry) == {"predictor": None}
+    assert not torch.equal(tiled, whole)
+
+
 SECONDS = {
     "naf": lambda: SlimPredictor((8, 16), (1, 1), "naf", size_head=True, images=2),
     "u2net": lambda: U2NetPredictor("small", "pixel", 2, False, "nearest", size_head=True, images=2),

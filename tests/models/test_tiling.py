@@ -259,13 +259,3 @@ def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
 
     assert torch.allclose(Tiling(None, 32, tile=100)(look, [image]), image, atol=1e-6)
     assert max(sides) == 96 + 2 * 32 and all(side % 32 == 0 for side in sides)
-
-
-def test_tiles_chosen_for_memory_are_no_smaller_than_the_least():
-    image = torch.zeros(1, 3, 1500, 2000)
-    tiling = Tiling(None, 64, memory=used_memory(image.device) + 2 * 10**9, bytes_per_pixel=2_000, least=512)
-    tiling(lambda x: x, [image])
-    assert tiling.side(image) >= 512
-    with pytest.raises(TooLittleMemory):
-        small = Tiling(None, 64, memory=used_memory(image.device) + 10**8, bytes_per_pixel=2_000, least=512)
-        small(lambda x: x, [image])

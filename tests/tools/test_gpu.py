@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(python, output, *flags, paths=()):
-    command = [python, "-m", "tools.gpu", "--output", output, "--device", "cpu", "--quick", "true", *flags]
+    command = [python, "-m", "tools.gpu", "--output", output, "--device", "cpu", "--quick", "true"]
+    command += ["--seconds", "3000", *flags]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
