@@ -131,7 +131,7 @@ PARTS = ("predictor", "denoiser")
 
 
 def load_pipeline(
-    source: str,
+    source: str | Path,
     device: str | torch.device = "cpu",
     precision: Precision = "auto",
     provider: Provider | None = None,
@@ -154,6 +154,7 @@ def load_pipeline(
         CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
             ONNX file is damaged, was not exported here, or cannot be run on this machine.
     """
+    source = str(source)
     pipeline = read_pipeline(source, provider, precision, classes)
     if isinstance(pipeline.predictor, OnnxNetwork):
         pipeline.precision = pipeline.predictor.engine.precision

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import PIL.Image
@@ -17,7 +17,7 @@ from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
 from deblur.models.calibration import ErrorCurve
 from deblur.models.devices import bytes_per_pixel, require_compiler
 from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.image_processor import OUTPUT_TYPES, read_images, size_of, write_images
+from deblur.models.image_processor import OUTPUT_TYPES, Image, read_images, size_of, write_images
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
@@ -92,7 +92,7 @@ class DeblurPipeline(ConfigMixin):
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
     `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained` writes
-    a folder in the layout of diffusers, which `models.checkpoints.load_pipeline` reads.
+    a folder in the layout of diffusers, which `from_pretrained` reads.
     """
 
     config_name = "model_index.json"
@@ -118,6 +118,13 @@ class DeblurPipeline(ConfigMixin):
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: Any) -> "DeblurPipeline":
+        """Load a checkpoint: diffusers' name of `models.checkpoints.load_pipeline`, with the same arguments."""
+        from deblur.models.checkpoints import load_pipeline  # not at the top: it makes pipelines, so it imports this
+
+        return load_pipeline(source, **options)
 
     @property
     def device(self) -> torch.device:
@@ -267,7 +274,7 @@ class DeblurPipeline(ConfigMixin):
     @torch.no_grad()
     def __call__(
         self,
-        image: PIL.Image.Image | np.ndarray | Sequence[PIL.Image.Image | np.ndarray] | Tensor,
+        image: Image | Sequence[Image] | Tensor,
         settings: SamplingSettings | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from deblur.cli import UsageError, make_parser, run_command
 from deblur.data.search import SUFFIXES
 from deblur.models.settings import SamplingSettings
+from deblur.progress import ProgressBar
 from deblur.restoration.options import Options, check_settings
 from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
 
@@ -206,7 +207,6 @@ def _restore_all(
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
 
-    from deblur.progress import ProgressBar
     from deblur.tools.batch.store import plain
     from deblur.tools.batch.worker import describe
 
