@@ -183,7 +183,7 @@ def labels(figure) -> list[Annotation]:
 
 @pytest.mark.parametrize("count", [2, 12, 18])
 def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
-    figure = curve(summary_of(count))
+    figure = curve({"": summary_of(count)})
     figure.savefig(tmp_path / "pareto.png")
     boxes = [text.get_window_extent() for text in labels(figure)]
     boxes.append(figure.axes[0].get_legend().get_window_extent())
@@ -203,7 +203,7 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
 
 def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     summary = summary_of()
-    axes = curve(summary).axes[0]
+    axes = curve({"": summary}).axes[0]
     points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
     assert set(points) == {*SAMPLERS, "blurry", "predictor"}
     for sampler in SAMPLERS:
@@ -230,13 +230,51 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     assert "PSNR (dB): higher" in axes.get_xlabel()
 
 
+def moved(summary, psnr, lpips):
+    """The same rows, but for the blurry images, with other means."""
+    rows = []
+    for row in summary.rows:
+        means = {name: estimate.mean for name, estimate in row.estimates.items()}
+        is_moved = row.label != "blurry" and "lpips" in means
+        rows.append(scored(row.row, means["psnr"] + psnr, means["lpips"] + lpips) if is_moved else row)
+    return replace(summary, rows=rows)
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_two_evaluations_are_drawn_on_one_pair_of_axes_with_their_labels_apart(tmp_path, count):
+    first = summary_of(count)
+    second = moved(first, 0.5, -0.02)
+    figure = curve({"A": first, "B": second})
+    figure.savefig(tmp_path / "pareto.png")
+    [axes] = figure.axes
+    points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
+    samplers = SAMPLERS[:count]
+    assert set(points) == {"blurry", *(f"{letter}: {name}" for letter in "AB" for name in (*samplers, "predictor"))}
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    for letter, summary in {"A": first, "B": second}.items():
+        places = {row.label: [row.mean("psnr"), row.mean("lpips")] for row in summary.rows}
+        for sampler in samplers:
+            own = [row.label for row in summary.settings if row.row.settings.sampler == sampler]
+            assert points[f"{letter}: {sampler}"] == [places[label] for label in own]
+        assert lines[f"{letter}: Pareto front"] == sorted(places[row.label] for row in summary.front)
+        for control, names in LABELS.items():
+            assert lines[f"{letter}: {control}"] == [places[name] for name in ("predictor", *names)]
+    colours = {c.get_label(): tuple(c.get_facecolor()[0]) for c in axes.collections if c.get_label() in points}
+    by_letter = [{colour for label, colour in colours.items() if label.startswith(letter)} for letter in "AB"]
+    assert [len(own) for own in by_letter] == [1, 1]
+    assert by_letter[0] != by_letter[1]
+    boxes = [text.get_window_extent() for text in labels(figure)]
+    assert {text.get_text()[:2] for text in labels(figure)} >= {"A:", "B:"}
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
 def test_images_equal_to_the_ground_truth_have_no_place_on_the_curve():
     """Their PSNR is infinite: another program's copy of the ground truth, on the front."""
     rows = summary_of().rows
     equal = {"psnr": Estimate(float("inf"), None, None, 6), "lpips": Estimate(0.0, None, None, 6)}
     summary = of_rows([*rows, RowSummary(Row("outputs copy"), 6, 0.0, equal)])
     assert [row.label for row in summary.front] == ["outputs copy"]
-    axes = curve(summary).axes[0]
+    axes = curve({"": summary}).axes[0]
     assert "Pareto front" not in [line.get_label() for line in axes.lines]
     assert "outputs copy" not in [text.get_text() for text in axes.texts]
 
@@ -251,7 +289,7 @@ def test_every_label_of_the_curve_stands_at_its_own_row(field):
         own = [Row("a", settings[first]), Row("b", settings[second]), Row("c", SamplingSettings(blend=0.0))]
         rows = [scored(row, *place) for row, place in zip(own, places, strict=True)]
         summary = of_rows(rows)
-        found = {label.xy: label.get_text() for label in labels(curve(summary))}
+        found = {label.xy: label.get_text() for label in labels(curve({"": summary}))}
         for row, place in zip(rows, places, strict=True):
             words = [str(row.row.settings.steps)] if row.row.settings.blend else [row.label]
             assert found[place] == " ".join([*words, *filter(None, [summary.preset(row)])])
@@ -263,7 +301,8 @@ def test_every_label_of_the_curve_stands_at_its_own_row(field):
 def test_without_lpips_the_curve_takes_ssim_and_says_why(names, said):
     scored = [row for row in summary_of().rows if "lpips" in row.estimates]
     rows = [replace(r, estimates={"psnr": r.estimates["psnr"], "ssim": r.estimates["lpips"]}) for r in scored]
-    axes = curve(of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})).axes[0]
+    summary = of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})
+    axes = curve({"": summary}).axes[0]
     assert said in axes.get_title().replace("\n", " ")
     assert axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()
