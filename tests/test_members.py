@@ -17,6 +17,7 @@ from deblur.data.search import READ, WRITABLE
 from deblur.evaluation import panels
 from deblur.models.diffusion import ScaleKind
 from deblur.models.nafnet import SlimPredictor
+from deblur.restoration.manifest import Manifest
 from deblur.restoration.maps import heat_map, reduced
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import named
@@ -36,6 +37,14 @@ def test_the_manifest_has_every_option_that_changes_a_result(tmp_path):
     restorer = Restorer(Options("out", checkpoint=str(tmp_path), device="cpu", precision="fp32"), {"steps": 1})
     wanted = {FACTS_OF.get(field.name, field.name) for field in fields(Options)} - NO_FACTS
     assert restorer.facts.keys() == wanted
+    photo, restored = tmp_path / "a.png", tmp_path / "out" / "a.png"
+    restored.parent.mkdir()
+    for file in (photo, restored):
+        file.write_bytes(b"image")
+    Manifest(restored.parent, restorer.facts).add(photo, [restored], {})
+    assert Manifest(restored.parent, restorer.facts).has(photo, [restored])
+    for name in restorer.facts:
+        assert not Manifest(restored.parent, restorer.facts | {name: "another"}).has(photo, [restored]), name
 
 
 @pytest.mark.parametrize("name", ["batch_size", "memory", "tile", "predictor_tile"])

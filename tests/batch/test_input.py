@@ -138,11 +138,18 @@ def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
     assert command.share({"CPU": 4.0}, Options("out"), command.Flags(num_gpus=1, address="HEAD:1"))[0] == 1
 
 
-def test_a_cluster_that_answers_is_tried():
+def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-        for listening in (address, f"ray://{address}", "auto", None):
-            command.require_listening(listening)
+        for given in (address, f"ray://{address}"):
+            command.require_listening(given)
+            server.settimeout(10)
+            server.accept()[0].close()  # it was asked
+    for given in (address, f"ray://{address}"):
+        with pytest.raises(ValueError, match="no Ray cluster answers"):
+            command.require_listening(given)
+    for given in ("auto", None):  # no address of its own: Ray looks for it
+        command.require_listening(given)
 
 
 @pytest.fixture

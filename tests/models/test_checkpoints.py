@@ -71,6 +71,27 @@ def test_the_hash_follows_the_weights_and_not_the_presets(folder):
     assert checkpoint_hash(str(folder)) != before
 
 
+CONTENT = ["model_index.json", "scheduler/scheduler_config.json"]
+CONTENT += [
+    f"{part}/{file}" for part in ("predictor", "denoiser") for file in ("config.json", "graph.json", "model.onnx")
+]
+
+
+def test_the_hash_of_an_onnx_folder_follows_each_of_its_files_but_not_its_card(tmp_path):
+    for file in [*CONTENT, "README.md"]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    before = checkpoint_hash(str(tmp_path))
+    seen = {before}
+    for file in CONTENT:
+        (tmp_path / file).write_text('{"other": 1}')
+        seen.add(checkpoint_hash(str(tmp_path)))
+        (tmp_path / file).write_text("{}")
+    assert len(seen) == 1 + len(CONTENT)
+    (tmp_path / "README.md").write_text("another card")
+    assert checkpoint_hash(str(tmp_path)) == before
+
+
 def sentence(source):
     with pytest.raises(CheckpointError) as caught:
         load_pipeline(str(source))

@@ -299,7 +299,8 @@ def result(reference: "ObjectRef") -> Any:
         raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
 
 
-def _main(args: list[str]) -> int:
+def parsed(args: list[str]) -> tuple[str, Options, dict[str, Any], Flags]:
+    """What a command line says, as the arguments of `run`; a UsageError or ValueError says what is wrong with it."""
     parser = make_parser("-m tools.batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
     parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
     for kind in (Flags, Options, SamplingSettings):
@@ -313,9 +314,13 @@ def _main(args: list[str]) -> int:
         {field.name: values[field.name] for field in fields(kind) if field.name in values}
         for kind in (Options, SamplingSettings, Flags)
     )
-    return 1 if run(places[0], Options(**options), numbers, Flags(**flags)) else 0
+    return places[0], Options(**options), numbers, Flags(**flags)
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
-    return run_command("batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)
+
+    def restore() -> int:
+        return 1 if run(*parsed(sys.argv[1:] if args is None else args)) else 0
+
+    return run_command("batch", restore, STOPPED)

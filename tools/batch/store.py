@@ -131,11 +131,12 @@ class Place:
         """Remove files if they exist, but none outside this place."""
         with self._in_one_sentence("written"):
             for key in keys:
-                if ".." in PurePosixPath(key).parts:
-                    continue
                 if self._is_local:
-                    self._local(key).unlink(missing_ok=True)
-                elif self.files.get_file_info(f"{self.base}/{key}").is_file:
+                    file = self._local(key)
+                    is_inside = file.parent.resolve().is_relative_to(Path(self.base).resolve())
+                    if is_inside and file.is_file():
+                        file.unlink()
+                elif ".." not in PurePosixPath(key).parts and self.files.get_file_info(f"{self.base}/{key}").is_file:
                     self.files.delete_file(f"{self.base}/{key}")
 
     def clear(self, folder: str) -> None:
