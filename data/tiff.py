@@ -69,7 +69,7 @@ def read(path: Path) -> Contents:
     """
     with Bounded(io.FileIO(path)) as content, tifffile.TiffFile(content, is_lsm=False) as file:  # lsm reads all pages
         number, page, remarks = _full_size(file)
-        _require_known(path, page)
+        _require_readable(path, page)
         told = _colour(page)
         if not _read_here(page):
             if number is None:
@@ -129,7 +129,7 @@ def _is_reduced(page: tifffile.TiffPage) -> bool:
     return bool(int(page.subfiletype) & 1) or older == REDUCED
 
 
-def _require_known(path: Path, page: tifffile.TiffPage) -> None:
+def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
     """ImageError if the samples are of no kind that is read."""
     kind = None if page.dtype is None else page.dtype.kind
     if kind == "f":

@@ -94,7 +94,7 @@ def _write(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"number": _number, "plain": _plain}
+    templates.filters |= {"number": _number, "listed": _listed}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     sides = ("A, restored", "B, restored") if changes else ("blurry", "restored")
     page = templates.get_template("report.html").render(
@@ -115,7 +115,7 @@ def _number(value: float, digits: int, sign: str = "") -> str:
     return "∞" if math.isinf(value) else f"{value:{sign}.{digits}f}"
 
 
-def _plain(value: Facts) -> str:
+def _listed(value: Facts) -> str:
     """Several facts as text."""
     return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 

@@ -196,7 +196,7 @@ IMPORT_MAXIM = {
 COMMANDS = {  # its function, its table, the words of a run without a flag, and how the command reads them
     "make_pairs": (make_pairs.make, MAKE_PAIRS, MAKE, {"nargs": "+"}),
     "calibrate": (calibrate.calibrate, CALIBRATE, ["sized", "data", "--precision", "fp32"], {"positional": 2}),
-    "export": (export.export, EXPORT, ["sized", "OUT"], {"positional": 2}),
+    "export": (export.export_checkpoint, EXPORT, ["sized", "OUT"], {"positional": 2}),
     "doctor": (doctor.main, DOCTOR, ["data", "--num_workers", "0"], {}),
     "demo": (demo.main, DEMO, [], {"positional": 0}),
     "import_maxim": (import_maxim.import_maxim, IMPORT_MAXIM, [], {}),
@@ -224,7 +224,7 @@ def test_a_command_has_no_other_flags(name):
 
 def test_the_export_to_onnx_has_no_other_flags():
     export_onnx = pytest.importorskip("deblur.tools.export_onnx")
-    assert set(signature(export_onnx.export).parameters) == EXPORT_ONNX.keys()
+    assert set(signature(export_onnx.export_onnx).parameters) == EXPORT_ONNX.keys()
     require_tests(EXPORT_ONNX)
 
 
@@ -254,7 +254,7 @@ def test_own_networks_are_exported_to_onnx_by_their_names(ran):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     words = ["sized", "--output", "OUT", "--classes", "mypred.Net"]
-    assert "class mypred.Net cannot be imported" in ran(export_onnx.export, words).said
+    assert "class mypred.Net cannot be imported" in ran(export_onnx.export_onnx, words).said
 
 
 # python -m tools.batch: its flags go to the workers, which are sample.py's restorers

@@ -2,7 +2,9 @@
 
 import os
 import socket
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -15,8 +17,9 @@ from deblur.data import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
 from deblur.tools.batch import command
-from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
+from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, row_values
 from deblur.tools.batch.worker import Job, Worker, describe
+from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
 
@@ -152,6 +155,28 @@ def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
         command.require_listening(given)
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "is_said"),
+    [
+        ("os._exit(1)", 1, True),  # as Ray's library ends it when its node is dead
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, True),
+        ("pass", 0, False),
+        ("sys.exit(3)", 3, False),
+        ("raise KeyError", 1, False),
+    ],
+)
+def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, code, is_said):
+    program = f"import os, signal, sys\nfrom deblur.tools.batch.command import watched\nwith watched('out'): {end}"
+    with open(tmp_path / "said", "wb") as said:
+        ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=said, timeout=300)
+    assert ended.returncode == code
+    sentence = f"batch: error: {command.ENDED.format('out')}\n"
+    until = time.monotonic() + 20
+    while is_said and time.monotonic() < until and sentence not in (tmp_path / "said").read_text():
+        time.sleep(0.05)
+    assert (sentence in (tmp_path / "said").read_text()) == is_said
+
+
 @pytest.fixture
 def job(tmp_path):
     """A task on three photographs, one in a folder and one damaged."""
@@ -187,7 +212,7 @@ def done(job):
 
 
 def record(job, rows):
-    manifest, facts = ManifestTable(job.target), plain(describe(job)[0])
+    manifest, facts = ManifestTable(job.target), row_values(describe(job)[0])
     manifest.add([{name: value for name, value in (row | facts).items() if name != "stop"} for row in rows])
     manifest.close()
 

@@ -108,73 +108,91 @@ def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
 # The page, used
 
 
-def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(folder, chromium):
-    tab, summary, said, asked = chromium.new_page(), summary_of(), [], []
+@pytest.fixture
+def tab(folder, chromium):
+    """The page in a tab, which logs no error and asks for nothing else."""
+    tab, said, asked = chromium.new_page(), [], []
     tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto((folder / "report.html").as_uri())
+    yield tab
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [tab.url]
+    tab.close()
 
-    def press(column):
-        """The values of a column, from the top, once its head is pressed."""
-        tab.locator("#scores thead button").nth(column).click()
-        values = "(table, n) => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value)"
-        return tab.locator("#scores").evaluate(values, column)
 
-    psnr = [float(value) for value in press(2)]
+def pressed(tab, column):
+    """The values of a column, from the top, once its head is pressed."""
+    tab.locator("#scores thead button").nth(column).click()
+    values = "(table, n) => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value)"
+    return tab.locator("#scores").evaluate(values, column)
+
+
+def test_in_a_browser_the_table_sorts_by_any_column_in_both_directions(tab):
+    psnr = [float(value) for value in pressed(tab, 2)]
     assert psnr == sorted(psnr, reverse=True)
     assert psnr[0] == float("inf")
-    assert len(psnr) == len(summary.rows)
-    assert [float(value) for value in press(2)] == psnr[::-1]
-    *lpips, last = press(3)
-    assert [*map(float, lpips)] == sorted(map(float, lpips)) and last == ""  # what is missing is last
-    first, second, *_ = press(0)
-    state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
+    assert len(psnr) == len(summary_of().rows)
+    assert [float(value) for value in pressed(tab, 2)] == psnr[::-1]
+    *lpips, last = pressed(tab, 3)
+    assert [*map(float, lpips)] == sorted(map(float, lpips))
+    assert last == "", "what is missing is last"
+    first, second, *_ = pressed(tab, 0)
     assert first < second
+    state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
     assert state == ["ascending", *[None] * (len(state) - 1)]
-    for differences in (False, True):
-        tab.set_checked("#paired", differences)
-        assert tab.locator("#scores .interval").first.is_visible() != differences
-        assert tab.locator("#scores .difference").first.is_visible() == differences
 
-    def style(place, name):
-        return tab.locator(place).evaluate(f"element => element.style.{name}")
 
+@pytest.mark.parametrize("differences", [False, True])
+def test_in_a_browser_the_table_shows_intervals_or_differences(tab, differences):
+    tab.set_checked("#paired", differences)
+    assert tab.locator("#scores .interval").first.is_visible() != differences
+    assert tab.locator("#scores .difference").first.is_visible() == differences
+
+
+def style(tab, place, name):
+    return tab.locator(place).evaluate(f"element => element.style.{name}")
+
+
+def test_in_a_browser_the_slider_moves_by_its_field_and_by_its_handle(tab):
     def drag():
         tab.hover("#grip")
         tab.mouse.down()
-        box, height = view.bounding_box(), tab.locator("#grip").bounding_box()["y"] + 9
+        box, height = tab.locator("#view").bounding_box(), tab.locator("#grip").bounding_box()["y"] + 9
         for share in (0.75, 0.1):  # after the first the grip is let go
             tab.mouse.move(box["x"] + share * box["width"], height)
             tab.mouse.up()
 
-    left, view = tab.locator("#image-a"), tab.locator("#view")
     for place, move in ((50, lambda: None), (20, lambda: tab.fill("#where", "20")), (75, drag)):
         move()
-        assert (style("#clip", "clipPath"), style("#line", "left")) == (f"inset(0px 0px 0px {place}%)", f"{place}%")
+        assert style(tab, "#clip", "clipPath") == f"inset(0px 0px 0px {place}%)"
+        assert style(tab, "#line", "left") == f"{place}%"
+
+
+def test_in_a_browser_the_images_are_zoomed_and_moved(tab):
     tab.click("#in")
     tab.click("#in")
-    zoomed = style("#image-a", "transform")
-    view.press("ArrowLeft")
-    panned = style("#image-a", "transform")
+    zoomed = style(tab, "#image-a", "transform")
+    tab.locator("#view").press("ArrowLeft")
+    panned = style(tab, "#image-a", "transform")
     assert "scale(4)" in zoomed
     assert "scale(4)" in panned
     assert zoomed != panned
+
+
+def test_in_a_browser_other_images_and_settings_are_chosen(tab):
+    left, kept = tab.locator("#image-a"), [row.label for row in summary_of().settings_front[:2]]
     source = left.get_attribute("src")
     tab.select_option("#left", "sharp")
     assert source.startswith("data:image/jpeg;base64,")
     assert left.get_attribute("src") != source
-    kept = [row.label for row in summary.settings_front[:2]]
     assert tab.locator("#setting option").evaluate_all("options => options.map(option => option.value)") == kept
-    assert tab.input_value("#setting") in kept
     tab.select_option("#setting", kept[1])
     about = f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234"
     assert tab.text_content("#about").startswith(about)
     size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
     assert left.evaluate(size) == [200, 200]
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [tab.url]
-    tab.close()
 
 
 def labels(figure) -> list[Annotation]:

@@ -2,15 +2,15 @@
 
 import json
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deblur.data.search import ImageError
+from deblur.data.search import READ, WRITABLE, ImageError
 from deblur.restoration.manifest import Manifest
-from deblur.restoration.outputs import Extras, outputs_of, planned
+from deblur.restoration.outputs import Extras, named, outputs_of, planned
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +181,12 @@ def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_p
     assert manifest.owned([image], []) == manifest.owned([other], [out / "a.png"]) == {}
     manifest.add(other, written(out, "a_compare.png"), {})
     assert (out / "a.png").is_file() and str(image) in json.loads((out / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("suffix", sorted(WRITABLE))
+def test_a_format_keeps_each_of_its_suffixes(suffix):
+    """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""
+    (kind,) = (kind for kind, suffixes in READ.items() if suffix in suffixes)
+    for other in sorted(WRITABLE - set(READ["HEIF"]) - {suffix}):
+        target = str(named(PurePath(f"a{suffix}"), other, False))
+        assert (target == f"a{suffix}") == (other in READ[kind]), (suffix, other, target)

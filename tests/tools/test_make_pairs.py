@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deblur.data import images, search
+from deblur.data.blur import SyntheticBlur
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
@@ -15,7 +16,7 @@ from deblur.models.checkpoints import network_hash
 from deblur.models.maxim import Maxim
 from deblur.models.nafnet import SlimPredictor
 from deblur.tools import demo
-from deblur.tools.make_pairs import main, read_blur
+from deblur.tools.make_pairs import main, read_blur, write_photo
 from tests.tiny import stir, tiny_pipeline
 
 SIDES = ("blur", "sharp")
@@ -277,3 +278,17 @@ def test_demo_photographs(tmp_path, capsys):
     demo.main(str(tmp_path / "again"))
     first, again = (images.read(tmp_path / folder / "test/blur/coffee_1.png") for folder in ("photos", "again"))
     assert torch.equal(first, again)
+
+
+def test_crops_are_where_the_detail_is_and_depend_on_the_seed(tmp_path):
+    photo = torch.full((3, 64, 512), 0.5)
+    photo[..., 448:] = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images.write(tmp_path / "a.png", photo)
+
+    def drawn(seed, candidates):
+        out = tmp_path / f"{seed} of {candidates}"
+        write_photo("a", (tmp_path / "a.png", tmp_path), SyntheticBlur(), out, seed, 3, 32, candidates)
+        return torch.stack([images.read(out / "sharp" / f"a_{at}.png") for at in range(3)])
+
+    assert (drawn(0, 64).flatten(1).std(1) > 0.1).all()
+    assert not torch.equal(drawn(0, 64), drawn(1, 64))

@@ -192,7 +192,7 @@ class ManifestTable:
 
         `files` are those that each would be written to now: one that has others is not done.
         """
-        facts = plain(facts) | {"error": None}
+        facts = row_values(facts) | {"error": None}
         return {
             row["image"]
             for row in self._rows_of_table()
@@ -251,7 +251,7 @@ def _file_info(path: Path) -> fs.FileInfo:
     return fs.FileInfo(_key(str(path)), fs.FileType.File, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
-def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def row_values(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts in the manifest's form: dicts as JSON."""
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items() if isinstance(value, dict)}
     return dict(facts) | texts
