@@ -22,7 +22,7 @@ from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.models.settings import SMALLEST_TILE, SamplingSettings, preset_settings
-from deblur.models.tiling import Tiling
+from deblur.models.tiling import Tiling, TooLittleMemory
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,8 @@ class DeblurPipeline(ConfigMixin):
             return DeblurOutput(*parts, std=None)
         batch, layouts = read_images(image)
         blurry = batch.to(self.device)
+        if memory is not None:
+            self._require_memory(blurry, settings, tile, predictor_tile, memory)
         prediction = self.predict(blurry, predictor_tile, memory, settings.stages)
         [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)
         output.tiles = self.tiles(blurry)
@@ -373,6 +375,18 @@ class DeblurPipeline(ConfigMixin):
         least = getattr(network, "smallest_tile", SMALLEST_TILE)
         self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, least, fixed)
         return self._tilings[name]
+
+    def _require_memory(
+        self, blurry: Tensor, settings: SamplingSettings, tile: int | None, predictor_tile: int | None, memory: int
+    ) -> None:
+        """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
+        needed = self._tiling("predictor", predictor_tile, memory).least_memory(blurry)
+        if settings.blend > 0 and self.denoiser is not None:
+            # Beside the sampler's own: the prediction, its scale and the input in the networks' range.
+            fields = FIELDS[settings.sampler] + 2 * (settings.num_samples > 1) + 3
+            needed = max(needed, self._tiling("denoiser", tile, memory, fields).least_memory(blurry))
+        if needed > memory:
+            raise TooLittleMemory(needed)
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""
