@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 from tifffile import EXTRASAMPLE
 
-from deblur.data import colour, metadata, tiff
+from deblur.data import boxes, colour, metadata, tiff
 from deblur.data.colour import Colour
-from deblur.data.formats import exif_of, format_of, opened
+from deblur.data.formats import exif_of, format_of, heif_samples, opened
 from deblur.data.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 from deblur.files import replacing
 
@@ -33,6 +34,8 @@ TRANSPARENT = WRITABLE - {".jpg", ".jpeg", ".bmp"}
 TIFF = {".tif", ".tiff"}
 CODED = {".avif", ".heic", ".heif"}  # formats that say their colours by code points
 INCH = 0.0254  # metres
+JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
+JFIF_MOST, PHYS_MOST = (1 << 16) - 1, (1 << 31) - 1  # of the numbers of JPEG's and PNG's density
 NOT_UNDERSTOOD = "its content is not as its format demands"
 
 
@@ -48,6 +51,7 @@ class Raster:
         remarks: what is unusual about the file, or not restored; each follows its name.
         colour: what the numbers stand for, if the file says it other than by a profile.
         density: pixels per inch across and down, or None.
+        aspect: pixels across and down in one length, if the file says only their ratio; or None.
         associated: whether a TIFF of it has colours that are multiplied with alpha, as its file has.
         extra: (N, H, W) of the same type, the samples of a TIFF that are neither colours nor alpha; or None.
     """
@@ -61,6 +65,7 @@ class Raster:
     remarks: tuple[str, ...] = ()
     colour: Colour | None = None
     density: tuple[float, float] | None = None
+    aspect: tuple[float, float] | None = None
     associated: bool = False
     extra: Any | None = None
 
@@ -73,7 +78,7 @@ class Raster:
 def read_file(path: str | Path) -> Raster:
     """Read an image in one of the formats of `data.search.READ`, by its content; its suffix need not match.
 
-    8 and 16 bits keep their depth, 10 to 14 become 16; floats are refused. The EXIF orientation is applied. Grey
+    8 and 16 bits keep their depth, 9 to 15 become 16; floats are refused. The EXIF orientation is applied. Grey
     becomes three equal channels; palette, CMYK and 1-bit images become RGB. If there are several frames, the first is
     read; of a thumbnail and a full-size page the latter.
 
@@ -131,17 +136,18 @@ def _read_tiff(path: Path) -> Raster:
     contents = tiff.read(path)
     samples = contents.samples
     if samples is None:
-        return _read_pillow(path, contents.page, contents.remarks)
+        found = _read_pillow(path, contents.page, contents.remarks)
+        return replace(found, colour=None if found.icc else contents.colour)
     parts = [samples.colours, samples.alpha, samples.extra]
     found = _raster(parts, samples.exif, samples.icc, samples.xmp, contents.remarks, True)
-    return replace(found, associated=samples.associated)
+    return replace(found, associated=samples.associated, colour=None if samples.icc else contents.colour)
 
 
 def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Raster:
     with opened(path) as image:
         if page > 0:
             image.seek(page)
-        deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")
+        deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")  # known until it is loaded
         exif, ink = exif_of(image), image.mode == "CMYK"
         if image.info.get("exif") == b"":
             remarks += ("has EXIF data that cannot be read, which are left out",)
@@ -150,31 +156,58 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
         # A colour profile of inks does not apply to the RGB values they are converted to.
         icc = None if ink else image.info.get("icc_profile")
         xmp, is_tiff = image.info.get("xmp"), image.format == "TIFF"
-        told = _colour(path, image, icc)
-        density = metadata.usable(image.info.get("dpi"))
-        # Pillow reads 16-bit colour with 8 bits, and compares the transparent grey of fewer bits with scaled ones.
-        if deep_png or (image.format == "PNG" and image.mode == "L" and "transparency" in image.info):
-            array = imagecodecs.png_decode(path.read_bytes())
-        else:
+        told, icc, more = _colour(path, image, icc)
+        density, aspect = metadata.usable(image.info.get("dpi")), _aspect(image)
+        array = _deep(path, image, deep_png)
+        if array is None:
             orientation = exif.get(ExifTags.Base.Orientation, 1)
             array = _upright(path, image)
             exif.pop(ExifTags.Base.Orientation, None)
             if orientation >= 5:
                 metadata.turn(exif)
-                density = density and density[::-1]
-        found = _raster(_parts(array), exif, icc, xmp, remarks, is_tiff, density)
-        return replace(found, colour=told, icc=None if told and told.codes and icc else icc)
+                density, aspect = density and density[::-1], aspect and aspect[::-1]
+        found = _raster(_parts(array), exif, icc, xmp, remarks + more, is_tiff, density, aspect)
+        return replace(found, colour=told)
 
 
-def _colour(path: Path, image: Image.Image, icc: bytes | None) -> Colour | None:
-    """What a file says about its colours other than by its profile, if that does not count first."""
+def _deep(path: Path, image: Image.Image, deep_png: bool) -> np.ndarray | None:
+    """The samples of what Pillow would read with fewer bits or wrongly, not turned by EXIF; None of all else."""
+    # Pillow compares the transparent grey of fewer than 8 bits with scaled values.
+    if deep_png or (image.format == "PNG" and image.mode == "L" and "transparency" in image.info):
+        return imagecodecs.png_decode(path.read_bytes())
+    bits = boxes.bits_of(path) if image.format in ("AVIF", "HEIF") else 8
+    if bits == 8:
+        return None
+    if image.format == "AVIF":
+        array = imagecodecs.avif_decode(path.read_bytes(), index=0)
+    else:
+        array = heif_samples(path) >> (16 - bits)
+    return np.rint(array * np.float32(65535 / (2**bits - 1))).astype(np.uint16)
+
+
+def _colour(path: Path, image: Image.Image, icc: bytes | None) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
+    """What a file says about its colours other than by its profile, or else the profile; and remarks.
+
+    A profile counts first, but for code points beside it in a PNG.
+    """
     if image.format == "PNG":
         told = colour.of_png(path)
         is_first = told is not None and any(kind == b"cICP" for kind, _ in told.chunks)
-        return told if is_first or icc is None else None
+        told = told if is_first or icc is None else None
+        return told, None if told and told.codes else icc, ()
+    if image.format == "BMP":
+        return colour.of_bmp(path)
     if image.format in ("AVIF", "HEIF") and icc is None:
-        return colour.of_boxes(path)
-    return None
+        return colour.of_boxes(path), None, ()
+    return None, icc, ()
+
+
+def _aspect(image: Image.Image) -> tuple[float, float] | None:
+    """The aspect that a PNG or a JPEG has in place of a density."""
+    told = image.info.get("aspect")
+    if image.info.get("jfif_unit") == 0:
+        told = image.info.get("jfif_density")
+    return metadata.usable_aspect(told)
 
 
 def _upright(path: Path, image: Image.Image) -> np.ndarray:
@@ -206,6 +239,7 @@ def _raster(
     remarks: tuple[str, ...],
     is_tiff: bool,
     density: tuple[float, float] | None = None,
+    aspect: tuple[float, float] | None = None,
 ) -> Raster:
     """Make a Raster from colours, alpha and other samples (H, W, channels), turned by the orientation in `exif`.
 
@@ -215,8 +249,9 @@ def _raster(
     colours, alpha, extra = (None if part is None else _turned(part, orientation) for part in parts)
     if orientation in (5, 6, 7, 8):
         metadata.turn(exif)
-        density = density and density[::-1]
+        density, aspect = density and density[::-1], aspect and aspect[::-1]
     density = density or metadata.density_of(exif)
+    aspect = None if density else aspect or metadata.aspect_of(exif)
     if is_tiff:
         for tag in exif.keys() - metadata.DESCRIPTIVE - {ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo}:
             del exif[tag]
@@ -224,7 +259,8 @@ def _raster(
     pixels = np.repeat(colours, 3, axis=0) if grey else colours
     xmp, absent = metadata.present(xmp)
     exif_bytes = exif.tobytes() if len(exif) else None
-    return Raster(pixels, alpha, grey, exif_bytes, icc, xmp, remarks + absent, density=density, extra=extra)
+    told = {"density": density, "aspect": aspect, "extra": extra}
+    return Raster(pixels, alpha, grey, exif_bytes, icc, xmp, remarks + absent, **told)
 
 
 def _turned(part: np.ndarray, orientation: int) -> np.ndarray:
@@ -259,6 +295,10 @@ def remarks_on(like: Raster, suffix: str) -> list[str]:
         said.append("has samples that are neither colours nor transparency, which are left out")
     if like.colour and like.colour.hdr:
         said.append(f"has HDR colours ({like.colour.hdr}), which are kept; the networks have learnt ordinary ones")
+    if like.is_deep and suffix not in DEEP:
+        said.append(f"has more than 8 bits, of which {suffix[1:].upper()} is written with 8")
+    if like.aspect and suffix not in metadata.OWN_ASPECT:
+        said.append(f"has pixels that are not square, which {suffix[1:].upper()} cannot say")
     if suffix == ".bmp" and _profile(like) is not None:
         said.append("has other colours than sRGB, which BMP cannot say: they are converted to sRGB")
     return said
@@ -288,8 +328,8 @@ def write(
     """Write a (3, H, W) image of floats in [0, 1], clipped and rounded; the suffix chooses the format.
 
     WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are created. The file
-    appears under its name only when complete. Raises ImageError if the suffix is not supported, or the format cannot
-    say what the colours are; OSError if the disk write fails.
+    appears under its name only when complete. Raises ImageError if the suffix is not supported, the format cannot say
+    what the colours are, or a pixel is no number; OSError if the disk write fails.
 
     Args:
         like: the input image: its depth, grey, alpha, density, metadata and colours are kept as far as the format
@@ -303,6 +343,8 @@ def write(
         raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(WRITABLE))}.")
     like = like or Raster(np.empty((3, 0, 0), np.uint8))
     require_tellable(path, like)
+    if not np.isfinite(image).all():
+        raise ImageError(f"{path} is not written: it has pixels that are no numbers, the checkpoint may be damaged.")
     deep = suffix in DEEP and (like.is_deep if depth is None else depth == 16)
     array, kinds = _samples(image, like, np.uint16 if deep else np.uint8, suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -310,9 +352,8 @@ def write(
         fitted = metadata.fitting(like, suffix, array.shape[1], array.shape[0])
         if suffix in TIFF:
             exif = metadata.exif_of(fitted)
-            if fitted.density and ExifTags.Base.XResolution not in exif:
-                exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = fitted.density
-                exif[ExifTags.Base.ResolutionUnit] = metadata.INCH
+            metadata.set_density(exif, fitted.density, metadata.INCH)
+            metadata.set_density(exif, fitted.aspect, metadata.NO_UNIT)
             tiff.write(part, array, like.grey, kinds, exif, _profile(fitted), fitted.xmp)
         elif suffix == ".png":
             part.write_bytes(_with_chunks(_png(array, compress_level), fitted))
@@ -368,14 +409,30 @@ def _by_pillow(array: np.ndarray, like: Raster, suffix: str) -> bytes:
         del arguments["icc_profile"]
     if kind == "HEIF" and codes is not None:
         arguments |= {"color_primaries": codes[0], "transfer_characteristics": codes[1], "matrix_coefficients": 6}
+    if kind == "BMP":
+        arguments["dpi"] = (0, 0)  # unknown; Pillow would write 96
     if kind in ("JPEG", "BMP") and like.density:
         arguments["dpi"] = tuple(round(value) for value in like.density)
+    elif kind == "JPEG" and like.aspect:
+        arguments["dpi"] = _whole_ratio(like.aspect, JFIF_MOST)
     if kind == "BMP" and profile is not None:
         image = _in_srgb(image, profile)
     buffer = io.BytesIO()
     image.save(buffer, kind, **SAVED.get(kind, {}), **{name: value for name, value in arguments.items() if value})
     content = buffer.getvalue()
+    if kind == "JPEG" and like.aspect and not like.density:
+        content = content[:JFIF_UNIT] + b"\0" + content[JFIF_UNIT + 1 :]
     return colour.with_codes(content, like.colour) if kind == "AVIF" and codes is not None else content
+
+
+def _whole_ratio(aspect: tuple[float, float], most: int) -> tuple[int, int]:
+    """Two whole numbers up to `most` whose ratio is as near as possible to that of the aspect."""
+    ratio = Fraction(aspect[0]) / Fraction(aspect[1])
+    if ratio > 1:
+        down, across = _whole_ratio(aspect[::-1], most)
+        return across, down
+    ratio = ratio.limit_denominator(most)
+    return max(1, ratio.numerator), ratio.denominator
 
 
 def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
@@ -390,11 +447,15 @@ def _with_chunks(png: bytes, like: Raster) -> bytes:
     """Insert what a file says besides its pixels after a PNG file's header (PNG specification, chunk layout)."""
     header = 8 + 4 + 4 + 13 + 4  # signature, then length, kind, data and checksum of IHDR
     chunks = [*(like.colour.png() if like.colour else ())]
-    if like.icc:
-        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(like.icc)))
+    profile = like.icc if chunks else _profile(like)
+    if profile:
+        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(profile)))
     if like.density:
         across, down = (round(value / INCH) for value in like.density)
         chunks.append((b"pHYs", across.to_bytes(4, "big") + down.to_bytes(4, "big") + b"\1"))
+    elif like.aspect:
+        across, down = _whole_ratio(like.aspect, PHYS_MOST)
+        chunks.append((b"pHYs", across.to_bytes(4, "big") + down.to_bytes(4, "big") + b"\0"))
     if like.exif:
         chunks.append((b"eXIf", like.exif.removeprefix(b"Exif\0\0")))
     if like.xmp:

@@ -1,18 +1,21 @@
 """How a file says which colours its numbers are, other than by an ICC profile.
 
-PNG says it by the chunks cICP, gAMA and cHRM, HEIF and AVIF by the box nclx. Its code points are those of ITU-T H.273.
+PNG says it by the chunks cICP, gAMA and cHRM, HEIF and AVIF by the box nclx, BMP by its header, TIFF by tags. Code
+points are those of ITU-T H.273.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import imagecodecs
 import numpy as np
 from PIL import PngImagePlugin
+
+from deblur.data import boxes
 
 # By code point: x and y of white, red, green and blue.
 D65 = 0.3127, 0.329
@@ -36,7 +39,9 @@ UNSPECIFIED = 2
 CURVE = 1024  # entries of a profile's curve
 TOLD = (b"cICP", b"gAMA", b"cHRM", b"sRGB")  # PNG's chunks
 MOST_OF_CHUNK = 64  # bytes of one of these
-MOST_OF_BOX = 1 << 25  # bytes of HEIF's and AVIF's box meta
+MOST_OF_PROFILE = 1 << 25  # bytes of a BMP's
+BMP_HEADER = 14  # bytes of a BMP before the header that says its colours
+LINKED = "names another file for its colour profile, which is not read"  # a remark
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,14 @@ class Colour:
         primaries: x and y of white, red, green and blue, or None if they are not known.
         gamma: exponent of the transfer function, if it is a power and `codes` do not say it.
         chunks: kinds and contents of the PNG chunks that say it.
+        table: CURVE values of the transfer function, up to 65535, if neither `codes` nor an exponent say it.
     """
 
     codes: tuple[int, int] | None
     primaries: tuple[float, ...] | None
     gamma: float | None = None
     chunks: tuple[tuple[bytes, bytes], ...] = ()
+    table: tuple[int, ...] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -66,8 +73,8 @@ class Colour:
         return HDR.get(self.codes[1]) if self.codes else None
 
     def png(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The chunks of a PNG that say it."""
-        if self.chunks or self.is_plain:
+        """The chunks of a PNG that say it; none if a profile must."""
+        if self.chunks or self.is_plain or self.codes is None:
             return self.chunks
         return ((b"cICP", bytes([*self.codes, 0, 1])),)
 
@@ -85,17 +92,22 @@ class Colour:
     def _curve(self) -> float | np.ndarray | None:
         """The transfer function, from a stored number to light: an exponent, or its values as uint16."""
         if self.codes is None:
-            return self.gamma
-        transfer, x = self.codes[1], np.linspace(0, 1, CURVE)
+            return self.gamma if self.table is None else np.array(self.table, np.uint16)
+        if self.codes[1] in GAMMAS:
+            return GAMMAS[self.codes[1]]
+        light = self._light(np.linspace(0, 1, CURVE))
+        return None if light is None else np.rint(65535 * light).astype(np.uint16)
+
+    def _light(self, x: np.ndarray) -> np.ndarray | None:
+        """The light of stored numbers in [0, 1], by the code point; None if it is not known."""
+        transfer = self.codes[1]
         if transfer in GAMMAS:
-            return GAMMAS[transfer]
+            return x ** GAMMAS[transfer]
         if transfer == SRGB:
-            light = np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
-        elif transfer in VIDEO:
-            light = np.where(x < 0.081, x / 4.5, ((x + 0.099) / 1.099) ** (1 / 0.45))
-        else:
-            return None
-        return np.rint(65535 * light).astype(np.uint16)
+            return np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
+        if transfer in VIDEO:
+            return np.where(x < 0.081, x / 4.5, ((x + 0.099) / 1.099) ** (1 / 0.45))
+        return None
 
 
 def of_codes(primaries: int, transfer: int, chunks: tuple[tuple[bytes, bytes], ...] = ()) -> Colour:
@@ -126,7 +138,7 @@ def _of_numbers(
     primaries: tuple[float, ...], gamma: float | None, chunks: tuple[tuple[bytes, bytes], ...]
 ) -> Colour | None:
     """The colour of chromaticities and of an exponent; 2.2 with sRGB's primaries is how PNG files write sRGB."""
-    code = next((code for code, known in PRIMARIES.items() if np.allclose(known, primaries, atol=1e-3)), None)
+    code = _code_of(primaries)
     if code == 1 and (gamma is None or abs(gamma - 2.2) < 0.01):
         return Colour(PLAIN, PRIMARIES[1], chunks=chunks)
     if gamma is None:
@@ -136,6 +148,11 @@ def _of_numbers(
     if code is not None and transfer is not None:
         return Colour((code, transfer), primaries, chunks=chunks)
     return Colour(None, primaries, 2.2 if gamma is None else gamma, chunks)
+
+
+def _code_of(primaries: tuple[float, ...]) -> int | None:
+    """The code point of chromaticities, if they have one."""
+    return next((code for code, known in PRIMARIES.items() if np.allclose(known, primaries, atol=1e-3)), None)
 
 
 def _chunks(path: Path) -> dict[bytes, bytes]:
@@ -154,50 +171,69 @@ def _chunks(path: Path) -> dict[bytes, bytes]:
 
 
 def of_boxes(path: Path) -> Colour | None:
-    """What the first box nclx of a HEIF or AVIF file says; None if it has none. libheif and libavif do not tell it."""
-    with open(path, "rb") as file:
-        meta = _box(file, b"meta", path.stat().st_size)
-    properties = _inner(_inner(meta[4:], b"iprp"), b"ipco")
-    for kind, content in _boxes(properties):
+    """What the box nclx of a HEIF or AVIF file's primary image says; None if it has none. Pillow does not tell it."""
+    for kind, content in boxes.properties(path):
         if kind == b"colr" and content[:4] == b"nclx" and len(content) >= 8:
             return of_codes(*struct.unpack_from(">2H", content, 4))
     return None
 
 
-def _box(file: BinaryIO, wanted: bytes, end: int) -> bytes:
-    """The content of a file's box; empty if there is none."""
-    at = 0
-    while at + 8 <= end:
-        file.seek(at)
-        size, kind = struct.unpack(">I4s", file.read(8))
-        head = 8
-        if size == 1:
-            size = int.from_bytes(file.read(8), "big")
-            head = 16
-        if size == 0:
-            size = end - at
-        if size < head:
-            break
-        if kind == wanted:
-            return file.read(min(size - head, MOST_OF_BOX))
-        at += size
-    return b""
+def of_bmp(path: Path) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
+    """The colour, or else the profile, of a BMP's header (BITMAPV4HEADER, BITMAPV5HEADER); and remarks."""
+    with open(path, "rb") as file:
+        file.seek(BMP_HEADER)
+        head = file.read(124)
+        size = int.from_bytes(head[:4], "little")
+        if size < 108 or len(head) < size:
+            return None, None, ()
+        kind = head[56:60][::-1]
+        if kind == b"MBED" and size == 124:
+            start, length = struct.unpack_from("<2I", head, 112)
+            file.seek(BMP_HEADER + start)
+            return None, file.read(min(length, MOST_OF_PROFILE)) or None, ()
+    if kind == b"LINK":
+        return None, None, (LINKED,)
+    if kind != bytes(4):  # sRGB, or the system's colours, which are sRGB
+        return None, None, ()
+    ends = np.frombuffer(head, "<i4", 9, 60).reshape(3, 3) / 2**30  # X, Y and Z of red, green and blue
+    gammas = np.frombuffer(head, "<u4", 3, 96) / 2**16
+    points = np.array([ends.sum(0), *ends])  # white, and these
+    sums = points.sum(1, keepdims=True)
+    if (sums <= 0).any() or (gammas <= 0).any():
+        return None, None, ()
+    gamma = float(gammas.mean())
+    gamma = 1 / gamma if gamma < 1 else gamma  # some programs write that of the other direction
+    return _of_numbers(tuple((points / sums)[:, :2].ravel().tolist()), gamma, ()), None, ()
 
 
-def _boxes(content: bytes) -> list[tuple[bytes, bytes]]:
-    """The kinds and contents of boxes one after another."""
-    found, at = [], 0
-    while at + 8 <= len(content):
-        size, kind = struct.unpack_from(">I4s", content, at)
-        if size < 8:
-            break
-        found.append((kind, content[at + 8 : at + size]))
-        at += size
-    return found
+def of_tiff(white: Sequence[float] | None, colours: Sequence[float] | None, table: np.ndarray | None) -> Colour | None:
+    """What a TIFF's tags WhitePoint, PrimaryChromaticities and TransferFunction say; None if it has none of them.
+
+    Of three tables green's is taken. Without a table the exponent is 2.2 (TIFF 6.0, section 20).
+    """
+    if white is None and colours is None and table is None:
+        return None
+    plain = PRIMARIES[1]
+    primaries = (*(white or plain[:2]), *(colours or plain[2:]))
+    if len(primaries) != 8 or not 0 < min(primaries) <= max(primaries) < 1:
+        return None
+    if table is None:
+        return _of_numbers(primaries, 2.2, ())
+    size, is_triple = (len(table) // 3, True) if len(table) % 3 == 0 else (len(table), False)
+    if size < 2:
+        return None
+    light = np.asarray(table[size : 2 * size] if is_triple else table, np.float64) / 65535
+    return _of_table(primaries, np.interp(np.linspace(0, 1, CURVE), np.linspace(0, 1, size), light))
 
 
-def _inner(content: bytes, wanted: bytes) -> bytes:
-    return next((inner for kind, inner in _boxes(content) if kind == wanted), b"")
+def _of_table(primaries: tuple[float, ...], light: np.ndarray) -> Colour:
+    """The colour of chromaticities and of a transfer function by its values."""
+    code = _code_of(primaries)
+    for transfer in (SRGB, *GAMMAS, 1):
+        known = Colour((1, transfer), PRIMARIES[1])._light(np.linspace(0, 1, CURVE))
+        if code is not None and np.abs(known - light).max() < 0.003:
+            return Colour((code, transfer), primaries)
+    return Colour(None, primaries, table=tuple(np.rint(65535 * light).astype(int).tolist()))
 
 
 def with_codes(avif: bytes, colour: Colour) -> bytes:

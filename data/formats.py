@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
@@ -101,6 +102,12 @@ def opened(path: Path) -> Iterator[Image.Image]:
             _check_exif(image)
             file.allow_pixels(path, image.width, image.height)
             yield image
+
+
+def heif_samples(path: Path) -> np.ndarray:
+    """A HEIF's primary image (H, W) or (H, W, channels) as uint16, upright; fewer bits are the upper ones."""
+    file = pillow_heif.open_heif(path, convert_hdr_to_8bit=False)
+    return np.asarray(file[file.primary_index])
 
 
 def exif_of(image: Image.Image) -> Image.Exif:

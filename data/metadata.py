@@ -20,6 +20,7 @@ Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
 ICC, XMP = 34675, 700  # TIFF's tags
 OWN_DENSITY = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}  # formats with a field for the density
+OWN_ASPECT = OWN_DENSITY - {".bmp"}  # formats that can say the ratio alone
 MOST_OF_XMP = 1 << 20  # bytes of which the parts are taken apart
 MOST_OF_JPEG = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
 
@@ -29,7 +30,7 @@ AXES = {
     ExifTags.IFD.Exif: (("FocalPlaneXResolution", "FocalPlaneYResolution"), ("ExifImageWidth", "ExifImageHeight")),
 }
 SIZES = ("tiff:ImageWidth", "exif:PixelXDimension"), ("tiff:ImageLength", "exif:PixelYDimension")  # in XMP
-INCH, CENTIMETRE = 2, 3  # ResolutionUnit
+NO_UNIT, INCH, CENTIMETRE = 1, 2, 3  # ResolutionUnit
 # What XMP says about parts of a file that are not written, by the ends of namespaces and the beginnings of names.
 ABSENT = (
     ("/camera/", ("MotionPhoto", "MicroVideo", "VideoLength", "OLivePhoto"), "the video of a motion photo is left out"),
@@ -90,9 +91,8 @@ def fitting(like: AnyRaster, suffix: str, width: int, height: int) -> AnyRaster:
     if like.exif:
         exif = exif_of(like)
         _size(exif, width, height)
-        if like.density and suffix not in OWN_DENSITY and ExifTags.Base.XResolution not in exif:
-            exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = like.density
-            exif[ExifTags.Base.ResolutionUnit] = INCH
+        if suffix not in OWN_DENSITY:
+            set_density(exif, like.density, INCH)
         like = replace(like, exif=exif.tobytes())
     return replace(like, xmp=like.xmp and _sized_xmp(like.xmp, width, height))
 
@@ -131,6 +131,29 @@ def density_of(exif: Image.Exif) -> tuple[float, float] | None:
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     return usable((across * unit, down * unit)) if unit else None
+
+
+def set_density(exif: Image.Exif, density: tuple[float, float] | None, unit: int) -> None:
+    """Let EXIF, or a TIFF's tags, say a density, if there is one and they say none."""
+    if density and ExifTags.Base.XResolution not in exif:
+        exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = density
+        exif[ExifTags.Base.ResolutionUnit] = unit
+
+
+def aspect_of(exif: Image.Exif) -> tuple[float, float] | None:
+    """The pixels across and down that a TIFF, or EXIF, says without a unit; None if they are square."""
+    if exif.get(ExifTags.Base.ResolutionUnit) != NO_UNIT:
+        return None
+    try:
+        return usable_aspect(tuple(float(exif[ExifTags.Base[name]]) for name in ("XResolution", "YResolution")))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def usable_aspect(aspect: tuple[float, float] | None) -> tuple[float, float] | None:
+    """An aspect that says something, or None: pixels are square without one."""
+    usable = aspect and all(0 < value < 1 << 31 for value in aspect) and aspect[0] != aspect[1]
+    return aspect if usable else None
 
 
 def usable(density: tuple[float, float] | None) -> tuple[float, float] | None:

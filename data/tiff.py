@@ -13,7 +13,8 @@ import tifffile
 from PIL import ExifTags, Image, TiffImagePlugin
 from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
-from deblur.data import metadata
+from deblur.data import colour, metadata
+from deblur.data.colour import Colour
 from deblur.data.formats import Bounded
 from deblur.data.search import ImageError
 
@@ -48,11 +49,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Contents:
-    """A TIFF file's full-size page: its place among the pages, what is remarkable, and its samples if read here."""
+    """A TIFF file's full-size page: its place among the pages, what is remarkable, its samples if read here.
+
+    `colour` is what tags say about its colours; a profile counts first.
+    """
 
     page: int
     remarks: tuple[str, ...]
     samples: Samples | None
+    colour: Colour | None = None
 
 
 def read(path: Path) -> Contents:
@@ -64,11 +69,12 @@ def read(path: Path) -> Contents:
     """
     with Bounded(io.FileIO(path)) as content, tifffile.TiffFile(content, is_lsm=False) as file:  # lsm reads all pages
         number, page, remarks = _full_size(file)
-        _require_known(path, page)
+        _require_readable(path, page)
+        told = _colour(page)
         if not _read_here(page):
             if number is None:
                 raise ImageError(f"{path} has its full-size page where it is not read from: {SAVE_IT}.")
-            return Contents(number, remarks, None)
+            return Contents(number, remarks, None, told)
         exif = Image.Exif()
         exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
         exif.load_from_fp(content, page.offset)
@@ -80,7 +86,8 @@ def read(path: Path) -> Contents:
         colours, alpha, associated, extra = _channels(page)
         if number == 0 and exif._info.next > 0:
             remarks = (SEVERAL,)
-        return Contents(number or 0, remarks, Samples(colours, alpha, associated, extra, exif, page.iccprofile, xmp))
+        samples = Samples(colours, alpha, associated, extra, exif, page.iccprofile, xmp)
+        return Contents(number or 0, remarks, samples, told)
 
 
 def header_size(path: Path) -> tuple[int, int]:
@@ -122,7 +129,7 @@ def _is_reduced(page: tifffile.TiffPage) -> bool:
     return bool(int(page.subfiletype) & 1) or older == REDUCED
 
 
-def _require_known(path: Path, page: tifffile.TiffPage) -> None:
+def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
     """ImageError if the samples are of no kind that is read."""
     kind = None if page.dtype is None else page.dtype.kind
     if kind == "f":
@@ -136,6 +143,23 @@ def _require_known(path: Path, page: tifffile.TiffPage) -> None:
     usual = COLOURS.get(page.photometric)
     if (bits > 8 and usual is None) or page.samplesperpixel < (usual or 1) or page.imagedepth > 1:
         raise ImageError(f"{path} has a layout of channels that is not known: {SAVE_IT}.")
+
+
+def _colour(page: tifffile.TiffPage) -> Colour | None:
+    """What the page's tags say about its colours, other than by a profile."""
+    if page.photometric not in (*COLOURS, PHOTOMETRIC.PALETTE):
+        return None
+    white, colours = (_ratios(page, name) for name in ("WhitePoint", "PrimaryChromaticities"))
+    table = np.ravel(page.tags["TransferFunction"].value) if "TransferFunction" in page.tags else None
+    return colour.of_tiff(white, colours, table)
+
+
+def _ratios(page: tifffile.TiffPage, name: str) -> tuple[float, ...] | None:
+    """A tag's fractions as numbers; None without the tag."""
+    if name not in page.tags:
+        return None
+    parts = page.tags[name].value
+    return tuple(above / max(below, 1) for above, below in zip(parts[::2], parts[1::2], strict=True))
 
 
 def _read_here(page: tifffile.TiffPage) -> bool:

@@ -3,6 +3,8 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,33 +24,81 @@ _MARKERS = "osD^vP"
 _MOST_LABELS = 24  # with more points than this only those on the front are labelled
 
 
-def curve(summary: Summary) -> Figure:
+@dataclass(frozen=True)
+class _Point:
+    """A row where it is drawn.
+
+    Args:
+        place: its PSNR and its perception metric.
+        row: what is drawn.
+        letter: of its evaluation; empty if there is one alone, and for the blurry images, which are the same in all.
+        preset: the presets that it becomes, or None.
+        is_on_front: whether no other row of its evaluation is better on both axes.
+    """
+
+    place: tuple[float, float]
+    row: RowSummary
+    letter: str
+    preset: str | None
+    is_on_front: bool
+
+    @property
+    def kind(self) -> str:
+        """The sampler; for a row without a sample, its own name."""
+        settings = self.row.row.settings
+        return settings.sampler if settings and settings.blend > 0 else self.row.label
+
+    @property
+    def label(self) -> str:
+        """The steps, or the row's own name, and its presets."""
+        name = self.row.label if self.kind == self.row.label else str(self.row.row.settings.steps)
+        return _of(self.letter, f"{name} {self.preset}" if self.preset else name)
+
+
+def curve(summaries: Mapping[str, Summary]) -> Figure:
     """The perception-distortion curve: PSNR to the right, better LPIPS upwards, the best top right.
 
     Every row is a point with its 95 % intervals, labelled with its steps and its preset. Each sampler is one series,
     and the Pareto front is a line. The controls are thin lines that start at the prediction and may leave the frame.
     If LPIPS is missing, the vertical axis is SSIM and the title says why.
+
+    Args:
+        summaries: one evaluation, whatever its key; or several of the same images, each in a colour of its own, by the
+            letters that stand before their labels.
     """
-    places = {row.label: place for row in summary.rows if (place := _place(row, summary.perception)) is not None}
-    drawn = [row for row in summary.rows if row.label in places and row.label not in CONTROLS]
-    front = [places[row.label] for row in drawn if row in summary.front]
+    first = next(iter(summaries.values()))
+    colours = dict(zip(summaries, _COLOURS, strict=False)) if len(summaries) > 1 else {"": None}
     figure = Figure(figsize=(10, 6.5), dpi=150, layout="constrained")
     axes = figure.subplots()
-    if front:
-        axes.plot(*zip(*sorted(front), strict=True), color="0.6", linewidth=1.5, zorder=2, label="Pareto front")
-    _draw_rows(axes, drawn, places, summary.perception)
-    least = min((places[row.label][0] for row in drawn), default=0.0)
-    for (control, labels), style in zip(LABELS.items(), ("--", ":"), strict=True):
-        line = [places[label] for label in (PREDICTOR, *labels) if label in places]
-        if line:
-            look = {"color": "0.3", "linewidth": 0.8, "linestyle": style, "marker": ".", "markersize": 4}
-            axes.add_artist(Line2D(*zip(*line, strict=True), **look, zorder=2, label=control))
-            axes.update_datalim([point for point in line if point[0] >= least])
-    _name_axes(axes, summary)
-    named = [row for row in drawn if row in summary.front or summary.preset(row) or len(drawn) <= _MOST_LABELS]
-    texts = [(_label(row, summary.preset(row)), places[row.label]) for row in named]
-    _place_labels(axes, texts, [places[row.label] for row in drawn])
+    groups, drawn = [], []
+    for summary, letter in zip(summaries.values(), colours, strict=True):
+        group = _points(summary, letter, first.perception)
+        groups.append(group)
+        drawn += [point for point in group if point.kind not in CONTROLS and (point.kind != BLURRY or summary is first)]
+    _draw_points(axes, drawn, colours, first.perception)
+    least = min((point.place[0] for point in drawn), default=0.0)
+    for group, (letter, colour) in zip(groups, colours.items(), strict=True):
+        _draw_lines(axes, group, letter, colour, least)
+    _name_axes(axes, first)
+    named = [point for point in drawn if point.is_on_front or point.preset or len(drawn) <= _MOST_LABELS]
+    _place_labels(axes, [(point.label, point.place) for point in named], [point.place for point in drawn])
     return figure
+
+
+def _points(summary: Summary, letter: str, perception: str) -> list[_Point]:
+    """The rows of an evaluation that have a place."""
+    found = []
+    for row in summary.rows:
+        place = _place(row, perception)
+        if place is not None:
+            own = "" if row.label == BLURRY else letter
+            found.append(_Point(place, row, own, summary.preset(row), row in summary.front))
+    return found
+
+
+def _of(letter: str, name: str) -> str:
+    """A name, and of which evaluation it is, if there are several."""
+    return f"{letter}: {name}" if letter else name
 
 
 def _place(row: RowSummary, perception: str) -> tuple[float, float] | None:
@@ -57,22 +107,46 @@ def _place(row: RowSummary, perception: str) -> tuple[float, float] | None:
     return values if all(value is not None and math.isfinite(value) for value in values) else None
 
 
-def _draw_rows(
-    axes: Axes, rows: Sequence[RowSummary], places: Mapping[str, tuple[float, float]], perception: str
-) -> None:
-    """Draw a point with its intervals for each row, in one style per sampler."""
+def _draw_points(axes: Axes, points: Sequence[_Point], colours: Mapping[str, str | None], perception: str) -> None:
+    """Draw the points with their intervals, in one series for each kind and letter.
+
+    A sampler has its own marker, and its own colour unless its evaluation has one.
+    """
     looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
-    samplers = list(dict.fromkeys(_series(row) for row in rows if _series(row) not in looks))
+    samplers = list(dict.fromkeys(point.kind for point in points if point.kind not in looks))
     for index, sampler in enumerate(samplers):
         looks[sampler] = (_MARKERS[index % len(_MARKERS)], _COLOURS[index % len(_COLOURS)], 46)
-    for series in [*samplers, BLURRY, PREDICTOR]:
-        if drawn := [row for row in rows if _series(row) == series]:
-            marker, colour, size = looks[series]
-            x, y = zip(*(places[row.label] for row in drawn), strict=True)
-            intervals = ([_interval(row.estimates[name]) for row in drawn] for name in ("psnr", perception))
-            across, up = (list(zip(*ends, strict=True)) for ends in intervals)
-            axes.errorbar(x, y, up, across, fmt="none", ecolor=colour, elinewidth=0.9, alpha=0.5, zorder=1)
-            axes.scatter(x, y, size, colour, marker=marker, edgecolors="white", linewidths=0.6, zorder=4, label=series)
+    for kind in [*samplers, BLURRY, PREDICTOR]:
+        for letter in dict.fromkeys(["", *colours]):
+            series = [point for point in points if point.kind == kind and point.letter == letter]
+            if series:
+                marker, colour, size = looks[kind]
+                look = {"s": size, "c": colours.get(letter) or colour, "marker": marker, "label": _of(letter, kind)}
+                _draw_series(axes, series, look, perception)
+
+
+def _draw_series(axes: Axes, points: Sequence[_Point], look: dict[str, Any], perception: str) -> None:
+    """Draw points of one look, and their intervals."""
+    x, y = zip(*(point.place for point in points), strict=True)
+    intervals = ([_interval(point.row.estimates[name]) for point in points] for name in ("psnr", perception))
+    across, up = (list(zip(*ends, strict=True)) for ends in intervals)
+    axes.errorbar(x, y, up, across, fmt="none", ecolor=look["c"], elinewidth=0.9, alpha=0.5, zorder=1)
+    axes.scatter(x, y, edgecolors="white", linewidths=0.6, zorder=4, **look)
+
+
+def _draw_lines(axes: Axes, points: Sequence[_Point], letter: str, colour: str | None, least: float) -> None:
+    """Draw an evaluation's front and its controls, which do not widen the frame below a PSNR of `least`."""
+    places = {point.row.label: point.place for point in points}
+    front = sorted(point.place for point in points if point.is_on_front)
+    if front:
+        look = {"color": colour or "0.6", "linewidth": 1.5, "zorder": 2}
+        axes.plot(*zip(*front, strict=True), **look, label=_of(letter, "Pareto front"))
+    for (control, labels), style in zip(LABELS.items(), ("--", ":"), strict=True):
+        line = [places[label] for label in (PREDICTOR, *labels) if label in places]
+        if line:
+            look = {"color": colour or "0.3", "linewidth": 0.8, "linestyle": style, "marker": ".", "markersize": 4}
+            axes.add_artist(Line2D(*zip(*line, strict=True), **look, zorder=2, label=_of(letter, control)))
+            axes.update_datalim([place for place in line if place[0] >= least])
 
 
 def _name_axes(axes: Axes, summary: Summary) -> None:
@@ -91,17 +165,6 @@ def _name_axes(axes: Axes, summary: Summary) -> None:
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
-
-
-def _series(row: RowSummary) -> str:
-    """The sampler; for a row without a sample, its own name."""
-    settings = row.row.settings
-    return settings.sampler if settings and settings.blend > 0 else row.label
-
-
-def _label(row: RowSummary, preset: str | None) -> str:
-    name = row.label if _series(row) == row.label else str(row.row.settings.steps)
-    return f"{name} {preset}" if preset else name
 
 
 def _interval(estimate: Estimate) -> tuple[float, float]:

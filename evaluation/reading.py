@@ -62,7 +62,7 @@ class ErrorRate:
         file = self.texts / f"{name}.txt"
         if not file.is_file():
             raise MetricError(f"{file} is missing: it should have the text on the image")
-        text = _plain(file.read_text(errors="replace"))
+        text = _normalised(file.read_text(errors="replace"))
         if not text:
             raise MetricError(f"{file} is empty: an error rate needs some text")
         return text
@@ -88,10 +88,10 @@ def _missing(texts: Path, language: str) -> str | None:
 def _read(pixels: np.ndarray, language: str) -> str:
     os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # Tesseract's threads slow each other down
     try:
-        return _plain(pytesseract.image_to_string(Image.fromarray(pixels), language, f"--psm {PAGE_MODE}"))
+        return _normalised(pytesseract.image_to_string(Image.fromarray(pixels), language, f"--psm {PAGE_MODE}"))
     except pytesseract.TesseractError as error:
         raise MetricError(f"Tesseract cannot read the image: {error.message.strip()}") from error
 
 
-def _plain(text: str) -> str:
+def _normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())

@@ -27,13 +27,13 @@ def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) ->
     every metric and what the numbers depend on. Its images are JPEG; the original images stay in the folder.
     """
     with replacing(folder / "pareto.png") as part:
-        curve(summary).savefig(part)
+        curve({"": summary}).savefig(part)
     entries = [_entry(example, summary, example.files) for example in examples]
     chosen = summary.presets.get("balanced")
     shown = _shown(entries, folder, chosen and chosen.label)
     checkpoint = summary.facts.get("checkpoint")
     title = "Evaluation of " + (checkpoint["name"] if checkpoint else "images")
-    _write(folder, {"": folder / "pareto.png"}, summary, shown, title=title, facts=summary.facts)
+    _write(folder, summary, shown, title=title, facts=summary.facts)
 
 
 def write_joint_report(
@@ -41,7 +41,9 @@ def write_joint_report(
     evaluations: Mapping[str, tuple[Summary, Sequence[Example]]],
     changes: Mapping[str, Mapping[str, Change]],
 ) -> None:
-    """Write one report.html about two evaluations: both curves, B - A, and a slider between the images of A and B.
+    """Write pareto.png, with both curves, and one report.html about two evaluations.
+
+    The page has the curves, B - A, and a slider between the images of A and B.
 
     Args:
         folder: of the page.
@@ -62,8 +64,9 @@ def write_joint_report(
     names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in evaluations.items()}
     summary, shown = evaluations["A"][0], _shown(list(entries.values()), folder, None)
     facts = dict(summary.facts) | {"checkpoint": names}
-    curves = {letter: folder / letter / "pareto.png" for letter in evaluations}
-    _write(folder, curves, summary, shown, title="A and B compared", facts=facts, changes=changes)
+    with replacing(folder / "pareto.png") as part:
+        curve({letter: summary for letter, (summary, _) in evaluations.items()}).savefig(part)
+    _write(folder, summary, shown, title="A and B compared", facts=facts, changes=changes)
 
 
 def _entry(example: Example, summary: Summary, files: dict[str, str], where: str = "") -> dict:
@@ -77,14 +80,13 @@ def _entry(example: Example, summary: Summary, files: dict[str, str], where: str
 
 def _write(
     folder: Path,
-    curves: Mapping[str, Path],
     summary: Summary,
     shown: dict,
     title: str,
     facts: Facts,
     changes: Mapping[str, Mapping[str, Change]] | None = None,
 ) -> None:
-    """Write the page; with `changes` its table has B - A in place of the summary's rows."""
+    """Write the page about pareto.png; with `changes` its table has B - A in place of the summary's rows."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -92,16 +94,15 @@ def _write(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"number": _number, "plain": _plain}
+    templates.filters |= {"number": _number, "listed": _listed}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     sides = ("A, restored", "B, restored") if changes else ("blurry", "restored")
-    drawn = {name: base64.b64encode(path.read_bytes()).decode() for name, path in curves.items()}
     page = templates.get_template("report.html").render(
         title=title,
         facts=facts,
         summary=summary,
         changes=changes,
-        curves=drawn,
+        curve=base64.b64encode((folder / "pareto.png").read_bytes()).decode(),
         shown=shown | dict(zip(("left", "right"), sides, strict=True)),
         nothing=NOTHING,
         recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
@@ -114,7 +115,7 @@ def _number(value: float, digits: int, sign: str = "") -> str:
     return "∞" if math.isinf(value) else f"{value:{sign}.{digits}f}"
 
 
-def _plain(value: Facts) -> str:
+def _listed(value: Facts) -> str:
     """Several facts as text."""
     return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 

@@ -131,7 +131,7 @@ PARTS = ("predictor", "denoiser")
 
 
 def load_pipeline(
-    source: str,
+    source: str | Path,
     device: str | torch.device = "cpu",
     precision: Precision = "auto",
     provider: Provider | None = None,
@@ -154,6 +154,7 @@ def load_pipeline(
         CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
             ONNX file is damaged, was not exported here, or cannot be run on this machine.
     """
+    source = str(source)
     pipeline = read_pipeline(source, provider, precision, classes)
     if isinstance(pipeline.predictor, OnnxNetwork):
         pipeline.precision = pipeline.predictor.engine.precision
@@ -286,7 +287,9 @@ def checkpoint_hash(source: str) -> str:
 
 def network_hash(network: nn.Module) -> str:
     """The sha256 of a network's class, arguments and weights as float32, wherever and in whatever type they lie."""
-    digest = hashlib.sha256(json.dumps([type(network).__name__, _plain(network.config)], sort_keys=True).encode())
+    digest = hashlib.sha256(
+        json.dumps([type(network).__name__, _arguments_of(network.config)], sort_keys=True).encode()
+    )
     for name, weight in sorted(network.state_dict().items()):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
@@ -313,7 +316,9 @@ def _index_text(index: dict) -> str:
 
 def describe(pipeline: DeblurPipeline) -> dict:
     """Everything in a pipeline except its weights, as plain values."""
-    found = {part: {"class": type(n).__name__, "config": _plain(n.config)} for part, n in networks(pipeline).items()}
+    found = {
+        part: {"class": type(n).__name__, "config": _arguments_of(n.config)} for part, n in networks(pipeline).items()
+    }
     return found | {
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
@@ -398,6 +403,6 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
             load_weights(network, state, f"the {part} of {source}")
 
 
-def _plain(config: Mapping) -> dict:
+def _arguments_of(config: Mapping) -> dict:
     """A network's constructor arguments, without the entries that diffusers adds; tuples become lists, as in JSON."""
     return json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}))

@@ -118,8 +118,8 @@ def require_memory(gigabytes: float | None, device: torch.device) -> None:
     """Raise ValueError if --memory is given and is less than the program itself takes."""
     if gigabytes and 1e9 * gigabytes <= (used := used_memory(device)):
         raise ValueError(
-            f"--memory {gigabytes:g} is less than the program itself takes, {used / 1e9:.2f} GB:"
-            f" give --memory {used / 1e9 + 0.5:.1f} or more"
+            f"--memory {gigabytes:g} is less than the program itself takes, {used / 1e9:.2f} GB; its images come on"
+            " top: give more"
         )
 
 

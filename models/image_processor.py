@@ -1,7 +1,9 @@
-"""Convert PIL images and arrays to tensors and back, keeping alpha, bit depth and greyscale."""
+"""Convert PIL images, arrays and image files to tensors and back, keeping alpha, bit depth and greyscale."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from torch import Tensor
 
 OUTPUT_TYPES = ("pil", "np", "pt")
 SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
+
+Image = PIL.Image.Image | np.ndarray | str | Path  # a str is a file's name, too
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Layout:
         return PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
 
 
-def size_of(image: PIL.Image.Image | np.ndarray) -> tuple[int, int]:
+def size_of(image: Image) -> tuple[int, int]:
     """Height and width of an image as it is read, upright."""
     return _array(image).shape[:2]
 
@@ -56,18 +60,19 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
     Args:
         images: a tensor (3, H, W) or (N, 3, H, W) of floats in [0, 1], uint8 or uint16; or one of these, or a list of
             them: PIL images (8 bits, or 16-bit grey), which are rotated upright; arrays (H, W) or (H, W, C) of uint8,
-            uint16 or floats in [0, 1], where C is 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
+            uint16 or floats in [0, 1], where C is 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA); names of image
+            files, which are read as sample.py reads them.
 
     Raises:
-        ValueError: an unknown type, shape or range, or images of different sizes.
+        ValueError: an unknown type, shape or range, images of different sizes, or a file that cannot be read.
     """
     if isinstance(images, Tensor):
         batch = images[None] if images.ndim == 3 else images
         if batch.ndim != 4 or batch.shape[1] != 3:
             raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
         return _unit(batch), [Layout(np.dtype(np.uint8), 3, None)] * len(batch)
-    is_single = isinstance(images, PIL.Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
-    arrays = [_array(image) for image in ([images] if is_single else images)]
+    is_batch = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
+    arrays = [_array(image) for image in (images if is_batch else [images])]
     sizes = {array.shape[:2] for array in arrays}
     if len(sizes) != 1:
         raise ValueError(f"a batch needs images of one size, got {sorted((w, h) for h, w in sizes)}")
@@ -90,6 +95,8 @@ def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) 
 
 def _array(image: Any) -> np.ndarray:
     """The image as an array (H, W) or (H, W, 1 to 4)."""
+    if isinstance(image, str | os.PathLike):
+        return _read(image)
     if isinstance(image, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(image)
         if upright.mode.startswith("I;16"):
@@ -100,10 +107,24 @@ def _array(image: Any) -> np.ndarray:
         has_alpha = upright.has_transparency_data
         return np.asarray(upright.convert(("LA" if grey else "RGBA") if has_alpha else "L" if grey else "RGB"))
     if not isinstance(image, np.ndarray):
-        raise ValueError(f"an image must be a PIL image, an array or a tensor, got {type(image).__name__}")
+        raise ValueError(
+            f"an image must be a PIL image, an array, a tensor or a file's name, got {type(image).__name__}"
+        )
     if image.ndim not in (2, 3) or (image.ndim == 3 and not 1 <= image.shape[-1] <= 4):
         raise ValueError(f"an image array must be (H, W) or (H, W, 1 to 4), got {image.shape}")
     return image
+
+
+def _read(path: str | os.PathLike) -> np.ndarray:
+    """An image file as an array (H, W, 1 to 4), upright; its metadata are not kept."""
+    # Not at the top: networks know nothing of files, and its packages are not needed for images in memory.
+    from deblur.data.codecs import read_file
+
+    raster = read_file(path)
+    planes = [raster.pixels[:1] if raster.grey else raster.pixels]
+    if raster.alpha is not None:
+        planes.append(raster.alpha)
+    return np.moveaxis(np.concatenate(planes), 0, -1)
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class Predict(L.LightningModule):
 
     def objective_values(self) -> dict:
         """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
-        return {"predictor_loss": _plain(self.predictor_loss)}
+        return {"predictor_loss": _values_of(self.predictor_loss)}
 
     def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
         """The output of the predictor's forward and its loss; images in [-1, 1]."""
@@ -267,9 +267,9 @@ class PredictAndRefine(Predict):
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
-            "objective": {k: v for k, v in _plain(self.objective).items() if k not in Objective.CHANGEABLE},
+            "objective": {k: v for k, v in _values_of(self.objective).items() if k not in Objective.CHANGEABLE},
             "predictor_training": self.predictor_training,
-            "residual": _plain(self.residual),
+            "residual": _values_of(self.residual),
         }
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
@@ -340,6 +340,6 @@ def stored_prediction(batch: dict) -> Tensor:
     return torch.cat([x_init, batch["log_size"]], dim=1) if "log_size" in batch else x_init
 
 
-def _plain(settings: Any) -> dict:
+def _values_of(settings: Any) -> dict:
     """The fields of a frozen class as plain values: a function as its description."""
     return {name: repr(value) if callable(value) else value for name, value in vars(settings).items()}

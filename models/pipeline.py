@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import PIL.Image
@@ -17,12 +17,12 @@ from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
 from deblur.models.calibration import ErrorCurve
 from deblur.models.devices import bytes_per_pixel, require_compiler
 from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.image_processor import OUTPUT_TYPES, read_images, size_of, write_images
+from deblur.models.image_processor import OUTPUT_TYPES, Image, read_images, size_of, write_images
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.models.settings import SamplingSettings, preset_settings
-from deblur.models.tiling import Tiling
+from deblur.models.tiling import Tiling, TooLittleMemory
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DeblurPipeline(ConfigMixin):
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
 
     `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained` writes
-    a folder in the layout of diffusers, which `models.checkpoints.load_pipeline` reads.
+    a folder in the layout of diffusers, which `from_pretrained` reads.
     """
 
     config_name = "model_index.json"
@@ -118,6 +118,13 @@ class DeblurPipeline(ConfigMixin):
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
         self._tilings: dict[str, Tiling] = {}  # those of the last call
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: Any) -> "DeblurPipeline":
+        """Load a checkpoint: diffusers' name of `models.checkpoints.load_pipeline`, with the same arguments."""
+        from deblur.models.checkpoints import load_pipeline  # not at the top: it makes pipelines, so it imports this
+
+        return load_pipeline(source, **options)
 
     @property
     def device(self) -> torch.device:
@@ -267,7 +274,7 @@ class DeblurPipeline(ConfigMixin):
     @torch.no_grad()
     def __call__(
         self,
-        image: PIL.Image.Image | np.ndarray | Sequence[PIL.Image.Image | np.ndarray] | Tensor,
+        image: Image | Sequence[Image] | Tensor,
         settings: SamplingSettings | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
@@ -328,6 +335,8 @@ class DeblurPipeline(ConfigMixin):
             return DeblurOutput(*parts, std=None)
         batch, layouts = read_images(image)
         blurry = batch.to(self.device)
+        if memory is not None:
+            self._require_memory(blurry, settings, tile, predictor_tile, memory)
         prediction = self.predict(blurry, predictor_tile, memory, settings.stages)
         [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)
         output.tiles = self.tiles(blurry)
@@ -367,6 +376,18 @@ class DeblurPipeline(ConfigMixin):
             fixed = getattr(network, "own_tile", None)
         self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
         return self._tilings[name]
+
+    def _require_memory(
+        self, blurry: Tensor, settings: SamplingSettings, tile: int | None, predictor_tile: int | None, memory: int
+    ) -> None:
+        """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
+        needed = self._tiling("predictor", predictor_tile, memory).least_memory(blurry)
+        if settings.blend > 0 and self.denoiser is not None:
+            # Beside the sampler's own: the prediction, its scale and the input in the networks' range.
+            fields = FIELDS[settings.sampler] + 2 * (settings.num_samples > 1) + 3
+            needed = max(needed, self._tiling("denoiser", tile, memory, fields).least_memory(blurry))
+        if needed > memory:
+            raise TooLittleMemory(needed)
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""

@@ -86,12 +86,14 @@ def sharp_remarks(share: Tensor) -> list[str]:
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
-    """Sentences that say if the sample is less sharp than the input, or its colours drifted from the prediction's.
+    """Sentences that say if the sample is less sharp than the input, its colours drifted, or it is no image.
 
     Args:
         sample, prediction: (3, H, W) in [0, 1].
         blurry: (3, H, W), uint8 or uint16.
     """
+    if not sample.isfinite().all():
+        return ["the sample has pixels that are no numbers"]
     found = []
     if _sharpness(sample) < _sharpness(blurry, torch.iinfo(blurry.dtype).max):
         found.append("the sample is less sharp than the input")

@@ -39,7 +39,7 @@ def sides_in_words(tiles: Mapping[str, int | None]) -> str:
 def refusal(error: BaseException, height: int, width: int) -> str | None:
     """The message, without the image's name, for an error during restoration; None unless memory was the cause."""
     if isinstance(error, TooLittleMemory):
-        return f"does not fit into --memory: give {error.needed / 1e9 + 0.05:.1f} or more"
+        return f"does not fit into --memory: give {error.needed / 1e9 + 0.15:.1f} or more"
     if is_out_of_memory(error):
         return f"does not fit into memory ({width} x {height} pixels): lower --memory"
     return None
@@ -158,24 +158,32 @@ class Tiling:
 
     def _fit(self, image: Tensor) -> None:
         """Choose `tile`, and `together` to suit it."""
-        height, width = image.shape[-2:]
-        self.tile, budget = max(height, width), SHARE_OF_FREE_MEMORY * free_memory(image.device)
+        self.tile, budget = max(image.shape[-2:]), SHARE_OF_FREE_MEMORY * free_memory(image.device)
         if self.memory is not None:
             budget = min(budget, self.memory - self._held(image))
         if self.tile <= 2 * SMALLEST:
             return
-
-        def needed(tile: int) -> float:
-            side = self._core(tile) + 2 * self._halo(tile)
-            return self.bytes_per_pixel * min(side, height) * min(side, width)
-
-        if needed(self.tile) > budget:
-            held = self._held(image) + needed(SMALLEST)
-            if self.memory is not None and held > self.memory:
-                raise TooLittleMemory(int(held))
+        whole = self._needed(self.tile, image)
+        if whole > budget:
+            least = self._held(image) + self._needed(SMALLEST, image)
+            if self.memory is not None and least > self.memory:
+                raise TooLittleMemory(int(least))
             smaller = [side for side in SIDES if side < self.tile]
-            self.tile = max((side for side in smaller if needed(side) <= budget), default=SMALLEST)
-        self.together = max(1, int(budget / max(1, needed(self.tile))))  # an identity needs no memory
+            fitting = (side for side in smaller if self._needed(side, image) <= budget)
+            self.tile = max(fitting, default=SMALLEST)
+        self.together = max(1, int(budget / max(1, self._needed(self.tile, image))))  # an identity needs no memory
+
+    def least_memory(self, image: Tensor) -> int:
+        """Bytes that `memory` must at least allow for a call on an image (N, C, H, W); 0 if it has no effect."""
+        if self.tile is not None or self.fixed or max(image.shape[-2:]) <= 2 * SMALLEST:
+            return 0
+        return int(self._held(image) + self._needed(SMALLEST, image))
+
+    def _needed(self, tile: int, image: Tensor) -> float:
+        """Bytes that the function needs for one tile."""
+        side = self._core(tile) + 2 * self._halo(tile)
+        height, width = image.shape[-2:]
+        return self.bytes_per_pixel * min(side, height) * min(side, width)
 
     def _held(self, image: Tensor) -> int:
         """Bytes that the process holds besides the tiles."""

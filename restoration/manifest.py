@@ -69,8 +69,9 @@ class Manifest:
             kept = {name for other in self.files.values() for name in other["written"]}
             for name in {name for key in gone for name in before[key]["written"]} - kept:
                 file = self.folder / name
-                if file.resolve().is_relative_to(self.folder.resolve()):  # never delete elsewhere, whatever it says
-                    file.unlink(missing_ok=True)
+                is_inside = file.parent.resolve().is_relative_to(self.folder.resolve())
+                if is_inside and file.is_file():  # never delete elsewhere, whatever the manifest says
+                    file.unlink()
             text = json.dumps(self.files, indent=1, ensure_ascii=False) + "\n"
             part.write_text(text, encoding="utf-8", errors="backslashreplace")  # of names that are not UTF-8
 

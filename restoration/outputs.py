@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from deblur.data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
+from deblur.progress import ProgressBar
 
 if TYPE_CHECKING:
     from deblur.restoration.manifest import Manifest
@@ -211,7 +212,6 @@ def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[li
     A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
     from deblur.data.images import header_size
-    from deblur.progress import ProgressBar
 
     if size == 1:
         yield from ([pair] for pair in work)

@@ -50,7 +50,7 @@ class Command:
             arguments is Python.
         arguments: of its command line.
         environment: what is set beside this process's own environment.
-        fatal: (name in os, n, seconds): killed so long after its n-th call.
+        fatal: (name in os, n, seconds): killed so long after its n-th call; a fourth value is another signal for it.
     """
 
     def __init__(self, script: str, arguments, environment: dict | None = None, fatal: tuple | None = None):
@@ -144,16 +144,16 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
     os._exit(code or 0)
 
 
-def _kill_at(name: str, left: int, seconds: float) -> None:
+def _kill_at(name: str, left: int, seconds: float, number: int = signal.SIGKILL) -> None:
     original = getattr(os, name)
 
     def counted(*args):
         nonlocal left
         left -= 1
         if left == 0 and seconds:
-            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
         elif left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return original(*args)
 
     setattr(os, name, counted)

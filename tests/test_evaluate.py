@@ -1,5 +1,6 @@
 """evaluate.py on a tiny pipeline and small images: its files, its numbers, and what these depend on."""
 
+import base64
 import csv
 import json
 import os
@@ -198,7 +199,10 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     assert line.split()[:3] == ["ddim", "2", "3"] and interval in line
     assert said[-1] == f"wrote {tmp_path / 'ab'}: open {tmp_path / 'ab' / 'report.html'}"
     page = (tmp_path / "ab" / "report.html").read_text()
-    assert interval in page and all(f"{letter}, restored" in page for letter in "AB")
+    assert interval in page
+    assert all(f"{letter}, restored" in page for letter in "AB")
+    assert page.count("data:image/png;base64,") == 1, "one curve of both"
+    assert base64.b64encode((tmp_path / "ab" / "pareto.png").read_bytes()).decode() in page
 
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):

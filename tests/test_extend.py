@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from inspect import signature
 
 import pytest
 import torch
@@ -161,6 +160,10 @@ def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
     assert not load_pipeline("lite").config.presets
 
 
-def test_the_page_names_what_load_pipeline_takes():
-    assert "classes" in signature(load_pipeline).parameters
-    assert "load_pipeline(folder, classes=" in PAGE
+def test_the_line_of_the_page_that_loads_own_networks_loads_them(outside, run_folder):
+    from mypredictor import MyPredictor
+
+    tiny_pipeline(MyPredictor(width=4)).save_pretrained(run_folder / "own")
+    line = re.search(r"`(load_pipeline\(folder, classes=[^`]*)`", PAGE)[1]
+    pipeline = eval(line, {"load_pipeline": load_pipeline, "folder": "own", "MyPredictor": MyPredictor})
+    assert type(pipeline.predictor) is MyPredictor

@@ -23,7 +23,7 @@ from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
 from deblur.tools.batch.command import OBJECT_STORE, WORKER_MEMORY
-from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export
+from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export_onnx
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES
 from deblur.training.callbacks import EDGES, Guard, Scores
@@ -157,7 +157,7 @@ SENTENCES = {
     "docs/deployment.md": [
         f"more than {MAX_ERROR:.0e}".replace("e-0", "e-") + f" in fp32, or is below {MIN_PSNR:g} dB in fp16",
         f"opset {OPSET}",
-        f"`--max_drop` ({defaults(export)['max_drop']:g} dB)",
+        f"`--max_drop` ({defaults(export_onnx)['max_drop']:g} dB)",
     ],
     "docs/training.md": [
         f"After `--guard.patience` ({defaults(Guard)['patience']}) such steps",

@@ -22,7 +22,7 @@ from deblur.models.pipeline import DeblurPipeline
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def export(
+def export_checkpoint(
     source: str,
     output: str,
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16",
@@ -88,7 +88,7 @@ def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> Non
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    call(export, args, "-m tools.export", positional=2)
+    call(export_checkpoint, args, "-m tools.export", positional=2)
 
 
 if __name__ == "__main__":

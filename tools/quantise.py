@@ -1,6 +1,7 @@
 """INT8 for the graphs of an export: NNCF's quantisation with accuracy control, calibrated along the sampler."""
 
 import logging
+import math
 import os
 from copy import copy
 from dataclasses import replace
@@ -55,10 +56,23 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
         quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **options)
         if target_device == "tensorrt":
             make_signed(quantised)
-        if (drop := psnr(model, crops[:JUDGED])[0] - psnr(quantised, crops[:JUDGED])[0]) > max_drop:
-            raise CheckpointError(f"the {name} in INT8 loses {drop:.3f} dB even so: give a larger --max_drop")
+        before, after = (psnr(graph_of, crops[:JUDGED])[0] for graph_of in (model, quantised))
+        drop = require_small_loss(name, before, after, max_drop)
         print(f"{name}: {drop:.3f} dB lost on {len(crops[:JUDGED])} crops; {layers(quantised)}")
         path.write_bytes(quantised.SerializeToString())
+
+
+def require_small_loss(name: str, before: float, after: float, max_drop: float) -> float:
+    """What a network loses, in dB, from its PSNR in float to that in INT8.
+
+    Raises CheckpointError if it is more than `max_drop`, or no number because an output is none.
+    """
+    drop = 0.0 if before == after else before - after  # of equal images both are infinite
+    if math.isnan(drop):
+        raise CheckpointError(f"the {name} restores images whose pixels are no numbers: its weights are damaged")
+    if not drop <= max_drop:
+        raise CheckpointError(f"the {name} in INT8 loses {drop:.3f} dB even so: give a larger --max_drop")
+    return drop
 
 
 def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: str) -> tuple[list, list[dict]]:

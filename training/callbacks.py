@@ -177,19 +177,19 @@ class RecordConfig(SaveConfigCallback):
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
         with replacing(root / "config.yaml") as part:
-            part.write_text(yaml.safe_dump(self.plain, sort_keys=False))
+            part.write_text(yaml.safe_dump(self.values, sort_keys=False))
         for logger in trainer.loggers:
-            logger.log_hyperparams({"config": self.plain, "commit": commit()})
+            logger.log_hyperparams({"config": self.values, "commit": commit()})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
-        checkpoint["config"] = self.plain
+        checkpoint["config"] = self.values
 
     @cached_property
-    def plain(self) -> dict:
-        return plain(self.parser, self.config)
+    def values(self) -> dict:
+        return values_of(self.parser, self.config)
 
 
-def plain(parser: LightningArgumentParser, config: Namespace) -> dict:
+def values_of(parser: LightningArgumentParser, config: Namespace) -> dict:
     """A parsed config as dicts, lists, strings and numbers."""
     return yaml.safe_load(parser.dump(config, skip_none=False))
 
@@ -219,7 +219,7 @@ class Steps(Callback):
             pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
 
 
-def export(pipeline: DeblurPipeline, root: Path) -> None:
+def export_pipeline(pipeline: DeblurPipeline, root: Path) -> None:
     """Write a pipeline to checkpoint/ in a run's folder, replacing what is there."""
     folder = root / "checkpoint"
     with replacing(folder) as part:

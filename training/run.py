@@ -37,10 +37,10 @@ from deblur.training.callbacks import (
     Speed,
     Steps,
     Track,
-    export,
+    export_pipeline,
     log_offline_without_key,
-    plain,
     quiet,
+    values_of,
 )
 from deblur.training.resume import (
     AtomicCheckpointIO,
@@ -234,7 +234,7 @@ class Command(LightningCLI):
             CheckpointError: the checkpoint is of another config.
         """
         if "pipeline" in self.checkpoint:
-            here = plain(self.parser, self.config)
+            here = values_of(self.parser, self.config)
             differing = changes(self.checkpoint, self.model)
             changed = changed_settings(with_new_paths(self.checkpoint.get("config", here)), here)
             differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
@@ -255,7 +255,7 @@ class Command(LightningCLI):
         except SIGTERMException:
             raise Stopped(self.last.signal or signal.SIGTERM) from None  # the signal may have reached another process
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-            export(self.model.pipeline(), Path(self.trainer.default_root_dir))  # the averages are in it
+            export_pipeline(self.model.pipeline(), Path(self.trainer.default_root_dir))  # the averages are in it
 
     def _report_finished(self) -> None:
         root = Path(self.trainer.default_root_dir)
@@ -263,7 +263,7 @@ class Command(LightningCLI):
         old = not exported.is_dir() or exported.stat().st_mtime < Path(self.ckpt_path).stat().st_mtime
         if old and self.trainer.is_global_zero:
             classes = [type(network) for network in networks(self.model.pipeline()).values()]
-            export(load_pipeline(self.ckpt_path, precision="fp32", classes=classes), root)
+            export_pipeline(load_pipeline(self.ckpt_path, precision="fp32", classes=classes), root)
         rank_zero_info(
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"

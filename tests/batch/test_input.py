@@ -2,7 +2,9 @@
 
 import os
 import socket
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -15,8 +17,9 @@ from deblur.data import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
 from deblur.tools.batch import command
-from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, plain
+from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, row_values
 from deblur.tools.batch.worker import Job, Worker, describe
+from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
 
@@ -138,11 +141,40 @@ def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
     assert command.share({"CPU": 4.0}, Options("out"), command.Flags(num_gpus=1, address="HEAD:1"))[0] == 1
 
 
-def test_a_cluster_that_answers_is_tried():
+def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-        for listening in (address, f"ray://{address}", "auto", None):
-            command.require_listening(listening)
+        for given in (address, f"ray://{address}"):
+            command.require_listening(given)
+            server.settimeout(10)
+            server.accept()[0].close()  # it was asked
+    for given in (address, f"ray://{address}"):
+        with pytest.raises(ValueError, match="no Ray cluster answers"):
+            command.require_listening(given)
+    for given in ("auto", None):  # no address of its own: Ray looks for it
+        command.require_listening(given)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "is_said"),
+    [
+        ("os._exit(1)", 1, True),  # as Ray's library ends it when its node is dead
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, True),
+        ("pass", 0, False),
+        ("sys.exit(3)", 3, False),
+        ("raise KeyError", 1, False),
+    ],
+)
+def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, code, is_said):
+    program = f"import os, signal, sys\nfrom deblur.tools.batch.command import watched\nwith watched('out'): {end}"
+    with open(tmp_path / "said", "wb") as said:
+        ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=said, timeout=300)
+    assert ended.returncode == code
+    sentence = f"batch: error: {command.ENDED.format('out')}\n"
+    until = time.monotonic() + 20
+    while is_said and time.monotonic() < until and sentence not in (tmp_path / "said").read_text():
+        time.sleep(0.05)
+    assert (sentence in (tmp_path / "said").read_text()) == is_said
 
 
 @pytest.fixture
@@ -180,7 +212,7 @@ def done(job):
 
 
 def record(job, rows):
-    manifest, facts = ManifestTable(job.target), plain(describe(job)[0])
+    manifest, facts = ManifestTable(job.target), row_values(describe(job)[0])
     manifest.add([{name: value for name, value in (row | facts).items() if name != "stop"} for row in rows])
     manifest.close()
 

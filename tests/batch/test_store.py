@@ -1,10 +1,13 @@
 """Places and the manifest of python -m tools.batch in local folders."""
 
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deblur.tools.batch.store import KINDS, SECONDS, ManifestTable, Place, StoreError
 
@@ -96,6 +99,37 @@ def test_a_new_row_takes_the_place_of_the_old_one_and_of_its_files(place):
     assert rows_of(place)["a"]["written"] == ["a_0.png"]
     assert set(place.list()) == {"a_0.png", "b.png", "manifest.parquet"}
     assert "b" in os.listdir(os.path.dirname(place.base)), "what lies elsewhere is not removed"
+
+
+def two_folders(place):
+    """Files here, and some outside, to which a link leads."""
+    outside = Path(place.base).parent / "outside"
+    for folder in (Path(place.base), Path(place.base) / "a", outside, outside / "a"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "b").write_bytes(b"")
+    link = Path(place.base) / "link"
+    if not link.is_symlink():
+        link.symlink_to(outside)
+    return outside
+
+
+PARTS_OF_KEYS = ["..", ".", "", "a", "b", "link", "out", "outside"]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(PARTS_OF_KEYS), max_size=6), st.sampled_from(["", "/", "outside", "out"]))
+def test_no_key_leads_out_of_a_place(place, parts, root):
+    """Whatever a manifest says was written: relative, absolute, up and down again, through a link."""
+    outside = two_folders(place)
+    roots = {"outside": f"{outside}/", "out": f"{place.base}/"}
+    key = roots.get(root, root) + "/".join(parts)
+    before = sorted(outside.rglob("*"))
+    place.remove([key])
+    assert sorted(outside.rglob("*")) == before
+    meant = Path(place.base, key)
+    if meant.parent.resolve().is_relative_to(place.base):
+        assert not meant.is_file(), key
+    assert (Path(place.base) / "b").exists() or meant.resolve() == Path(place.base) / "b"
 
 
 def test_a_file_that_became_another_image_s_is_not_removed(place):

@@ -1,3 +1,6 @@
+from inspect import signature
+from typing import get_args
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -9,6 +12,7 @@ from PIL import Image
 from deblur.data.blur import (
     BLUE_GAIN,
     RED_GAIN,
+    RESPONSES,
     ObjectMotion,
     Softening,
     SyntheticBlur,
@@ -300,3 +304,13 @@ def test_each_part_s_defaults_are_possible(images):
 def test_impossible_parts(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("response", get_args(signature(SyntheticBlur).parameters["response"].annotation))
+def test_light_goes_back_to_the_files_values(response):
+    values = torch.linspace(0, 1, 30).view(3, 2, 5)
+    to_light, from_light = RESPONSES[response]
+    light = to_light(values)
+    assert torch.allclose(from_light(light), values, atol=1e-5)
+    if response == "gamma":
+        assert torch.allclose(light, values**2.2)

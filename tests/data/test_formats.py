@@ -1,5 +1,6 @@
 """Files that strangers made: formats by their content, and bounds on all that is not pixels."""
 
+import io
 import os
 import struct
 import zlib
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from deblur.data import formats, images, search
@@ -178,6 +181,24 @@ def test_what_is_not_pixels_is_bounded_in_memory_and_time(tmp_path):
         assert "MemoryError" not in sentence, sentence
     for name in ("text.png", "profile.tif", "profile.webp", "padded.jpg", "tags.jpg", "tags.png"):
         assert "it holds more than 32 MiB besides its pixels" in said[name]
+
+
+KINDS_OF_CHUNKS = [b"ICCP", b"EXIF", b"XMP ", b"ABCD", b"VP8 ", b"VP8L", b"ALPH", b"ANMF"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS_OF_CHUNKS), st.integers(0, 300)), max_size=8))
+def test_what_is_not_pixels_is_counted_chunk_by_chunk_whatever_their_sizes(chunks):
+    """One of odd size is followed by a byte that belongs to none."""
+    content = b"".join(kind + struct.pack("<L", size) + b"\xff" * size + b"\0" * (size % 2) for kind, size in chunks)
+    file = io.BytesIO(b"RIFF" + struct.pack("<L", 4 + len(content)) + b"WEBP" + content)
+    total = sum(formats.CALL + (0 if kind in KINDS_OF_CHUNKS[4:] else size) for kind, size in chunks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "MOST_METADATA", total)
+        formats._check_chunks(file)
+        if chunks:
+            patch.setattr(formats, "MOST_METADATA", total - 1)
+            with pytest.raises(formats.TooMuchError):
+                formats._check_chunks(file)
 
 
 @pytest.mark.parametrize("suffix", [".avif", ".heic"])

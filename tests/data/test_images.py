@@ -285,3 +285,13 @@ def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected):
     if suffix != "jpg":
         assert (again.values - values).abs().max() < 0.51 / (2**expected - 1)
         assert (again.alpha.float() * 255 / torch.iinfo(again.alpha.dtype).max == 200).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_pair_is_as_large_as_it_is_upright(tmp_path, orientation):
+    size = (24, 16) if orientation < 5 else (16, 24)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(tmp_path / "blurry.jpg", exif=exif)
+    Image.new("RGB", (24, 16)).save(tmp_path / "sharp.png")
+    assert images.header_size(tmp_path / "blurry.jpg") == images.header_size(tmp_path / "sharp.png") == (24, 16)

@@ -1,6 +1,7 @@
 """Stored predictions: their rounding, and that crops of them lie where their pair's do."""
 
 import math
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,28 @@ def stream(root, batches, processed=0, **options):
     data.setup("fit")
     loader = iter(data.train_dataloader())
     return [data.on_after_batch_transfer(next(loader), 0) for _ in range(batches)]
+
+
+# Other values of the facts about a predictor, and whether it is another one then.
+OTHERS = {
+    "checkpoint": ("elsewhere", False),
+    "sha256": ("4321", True),
+    "size_head": (False, False),
+    "stages": (1, True),
+}
+
+
+def test_predictions_are_added_to_those_of_the_same_predictor_alone(root):
+    """Its name may change, and whether it has a size head follows from its weights."""
+    assert {field.name for field in fields(Predictor)} == OTHERS.keys()
+    for name, (value, is_other) in OTHERS.items():
+        other = replace(OURS, **{name: value})
+        if is_other:
+            with pytest.raises(DatasetError, match="holds the predictions of another predictor"):
+                store(root, other)
+        else:
+            store(root, other)
+        assert Predictions.of(root, "train", "blur").predictor == OURS
 
 
 @pytest.mark.parametrize("options", [{}, {"crops_per_image": 2, "mix_batches": 3}])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
-from deblur.data import images, metadata
+from deblur.data import boxes, colour, images, metadata
 from deblur.data.search import HEIF, WRITABLE
 from tests.data.test_formats import chunk
 from tests.data.test_images import PROFILE, upright
@@ -152,6 +154,188 @@ def test_a_profile_is_applied_where_it_cannot_be_written(tmp_path, mode):
     assert "converted to sRGB" in remarks(tmp_path / "a.png", ".bmp")
 
 
+# X, Y and Z of the primaries of P3 with white as bright as 1, as a BMP has them.
+XYZ_OF_P3 = [(0.4866, 0.2290, 0.0), (0.2657, 0.6917, 0.0451), (0.1982, 0.0793, 1.0439)]
+
+
+def bmp_with_colours(path, pixels, kind, ends=((0, 0, 0),) * 3, gamma=0.0, profile=b""):
+    """A BMP with a BITMAPV5HEADER."""
+    height, width = pixels.shape[1:]
+    rows = b"".join(
+        row.tobytes().ljust(-(-3 * width // 4) * 4, b"\0") for row in pixels.permute(1, 2, 0).numpy()[::-1, :, ::-1]
+    )
+    header = struct.pack("<I2i2H6I4I", 124, width, height, 1, 24, 0, len(rows), 2835, 2835, 0, 0, 0, 0, 0, 0)
+    header += kind[::-1] + b"".join(struct.pack("<i", round(value * 2**30)) for end in ends for value in end)
+    header += struct.pack("<3I", *[round(gamma * 2**16)] * 3) + struct.pack("<4I", 4, 124 + len(rows), len(profile), 0)
+    size = 14 + len(header) + len(rows) + len(profile)
+    path.write_bytes(struct.pack("<2sIHHI", b"BM", size, 0, 0, 14 + len(header)) + header + rows + profile)
+
+
+@pytest.fixture
+def gradient():
+    y, x = np.mgrid[:12, :16]
+    return torch.from_numpy(np.stack([90 + 8 * x, 60 + 10 * y, 200 - 4 * x]).astype(np.uint8))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.2, 1 / 2.2])
+@pytest.mark.parametrize("suffix", [".bmp", ".png", ".tif"])
+def test_the_calibrated_colours_of_a_bmp_are_told_or_converted(tmp_path, gradient, suffix, gamma):
+    bmp_with_colours(tmp_path / "a.bmp", gradient, b"\0\0\0\0", XYZ_OF_P3, gamma)
+    found = images.read_file(tmp_path / "a.bmp").colour
+    assert found.codes == (12, LINEAR if gamma == 1 else 4)
+    done = again(tmp_path / "a.bmp", suffix)
+    assert ("converted to sRGB" in remarks(tmp_path / "a.bmp", suffix)) == (suffix == ".bmp")
+    if suffix == ".png":
+        assert chunks_of(done)[b"cICP"] == bytes([12, LINEAR if gamma == 1 else 4, 0, 1])
+    elif gamma == 1:
+        assert np.abs(shown(done) - to_srgb(gradient, True)).max() < 4
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".png", ".jpg"])
+def test_the_profile_in_a_bmp_is_kept_or_applied(tmp_path, gradient, suffix):
+    primaries = [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]
+    profile = imagecodecs.cms_profile("rgb", whitepoint=[*P3[:2], 1], gamma=1.0, primaries=primaries)
+    bmp_with_colours(tmp_path / "a.bmp", gradient, b"MBED", profile=profile)
+    assert images.read_file(tmp_path / "a.bmp").icc == profile
+    assert np.abs(shown(again(tmp_path / "a.bmp", suffix)) - to_srgb(gradient, True)).max() < 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(b"sRGB", ""), (b"Win ", ""), (b"\0\0\0\0", ""), (b"LINK", "which is not read")]
+)
+def test_a_bmp_of_plain_colours_says_nothing_and_one_of_a_linked_profile_does(tmp_path, gradient, kind, said):
+    bmp_with_colours(tmp_path / "a.bmp", gradient, kind)
+    found = images.read_file(tmp_path / "a.bmp")
+    assert found.colour is None
+    assert found.icc is None
+    assert torch.equal(found.pixels, gradient)
+    assert said in remarks(tmp_path / "a.bmp", ".bmp")
+    assert bool(remarks(tmp_path / "a.bmp", ".bmp")) == bool(said)
+
+
+def tiff_with_colours(path, pixels, white=None, primaries=None, curve=None, profile=None, triple=True):
+    tags = []
+    for number, values in ((318, white), (319, primaries)):
+        if values:
+            tags.append(
+                (number, "2I", len(values), [part for value in values for part in (round(value * 1e5), 100_000)], True)
+            )
+    if curve is not None:
+        table = np.rint(65535 * curve(np.linspace(0, 1, 256))).astype(int).tolist()
+        tags.append((301, "H", 768 if triple else 256, table * 3 if triple else table, True))
+    array = pixels.permute(1, 2, 0).numpy()
+    tifffile.imwrite(path, array, photometric="rgb", extratags=tags, iccprofile=profile)
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".bmp", ".png", ".tif"])
+@pytest.mark.parametrize("triple", [True, False])
+def test_the_chromaticities_and_the_curve_of_a_tiff_are_told_or_converted(tmp_path, gradient, suffix, triple):
+    tiff_with_colours(tmp_path / "a.tif", gradient, P3[:2], P3[2:], lambda x: x, triple=triple)
+    assert images.read_file(tmp_path / "a.tif").colour.codes == (12, LINEAR)
+    done = again(tmp_path / "a.tif", suffix)
+    if suffix == ".avif":
+        assert nclx_of(done) == (12, LINEAR)
+    elif suffix == ".png":
+        assert chunks_of(done)[b"cICP"] == bytes([12, LINEAR, 0, 1])
+    else:
+        assert np.abs(shown(done) - to_srgb(gradient, True)).max() < 4
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".jpg", ".png", ".tif", ".webp"])
+def test_a_curve_that_is_no_standard_s_becomes_a_profile(tmp_path, gradient, suffix):
+    """Of sRGB's primaries, so that each channel is seen alone."""
+    tiff_with_colours(tmp_path / "a.tif", gradient, curve=lambda x: x**1.5)
+    wanted = gradient.numpy() / 255
+    light = wanted**1.5
+    wanted = 255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    assert np.abs(shown(again(tmp_path / "a.tif", suffix)) - wanted).max() < (12 if suffix in (".jpg", ".avif") else 4)
+
+
+def test_a_tiff_of_srgb_s_chromaticities_or_of_a_profile_needs_no_other(tmp_path, gradient):
+    plain = 0.64, 0.33, 0.30, 0.60, 0.15, 0.06
+    tiff_with_colours(tmp_path / "plain.tif", gradient, P3[:2], plain)
+    assert "icc_profile" not in Image.open(again(tmp_path / "plain.tif", ".jpg")).info
+    tiff_with_colours(tmp_path / "both.tif", gradient, P3[:2], P3[2:], profile=PROFILE)
+    both = images.read_file(tmp_path / "both.tif")
+    assert both.icc == PROFILE
+    assert both.colour is None
+    tiff_with_colours(tmp_path / "other.tif", gradient, P3[:2], P3[2:])
+    assert images.read_file(tmp_path / "other.tif").colour.codes == (12, 4)  # TIFF's exponent without a table is 2.2
+
+
+@pytest.mark.parametrize("bits", [10, 12])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("suffix", [".avif", ".heic"])
+def test_avif_and_heif_of_more_than_8_bits_keep_them(tmp_path, bits, channels, suffix):
+    most = 2**bits - 1
+    ramp = np.broadcast_to(np.linspace(0, most, 64).astype(np.uint16), (16, 64))
+    array = np.stack([ramp] * channels, axis=-1)
+    if suffix == ".avif":
+        content = imagecodecs.avif_encode(array.squeeze(-1) if channels == 1 else array, level=100, bitspersample=bits)
+        (tmp_path / "a.avif").write_bytes(content)
+    else:
+        pillow_heif = pytest.importorskip("pillow_heif")
+        mode, pillow_heif.options.SAVE_HDR_TO_12_BIT = {1: "L;16", 3: "RGB;16", 4: "RGBA;16"}[channels], bits == 12
+        image = pillow_heif.from_bytes(mode, (64, 16), np.ascontiguousarray(array << (16 - bits)).tobytes())
+        image.save(tmp_path / "a.heic", quality=-1, chroma=444)
+    found = images.read_file(tmp_path / f"a{suffix}")
+    assert found.pixels.dtype == torch.uint16
+    assert (found.alpha is not None) == (channels == 4)
+    assert np.abs(found.values.numpy() * most - ramp).max() < 3
+    assert found.values.max() == 1
+    assert torch.equal(images.read_file(again(tmp_path / f"a{suffix}", ".png")).pixels, found.pixels)
+    assert "has more than 8 bits" in remarks(tmp_path / f"a{suffix}", suffix)
+    assert not remarks(tmp_path / f"a{suffix}", ".png")
+
+
+def box(kind, content):
+    return struct.pack(">I4s", 8 + len(content), kind) + content
+
+
+def described(path, properties, own, wide, primary=2):
+    """A file of the boxes that describe images: image 1 has the first property, the primary image its `own`."""
+    number = "H" if wide else "B"
+    item = "I" if wide else "H"
+    lists = [(1, [1]), (primary, own)]
+    ipma = struct.pack(">4BI", int(wide), 0, 0, int(wide), len(lists))
+    for image, numbers in lists:
+        flag = 1 << (15 if wide else 7)
+        ipma += struct.pack(f">{item}B{len(numbers)}{number}", image, len(numbers), *(flag | at for at in numbers))
+    pitm = struct.pack(f">4B{item}", int(wide), 0, 0, 0, primary)
+    container = box(b"iprp", box(b"ipco", b"".join(properties)) + box(b"ipma", ipma))
+    path.write_bytes(box(b"ftyp", b"avif\0\0\0\0") + box(b"meta", bytes(4) + box(b"pitm", pitm) + container))
+
+
+def nclx(*codes):
+    return box(b"colr", b"nclx" + struct.pack(">3HB", *codes, 6, 128))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_of_several_nclx_and_depths_those_of_the_primary_image_count(tmp_path, wide):
+    """As of a photo with a gain map, or with transparency, whose properties may come first."""
+    pixi = [box(b"pixi", bytes([0, 0, 0, 0, 3, bits, bits, bits])) for bits in (8, 10)]
+    every = [nclx(12, PQ), pixi[0], pixi[1], nclx(9, HLG), nclx(1, SRGB)]
+    for own, codes, bits in (([3, 4], (9, HLG), 10), ([5, 2], (1, SRGB), 8), ([4, 5], (9, HLG), 8)):
+        described(tmp_path / "a.avif", every, own, wide)
+        assert colour.of_boxes(tmp_path / "a.avif").codes == codes
+        assert boxes.bits_of(tmp_path / "a.avif") == bits
+    described(tmp_path / "a.avif", every, [3], wide)
+    assert colour.of_boxes(tmp_path / "a.avif") is None, "another image's"
+    described(tmp_path / "a.avif", [box(b"av1C", bytes([0x81, 0, 0x60, 0])), nclx(9, PQ)], [1, 2], wide)
+    assert boxes.bits_of(tmp_path / "a.avif") == 12
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=80), st.integers(0, 300), st.integers(0, 300))
+def test_damaged_descriptions_of_images_are_no_fault_of_the_program(tmp_path_factory, noise, cut, at):
+    path = tmp_path_factory.getbasetemp() / "damaged.avif"
+    described(path, [nclx(12, PQ), box(b"pixi", b"\0\0\0\0\3\x0a\x0a\x0a")], [1, 2], False)
+    content = path.read_bytes()
+    path.write_bytes((content[:at] + noise + content[at + len(noise) :])[: len(content) - cut % 40])
+    colour.of_boxes(path)
+    boxes.bits_of(path)
+
+
 def packed(path, array, bits, extra=()):
     """A TIFF (H, W, C) whose samples have any number of bits, row by row without gaps; `extra` are more tags."""
     height, width, channels = array.shape
@@ -209,6 +393,16 @@ def test_samples_that_are_no_alpha_stay_what_they_are(tmp_path, dtype, kinds):
     assert [kind.name.lower() for kind in page.extrasamples] == kinds and np.array_equal(page.asarray(), array)
     assert not remarks(tmp_path / "a.tif", ".tif")
     assert "neither colours nor transparency" in remarks(tmp_path / "a.tif", ".png")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif"])
+def test_an_image_of_no_numbers_is_not_written(tmp_path, suffix, value):
+    image = torch.rand(3, 6, 8)
+    image[0, 2, 3] = value
+    with pytest.raises(images.ImageError, match="pixels that are no numbers"):
+        images.write(tmp_path / f"a{suffix}", image)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_white_may_be_zero(tmp_path):
@@ -295,6 +489,71 @@ def test_the_density_is_kept(tmp_path, colours, first, suffix, choice):
     assert found == (pytest.approx((300, 200), abs=0.02) if holds else None)
     if suffix in (".jpg", ".png", ".bmp", ".tif"):
         assert Image.open(done).info["dpi"] == pytest.approx((300, 200), abs=0.02)
+
+
+def with_aspect(path, pixels, across, down):
+    """A file that says the ratio of its density alone."""
+    if path.suffix == ".png":
+        path.write_bytes(with_chunks(pil(pixels), (b"pHYs", struct.pack(">2IB", across, down, 0))))
+    elif path.suffix == ".tif":
+        shape = {"resolution": (across, down), "resolutionunit": "none", "photometric": "rgb"}
+        tifffile.imwrite(path, pixels.permute(1, 2, 0).numpy(), **shape)
+    else:
+        pil(pixels).save(path, dpi=(across, down), quality=95)
+        content = path.read_bytes()
+        assert content[6:11] == b"JFIF\0"
+        path.write_bytes(content[:13] + b"\0" + content[14:])
+
+
+def aspect_told(path):
+    """The ratio that a file's own field says, without a unit."""
+    with Image.open(path) as image:
+        if path.suffix == ".tif":
+            assert image.tag_v2[296] == 1
+            return float(image.tag_v2[282]) / float(image.tag_v2[283])
+        if path.suffix == ".png":
+            across, down = image.info["aspect"]
+        else:
+            assert image.info["jfif_unit"] == 0
+            across, down = image.info["jfif_density"]
+    return across / down
+
+
+@pytest.mark.parametrize("first", [".jpg", ".png", ".tif"])
+@pytest.mark.parametrize("suffix", [".bmp", ".jpg", ".png", ".tif", ".webp"])
+@pytest.mark.parametrize("choice", ["keep", "none"])
+def test_an_aspect_without_a_density_is_kept_or_said(tmp_path, colours, first, suffix, choice):
+    with_aspect(tmp_path / f"a{first}", colours, 3, 2)
+    done = again(tmp_path / f"a{first}", suffix, choice)
+    said = "pixels that are not square" in remarks(tmp_path / f"a{first}", suffix)
+    if suffix in (".bmp", ".webp"):
+        assert said
+    else:
+        assert aspect_told(done) == pytest.approx(1.5)
+        assert not said
+    assert images.read_file(done).density is None
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
+def test_square_pixels_without_a_density_get_none(tmp_path, colours, suffix):
+    with_aspect(tmp_path / f"a{suffix}", colours, 72, 72)
+    assert images.read_file(tmp_path / f"a{suffix}").aspect is None
+    assert not remarks(tmp_path / f"a{suffix}", ".bmp")
+
+
+def test_an_aspect_turns_with_the_image(tmp_path, colours):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    pil(colours).save(tmp_path / "a.jpg", dpi=(3, 2), exif=exif)
+    content = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(content[:13] + b"\0" + content[14:])
+    assert aspect_told(again(tmp_path / "a.jpg", ".jpg")) == pytest.approx(2 / 3)
+
+
+def test_an_aspect_of_large_numbers_is_rounded_to_what_a_jpeg_can_hold(tmp_path, colours):
+    with_aspect(tmp_path / "a.png", colours, 3_000_001, 1_500_000)
+    assert aspect_told(again(tmp_path / "a.png", ".jpg")) == pytest.approx(2, abs=1e-4)
+    assert chunks_of(again(tmp_path / "a.png", ".png"))[b"pHYs"] == struct.pack(">2IB", 3_000_001, 1_500_000, 0)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])

@@ -27,7 +27,7 @@ def slim_pipeline():
 def place(tmp_path_factory, request):
     """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
     pytest.importorskip("onnxscript")
-    from deblur.tools.export_onnx import export
+    from deblur.tools.export_onnx import export_onnx
 
     folder, alone = tmp_path_factory.mktemp("deployed"), slim_pipeline()
     alone.denoiser = None
@@ -45,9 +45,9 @@ def place(tmp_path_factory, request):
     (folder / "slim" / "README.md").write_text("the card")
     logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
     request.addfinalizer(lambda: logging.disable(logging.NOTSET))  # also if an export fails
-    export(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
-    export(str(folder / "alone"), str(folder / "any"))
-    export(str(folder / "coloured"), str(folder / "coloured_any"))
-    export(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
+    export_onnx(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
+    export_onnx(str(folder / "alone"), str(folder / "any"))
+    export_onnx(str(folder / "coloured"), str(folder / "coloured_any"))
+    export_onnx(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
     logging.disable(logging.NOTSET)
     return folder

@@ -1,6 +1,8 @@
 """ONNX folders: that they restore as the checkpoint that they were made of, on each engine, and what is refused."""
 
 import json
+import math
+import re
 import shutil
 from dataclasses import replace
 from typing import get_args
@@ -18,12 +20,24 @@ from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.hub import CheckpointError
 from deblur.models.onnx import engines
 from deblur.models.onnx import files as onnx_files
+from deblur.models.onnx.files import GraphPrecision
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.settings import SamplingSettings
 from deblur.models.tiling import fixed_spans
 from deblur.models.u2net import RSU
 from deblur.tools import predict
-from deblur.tools.export_onnx import TargetDevice, examples, export, parity, psnr, require_exporter, write_network
+from deblur.tools.export_onnx import (
+    MAX_ERROR,
+    MIN_PSNR,
+    TargetDevice,
+    examples,
+    export_onnx,
+    is_alike,
+    parity,
+    psnr,
+    require_exporter,
+    write_network,
+)
 from deblur.tools.export_onnx import engines as compared_on
 from tests.conftest import ROOT, fresh
 from tests.deployment.conftest import TILE, slim_pipeline
@@ -179,6 +193,11 @@ def test_the_folder_says_what_it_is(place):
     assert len({checkpoint_hash(str(place / name)) for name in ("tiles", "any", "slim")}) == 3
 
 
+def test_an_export_for_tensorrt_has_tiles_of_512_pixels(place, tmp_path):
+    export_onnx(str(place / "alone"), str(tmp_path / "trt"), target_device="tensorrt")
+    assert onnx_files.read_facts(tmp_path / "trt" / "predictor").side == 512
+
+
 def test_graphs_do_not_say_where_they_were_made(place):
     for graph in place.rglob("model.onnx"):
         assert str(ROOT).encode() not in graph.read_bytes() and b"slim_unet.py" not in graph.read_bytes()
@@ -224,9 +243,9 @@ def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
         ("go together", "slim", {"calibration": "photos"}),
     ):
         with pytest.raises(CheckpointError, match=said):
-            export(str(place / source), str(tmp_path / "out"), **options)
+            export_onnx(str(place / source), str(tmp_path / "out"), **options)
     with pytest.raises(FolderInUse, match="not an empty folder"):
-        export(str(place / "slim"), str(place / "tiles"))
+        export_onnx(str(place / "slim"), str(place / "tiles"))
     assert not list(tmp_path.iterdir())
 
 
@@ -236,6 +255,65 @@ def test_an_export_that_is_not_what_pytorch_gives_is_refused(place, provider):
         other.unet.head.bias += 3e-4
     with pytest.raises(CheckpointError, match=r"the predictor in .* differs from PyTorch by 3\.0e-04 at most"):
         parity(other, "predictor", place / "tiles" / "predictor", provider)
+
+
+def shifted(folder, copy, amount):
+    """A copy of a network's folder whose output is larger by an amount."""
+    shutil.copytree(folder, copy)
+    model = onnx.load(copy / onnx_files.GRAPH)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["before" if name == onnx_files.OUTPUT else name for name in names]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(amount), "amount"))
+    model.graph.node.append(onnx.helper.make_node("Add", ["before", "amount"], [onnx_files.OUTPUT]))
+    onnx.save(model, copy / onnx_files.GRAPH)
+    return copy
+
+
+NO_NUMBERS = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("amount", [0.7e-4, -0.7e-4, 1.3e-4, -1.3e-4, *NO_NUMBERS])
+def test_a_graph_in_float32_may_differ_by_a_ten_thousandth(place, tmp_path, provider, amount):
+    network = load_pipeline(str(place / "slim"), precision="fp32").predictor
+    folder = shifted(place / "tiles" / "predictor", tmp_path / "predictor", amount)
+    if abs(amount) < MAX_ERROR:
+        assert "differs from PyTorch by " in parity(network, "predictor", folder, provider)
+    else:
+        with pytest.raises(CheckpointError, match="which is too much: it is not written"):
+            parity(network, "predictor", folder, provider)
+
+
+@pytest.mark.parametrize("share", [0.6, 1.4, *NO_NUMBERS])
+def test_a_graph_in_half_precision_keeps_60_db(place, tmp_path, share):
+    """An error of a thousandth of the output's range is 60 dB."""
+    network = load_pipeline(str(place / "alone"), precision="fp32").predictor
+    with torch.no_grad():
+        output = network(*examples(("blurry",), TILE))
+    span = (output.max() - output.min()).item()
+    folder = shifted(place / "half" / "predictor", tmp_path / "predictor", share * span / 1000)
+    if abs(share) < 1:
+        assert float(re.search(r"([\d.]+) dB$", parity(network, "predictor", folder, "cpu"))[1]) >= MIN_PSNR
+    else:
+        with pytest.raises(CheckpointError, match="which is too much: it is not written"):
+            parity(network, "predictor", folder, "cpu")
+
+
+@pytest.mark.parametrize("precision", get_args(GraphPrecision))
+def test_no_precision_allows_what_is_no_number(precision):
+    assert is_alike(precision, 1e-5, 80.0)
+    for worst, least in ((math.nan, math.nan), (math.inf, -math.inf), (math.nan, 80.0)):
+        assert not is_alike(precision, worst, least)
+
+
+def test_a_checkpoint_whose_weights_are_no_numbers_is_not_exported(place, tmp_path):
+    pipeline = load_pipeline(str(place / "alone"), precision="fp32")
+    with torch.no_grad():
+        pipeline.predictor.unet.head.bias[0] = math.nan
+    pipeline.save_pretrained(tmp_path / "damaged")
+    with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB, which is too much"):
+        export_onnx(str(tmp_path / "damaged"), str(tmp_path / "out"), tile=TILE)
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
@@ -284,8 +362,11 @@ def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
 
     Image.fromarray(np.uint16(65535 * values[..., 0])).save(tmp_path / "deep.png")
     found = run("deep.png")
-    assert found.mode.startswith("I;16") and len(np.unique(np.asarray(found))) > 256
-    assert np.abs(np.float32(found) / 65535 - values[..., 0]).mean() < 0.2  # 16-bit grey once became white
+    grey = torch.from_numpy(np.uint16(65535 * values[..., 0]).astype(np.float32) / 65535).expand(1, 3, -1, -1)
+    theirs = restored(place / "any", grey, "cpu").images[0].median(dim=0).values.numpy()
+    assert found.mode.startswith("I;16")
+    assert len(np.unique(np.asarray(found))) > 256
+    assert np.abs(np.float32(found) / 65535 - theirs).max() < 1.5 / 65535
 
     alpha, clear = Image.fromarray(np.uint8(np.arange(40 * 56).reshape(40, 56) % 256)), plain.copy()
     clear.putalpha(alpha)

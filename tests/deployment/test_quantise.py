@@ -1,3 +1,5 @@
+import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,8 +12,8 @@ from deblur.models.checkpoints import load_pipeline
 from deblur.models.hub import CheckpointError
 from deblur.models.onnx.files import read_facts
 from deblur.models.onnx.network import OnnxNetwork
-from deblur.tools.export_onnx import examples, parity, psnr, write_facts
-from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise
+from deblur.tools.export_onnx import examples, export_onnx, parity, psnr, write_facts
+from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise, require_small_loss, restored
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("nncf")
@@ -44,7 +46,7 @@ def pipeline(place):
 
 def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, capsys):
     quantise(pipeline, folder, pairs, 0.5, "cpu")
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr().out, {}
     for name in ("predictor", "denoiser"):
         write_facts(folder / name, replace(read_facts(folder / name), precision="int8"))
     for name, kept in (("predictor", 0), ("denoiser", 4)):
@@ -52,7 +54,14 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
         # Two convolutions in each of three blocks, one down, one up, the first and the last; the details' Gaussian.
         assert int(found.split()[0]) >= 10 and f"layers in INT8, {kept} in float" in found
         assert f"dB lost on 3 crops; {found}\n" in said
+        told[name] = float(re.search(rf"{name}: (\S+) dB lost", said)[1])
         assert "differs from PyTorch" in parity(getattr(pipeline, name), name, folder / name, "cpu")
+        crops, _ = calibrate(pipeline, name, OnnxNetwork(folder / name, name, "cpu"), pairs)
+        losses = []
+        for network in (getattr(pipeline, name), OnnxNetwork(folder / name, name, "cpu")):
+            errors = [(restored(pipeline, name, blurry, network) - sharp).square().mean() for blurry, sharp in crops]
+            losses.append(10 * torch.stack(errors).log10().mean().item())
+        assert told[name] == pytest.approx(losses[1] - losses[0], abs=2e-3)
     assert "4 in float: embedding.dense1.weight, " in said
     blurry = torch.nn.functional.interpolate(torch.rand(1, 3, 14, 14), (140, 100))
     theirs = pipeline(blurry, output_type="pt").images
@@ -119,11 +128,34 @@ def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     assert len(calls) == len(crops) == 3 and set(calls[0]) == {"blurry"}
 
 
-def test_a_loss_that_cannot_be_kept_is_refused(folder, pipeline, pairs):
-    before = (folder / "predictor" / "model.onnx").read_bytes()
+@pytest.mark.parametrize(
+    ("before", "after", "most", "words"),
+    [
+        (30.0, 29.6, 0.5, None),
+        (30.0, 29.4, 0.5, "loses 0.600 dB even so"),
+        (29.0, 30.0, 0.5, None),  # better than before
+        (29.0, 30.0, -1.5, "loses -1.000 dB even so"),
+        (30.0, math.nan, 0.5, "no numbers"),
+        (math.nan, 30.0, 0.5, "no numbers"),
+        (math.inf, math.inf, 0.0, None),  # every image is exactly the sharp one
+        (math.inf, 90.0, 0.5, "loses inf dB even so"),
+        (30.0, -math.inf, 0.5, "loses inf dB even so"),
+        (30.0, 29.9, math.nan, "loses 0.100 dB even so"),
+    ],
+)
+def test_a_loss_is_compared_with_the_largest_allowed(before, after, most, words):
+    if words is None:
+        drop = require_small_loss("predictor", before, after, most)
+        assert drop == (0 if before == after else pytest.approx(before - after))
+    else:
+        with pytest.raises(CheckpointError, match=words):
+            require_small_loss("predictor", before, after, most)
+
+
+def test_a_loss_that_cannot_be_kept_is_refused_and_nothing_is_left(place, tmp_path, pairs):
     with pytest.raises(CheckpointError, match=r"the predictor in INT8 loses .* dB even so: give a larger --max_drop"):
-        quantise(pipeline, folder, pairs, -1.0, "cpu")
-    assert (folder / "predictor" / "model.onnx").read_bytes() == before
+        export_onnx(str(place / "alone"), str(tmp_path / "out"), "int8", tile=96, calibration=pairs, max_drop=-1.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_noise_level_and_normalisations_stay_in_float(folder):

@@ -1,6 +1,7 @@
 """The table of metrics; PSNR and SSIM against scikit-image, NIQE and RealBlur's scores against other programs."""
 
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -213,6 +214,16 @@ def test_niqe_needs_no_ground_truth_and_tells_blur_and_noise_from_a_photograph()
     values = metric(torch.cat([photograph, blurry, noisy]), torch.zeros(3, 3, 512, 512))
     assert values[0] < values[1:].min() - 1
     assert values.tolist() == pytest.approx([metric(image, image).item() for image in (photograph, blurry, noisy)])
+
+
+@pytest.mark.parametrize(("told", "higher"), [(None, True), (False, True), (True, False)])
+def test_a_metric_of_one_s_own_says_by_itself_that_lower_is_better(tmp_path, monkeypatch, told, higher):
+    line = "" if told is None else f"own.lower_is_better = {told}\n"
+    (tmp_path / "mine.py").write_text(f"def own(restored, sharp):\n    return restored.mean((1, 2, 3))\n\n\n{line}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    metric = make_metrics(["mine.own"])["mine.own"]
+    assert metric.column.higher_is_better == higher
 
 
 @pytest.mark.parametrize(("shape", "left", "right"), [(2.0, 1.0, 1.0), (1.0, 0.5, 2.0), (0.5, 3.0, 1.0)])

@@ -108,73 +108,91 @@ def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
 # The page, used
 
 
-def test_in_a_browser_the_table_sorts_the_slider_moves_and_nothing_is_fetched(folder, chromium):
-    tab, summary, said, asked = chromium.new_page(), summary_of(), [], []
+@pytest.fixture
+def tab(folder, chromium):
+    """The page in a tab, which logs no error and asks for nothing else."""
+    tab, said, asked = chromium.new_page(), [], []
     tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto((folder / "report.html").as_uri())
+    yield tab
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [tab.url]
+    tab.close()
 
-    def press(column):
-        """The values of a column, from the top, once its head is pressed."""
-        tab.locator("#scores thead button").nth(column).click()
-        values = "(table, n) => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value)"
-        return tab.locator("#scores").evaluate(values, column)
 
-    psnr = [float(value) for value in press(2)]
+def pressed(tab, column):
+    """The values of a column, from the top, once its head is pressed."""
+    tab.locator("#scores thead button").nth(column).click()
+    values = "(table, n) => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value)"
+    return tab.locator("#scores").evaluate(values, column)
+
+
+def test_in_a_browser_the_table_sorts_by_any_column_in_both_directions(tab):
+    psnr = [float(value) for value in pressed(tab, 2)]
     assert psnr == sorted(psnr, reverse=True)
     assert psnr[0] == float("inf")
-    assert len(psnr) == len(summary.rows)
-    assert [float(value) for value in press(2)] == psnr[::-1]
-    *lpips, last = press(3)
-    assert [*map(float, lpips)] == sorted(map(float, lpips)) and last == ""  # what is missing is last
-    first, second, *_ = press(0)
-    state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
+    assert len(psnr) == len(summary_of().rows)
+    assert [float(value) for value in pressed(tab, 2)] == psnr[::-1]
+    *lpips, last = pressed(tab, 3)
+    assert [*map(float, lpips)] == sorted(map(float, lpips))
+    assert last == "", "what is missing is last"
+    first, second, *_ = pressed(tab, 0)
     assert first < second
+    state = tab.locator("#scores thead th").evaluate_all("heads => heads.map(head => head.getAttribute('aria-sort'))")
     assert state == ["ascending", *[None] * (len(state) - 1)]
-    for differences in (False, True):
-        tab.set_checked("#paired", differences)
-        assert tab.locator("#scores .interval").first.is_visible() != differences
-        assert tab.locator("#scores .difference").first.is_visible() == differences
 
-    def style(place, name):
-        return tab.locator(place).evaluate(f"element => element.style.{name}")
 
+@pytest.mark.parametrize("differences", [False, True])
+def test_in_a_browser_the_table_shows_intervals_or_differences(tab, differences):
+    tab.set_checked("#paired", differences)
+    assert tab.locator("#scores .interval").first.is_visible() != differences
+    assert tab.locator("#scores .difference").first.is_visible() == differences
+
+
+def style(tab, place, name):
+    return tab.locator(place).evaluate(f"element => element.style.{name}")
+
+
+def test_in_a_browser_the_slider_moves_by_its_field_and_by_its_handle(tab):
     def drag():
         tab.hover("#grip")
         tab.mouse.down()
-        box, height = view.bounding_box(), tab.locator("#grip").bounding_box()["y"] + 9
+        box, height = tab.locator("#view").bounding_box(), tab.locator("#grip").bounding_box()["y"] + 9
         for share in (0.75, 0.1):  # after the first the grip is let go
             tab.mouse.move(box["x"] + share * box["width"], height)
             tab.mouse.up()
 
-    left, view = tab.locator("#image-a"), tab.locator("#view")
     for place, move in ((50, lambda: None), (20, lambda: tab.fill("#where", "20")), (75, drag)):
         move()
-        assert (style("#clip", "clipPath"), style("#line", "left")) == (f"inset(0px 0px 0px {place}%)", f"{place}%")
+        assert style(tab, "#clip", "clipPath") == f"inset(0px 0px 0px {place}%)"
+        assert style(tab, "#line", "left") == f"{place}%"
+
+
+def test_in_a_browser_the_images_are_zoomed_and_moved(tab):
     tab.click("#in")
     tab.click("#in")
-    zoomed = style("#image-a", "transform")
-    view.press("ArrowLeft")
-    panned = style("#image-a", "transform")
+    zoomed = style(tab, "#image-a", "transform")
+    tab.locator("#view").press("ArrowLeft")
+    panned = style(tab, "#image-a", "transform")
     assert "scale(4)" in zoomed
     assert "scale(4)" in panned
     assert zoomed != panned
+
+
+def test_in_a_browser_other_images_and_settings_are_chosen(tab):
+    left, kept = tab.locator("#image-a"), [row.label for row in summary_of().settings_front[:2]]
     source = left.get_attribute("src")
     tab.select_option("#left", "sharp")
     assert source.startswith("data:image/jpeg;base64,")
     assert left.get_attribute("src") != source
-    kept = [row.label for row in summary.settings_front[:2]]
     assert tab.locator("#setting option").evaluate_all("options => options.map(option => option.value)") == kept
-    assert tab.input_value("#setting") in kept
     tab.select_option("#setting", kept[1])
     about = f"clock/1, the best of {kept[1]}: PSNR (dB) 27.12, LPIPS (AlexNet) 0.1234"
     assert tab.text_content("#about").startswith(about)
     size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
     assert left.evaluate(size) == [200, 200]
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [tab.url]
-    tab.close()
 
 
 def labels(figure) -> list[Annotation]:
@@ -183,7 +201,7 @@ def labels(figure) -> list[Annotation]:
 
 @pytest.mark.parametrize("count", [2, 12, 18])
 def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
-    figure = curve(summary_of(count))
+    figure = curve({"": summary_of(count)})
     figure.savefig(tmp_path / "pareto.png")
     boxes = [text.get_window_extent() for text in labels(figure)]
     boxes.append(figure.axes[0].get_legend().get_window_extent())
@@ -203,7 +221,7 @@ def test_the_labels_of_the_curve_do_not_lie_on_each_other(tmp_path, count):
 
 def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     summary = summary_of()
-    axes = curve(summary).axes[0]
+    axes = curve({"": summary}).axes[0]
     points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
     assert set(points) == {*SAMPLERS, "blurry", "predictor"}
     for sampler in SAMPLERS:
@@ -230,13 +248,51 @@ def test_the_curve_shows_the_rows_their_intervals_and_the_front():
     assert "PSNR (dB): higher" in axes.get_xlabel()
 
 
+def moved(summary, psnr, lpips):
+    """The same rows, but for the blurry images, with other means."""
+    rows = []
+    for row in summary.rows:
+        means = {name: estimate.mean for name, estimate in row.estimates.items()}
+        is_moved = row.label != "blurry" and "lpips" in means
+        rows.append(scored(row.row, means["psnr"] + psnr, means["lpips"] + lpips) if is_moved else row)
+    return replace(summary, rows=rows)
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_two_evaluations_are_drawn_on_one_pair_of_axes_with_their_labels_apart(tmp_path, count):
+    first = summary_of(count)
+    second = moved(first, 0.5, -0.02)
+    figure = curve({"A": first, "B": second})
+    figure.savefig(tmp_path / "pareto.png")
+    [axes] = figure.axes
+    points = {c.get_label(): c.get_offsets().tolist() for c in axes.collections if not c.get_label().startswith("_")}
+    samplers = SAMPLERS[:count]
+    assert set(points) == {"blurry", *(f"{letter}: {name}" for letter in "AB" for name in (*samplers, "predictor"))}
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    for letter, summary in {"A": first, "B": second}.items():
+        places = {row.label: [row.mean("psnr"), row.mean("lpips")] for row in summary.rows}
+        for sampler in samplers:
+            own = [row.label for row in summary.settings if row.row.settings.sampler == sampler]
+            assert points[f"{letter}: {sampler}"] == [places[label] for label in own]
+        assert lines[f"{letter}: Pareto front"] == sorted(places[row.label] for row in summary.front)
+        for control, names in LABELS.items():
+            assert lines[f"{letter}: {control}"] == [places[name] for name in ("predictor", *names)]
+    colours = {c.get_label(): tuple(c.get_facecolor()[0]) for c in axes.collections if c.get_label() in points}
+    by_letter = [{colour for label, colour in colours.items() if label.startswith(letter)} for letter in "AB"]
+    assert [len(own) for own in by_letter] == [1, 1]
+    assert by_letter[0] != by_letter[1]
+    boxes = [text.get_window_extent() for text in labels(figure)]
+    assert {text.get_text()[:2] for text in labels(figure)} >= {"A:", "B:"}
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
 def test_images_equal_to_the_ground_truth_have_no_place_on_the_curve():
     """Their PSNR is infinite: another program's copy of the ground truth, on the front."""
     rows = summary_of().rows
     equal = {"psnr": Estimate(float("inf"), None, None, 6), "lpips": Estimate(0.0, None, None, 6)}
     summary = of_rows([*rows, RowSummary(Row("outputs copy"), 6, 0.0, equal)])
     assert [row.label for row in summary.front] == ["outputs copy"]
-    axes = curve(summary).axes[0]
+    axes = curve({"": summary}).axes[0]
     assert "Pareto front" not in [line.get_label() for line in axes.lines]
     assert "outputs copy" not in [text.get_text() for text in axes.texts]
 
@@ -251,7 +307,7 @@ def test_every_label_of_the_curve_stands_at_its_own_row(field):
         own = [Row("a", settings[first]), Row("b", settings[second]), Row("c", SamplingSettings(blend=0.0))]
         rows = [scored(row, *place) for row, place in zip(own, places, strict=True)]
         summary = of_rows(rows)
-        found = {label.xy: label.get_text() for label in labels(curve(summary))}
+        found = {label.xy: label.get_text() for label in labels(curve({"": summary}))}
         for row, place in zip(rows, places, strict=True):
             words = [str(row.row.settings.steps)] if row.row.settings.blend else [row.label]
             assert found[place] == " ".join([*words, *filter(None, [summary.preset(row)])])
@@ -263,7 +319,8 @@ def test_every_label_of_the_curve_stands_at_its_own_row(field):
 def test_without_lpips_the_curve_takes_ssim_and_says_why(names, said):
     scored = [row for row in summary_of().rows if "lpips" in row.estimates]
     rows = [replace(r, estimates={"psnr": r.estimates["psnr"], "ssim": r.estimates["lpips"]}) for r in scored]
-    axes = curve(of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})).axes[0]
+    summary = of_rows(rows, metrics={name: metric(name) for name in ("psnr", "ssim", *names)})
+    axes = curve({"": summary}).axes[0]
     assert said in axes.get_title().replace("\n", " ")
     assert axes.get_ylabel().startswith("SSIM: higher")
     assert not axes.yaxis_inverted()

@@ -17,7 +17,7 @@ from deblur.models.checkpoints import checkpoint_hash, copy_weights, load_pipeli
 from deblur.models.hub import CheckpointError
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import Denoiser, UNetPredictor
-from deblur.tools.export import export
+from deblur.tools.export import export_checkpoint
 from tests.conftest import Hostile
 from tests.tiny import fit, module, tiny_pipeline
 
@@ -69,6 +69,27 @@ def test_the_hash_follows_the_weights_and_not_the_presets(folder):
     state["unet.head.bias"] += 1
     save_file(state, folder / "denoiser" / WEIGHTS)
     assert checkpoint_hash(str(folder)) != before
+
+
+CONTENT = ["model_index.json", "scheduler/scheduler_config.json"]
+CONTENT += [
+    f"{part}/{file}" for part in ("predictor", "denoiser") for file in ("config.json", "graph.json", "model.onnx")
+]
+
+
+def test_the_hash_of_an_onnx_folder_follows_each_of_its_files_but_not_its_card(tmp_path):
+    for file in [*CONTENT, "README.md"]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    before = checkpoint_hash(str(tmp_path))
+    seen = {before}
+    for file in CONTENT:
+        (tmp_path / file).write_text('{"other": 1}')
+        seen.add(checkpoint_hash(str(tmp_path)))
+        (tmp_path / file).write_text("{}")
+    assert len(seen) == 1 + len(CONTENT)
+    (tmp_path / "README.md").write_text("another card")
+    assert checkpoint_hash(str(tmp_path)) == before
 
 
 def sentence(source):
@@ -179,7 +200,7 @@ def run(tmp_path_factory):
 def test_export_takes_the_averaged_weights(run, tmp_path):
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     averaged, raw = checkpoint["state_dict"], checkpoint["current_model_state"]
-    export(str(run), str(tmp_path / "ema"), "fp32")
+    export_checkpoint(str(run), str(tmp_path / "ema"), "fp32")
     pipeline = load_pipeline(str(tmp_path / "ema"), precision="fp32")
     for part in ("predictor", "denoiser"):
         for key, value in getattr(pipeline, part).state_dict().items():
@@ -187,7 +208,7 @@ def test_export_takes_the_averaged_weights(run, tmp_path):
     assert pipeline.config.residual_scale == pytest.approx(averaged["residual_square"].sqrt().item())
     assert any(not torch.equal(value, raw[key]) for key, value in averaged.items())
     with pytest.raises(FolderInUse, match="not an empty folder"):
-        export(str(run), str(tmp_path / "ema"))
+        export_checkpoint(str(run), str(tmp_path / "ema"))
 
 
 def test_runs_are_averaged_weight_by_weight(tmp_path):
@@ -199,19 +220,19 @@ def test_runs_are_averaged_weight_by_weight(tmp_path):
                 parameter.data.fill_(k**2)
         sources.append(str(tmp_path / f"{k}"))
         pipeline.save_pretrained(sources[-1])
-    export(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
+    export_checkpoint(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
     found = load_pipeline(str(tmp_path / "mean"), precision="fp32")
     for part in (found.predictor, found.denoiser):
         assert all(torch.allclose(parameter, torch.tensor(5 / 3)) for parameter in part.parameters())
     assert found.config.residual_scale == pytest.approx(0.3)
     tiny_pipeline(UNetPredictor(4, (1, 2), 1)).save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="other has other networks"):
-        export(sources[0], str(tmp_path / "never"), average_with=str(tmp_path / "other"))
+        export_checkpoint(sources[0], str(tmp_path / "never"), average_with=str(tmp_path / "other"))
     assert not (tmp_path / "never").exists()
 
 
 def test_fp16_weights_load_as_float32(run, tmp_path):
-    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"))
+    export_checkpoint(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"))
     file = tmp_path / "small" / "predictor" / WEIGHTS
     assert {value.dtype for value in load_file(file).values()} == {torch.float16}
     small = load_pipeline(str(tmp_path / "small"), precision="fp32")
@@ -228,9 +249,9 @@ def test_values_too_large_for_fp16_are_refused(folder, tmp_path):
     state["unet.head.bias"] += 1e6
     save_file(state, folder / "denoiser" / WEIGHTS)
     with pytest.raises(CheckpointError, match=r"denoiser's unet\.head\.bias .* not finite in fp16"):
-        export(str(folder), str(tmp_path / "small"))
+        export_checkpoint(str(folder), str(tmp_path / "small"))
     assert sorted(tmp_path.iterdir()) == [folder]
-    export(str(folder), str(tmp_path / "small"), dtype="bf16")
+    export_checkpoint(str(folder), str(tmp_path / "small"), dtype="bf16")
 
 
 @pytest.mark.parametrize(("source", "revision"), [("me/deblur", None), ("me/deblur@v1.2", "v1.2")])

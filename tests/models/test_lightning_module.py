@@ -2,6 +2,7 @@ import hashlib
 import itertools
 import math
 import statistics
+from typing import get_args
 
 import lightning as L
 import pytest
@@ -9,11 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from deblur.models.checkpoints import describe
+from deblur.models.diffusion import ScaleKind
 from deblur.models.lightning_module import Predict
 from deblur.models.nafnet import SlimPredictor
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import UNetPredictor
-from tests.tiny import Pairs, fit, module
+from tests.tiny import Pairs, fit, module, stir
 
 
 class Steps(L.Callback):
@@ -229,3 +231,26 @@ class TestTraining:
         # In [0, 1] the floor is 1e-3, the mean square at 30 dB.
         distances["psnr"] = torch.stack([math.log(1 + (e / 2).square().mean() / 1e-3) * torch.ones(1) for e in error])
         assert seen["loss"].item() == pytest.approx(distances[loss].mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", get_args(ScaleKind))
+@pytest.mark.parametrize("training", ["detached", "frozen"])
+def test_no_gradient_of_the_refiner_reaches_a_predictor_that_is_not_joint(kind, training):
+    torch.manual_seed(0)
+    predictor = SlimPredictor((8, 16), (1, 1), size_head=True)
+    model = module(
+        predictor=predictor,
+        residual={"scale": 0.1, "scale_kind": kind},
+        predictor_training=training,
+        predictor_loss={"weight": 0.0},
+        condition="blurry+x_init",
+    )
+    stir(model.denoiser)  # what starts at zero lets no gradient through
+    model.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    model.log = lambda *args, **options: None  # it does not run
+    model.crop_generators = lambda crops: [torch.Generator().manual_seed(crop) for crop in range(crops)]
+    batch = {name: torch.rand(2, 3, 16, 16) for name in ("blurry", "sharp")}
+    model.training_step(batch, 0)["loss"].backward()
+    gradients = [p.grad for p in predictor.parameters() if p.grad is not None]
+    assert not any(gradient.any() for gradient in gradients)
+    assert any(p.grad is not None and p.grad.any() for p in model.denoiser.parameters())

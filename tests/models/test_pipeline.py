@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -13,7 +14,7 @@ import sample
 from deblur.data import images
 from deblur.models.base import IdentityPredictor, ZeroPredictor
 from deblur.models.checkpoints import read_pipeline
-from deblur.models.image_processor import Layout, read_images, write_images
+from deblur.models.image_processor import Layout, read_images, size_of, write_images
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings, sharing_samples
 from deblur.models.unet import UNetPredictor
@@ -214,12 +215,36 @@ def test_16_bit_grey_of_pil_is_not_cut_off_and_photos_are_turned_upright(tmp_pat
         (torch.zeros(4, 5, 5), r"\(3, H, W\)"),
         (torch.full((3, 5, 5), float("nan")), r"must lie in \[0, 1\]"),
         (PIL.Image.new("F", (5, 5)), "mode F has no known range"),
-        ("photo.jpg", "a PIL image, an array or a tensor, got str"),
+        (7, "a PIL image, an array, a tensor or a file's name, got int"),
+        ("photo.jpg", "photo.jpg is not an image file: no such file"),
     ],
 )
 def test_what_cannot_be_an_image_is_said(wrong, words):
     with pytest.raises(ValueError, match=words):
         read_images(wrong)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("depth", [np.uint8, np.uint16])
+@pytest.mark.parametrize("named", [str, Path])
+def test_a_file_is_read_with_its_depth_its_alpha_and_upright(tmp_path, channels, depth, named):
+    array = GENERATOR.integers(np.iinfo(depth).max, size=(7, 9, channels), dtype=depth)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # the camera was on its side
+    colours = np.moveaxis(array[..., : 1 if channels < 3 else 3], -1, 0)
+    alpha = torch.from_numpy(np.moveaxis(array[..., -1:], -1, 0)) if channels in (2, 4) else None
+    pixels = torch.from_numpy(np.repeat(colours, 3 // len(colours), axis=0))
+    like = images.ImageFile(pixels, alpha, channels < 3, exif.tobytes())
+    images.write(tmp_path / "a.tif", like.values, like)
+    path, upright = named(tmp_path / "a.tif"), np.rot90(array, -1)
+    assert size_of(path) == (9, 7)
+    pipeline, settings = tiny_pipeline(IdentityPredictor()), SamplingSettings(blend=0.0)
+    (same,) = pipeline(path, settings, output_type="np").images
+    assert same.dtype == depth
+    assert np.abs(same.astype(int) - upright).max() <= 1
+    (shown,) = pipeline([path], settings).images
+    assert isinstance(shown, PIL.Image.Image)
+    assert shown.size == (7, 9)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
@@ -279,10 +304,31 @@ def test_names_and_habits_of_diffusers_work(blurry):
         drawn(num_inference_steps=0)
 
 
-def test_images_of_different_sizes_are_restored_one_by_one():
+def test_from_pretrained_is_load_pipeline(tmp_path):
+    first = tiny_pipeline()
+    first.save_pretrained(tmp_path)
+    blurry, settings = torch.rand(3, 9, 9), SamplingSettings(steps=2)
+    for source in (tmp_path, str(tmp_path)):
+        loaded = DeblurPipeline.from_pretrained(source, precision="bf16")
+        assert type(loaded) is DeblurPipeline
+        assert loaded.precision == "bf16"
+        assert not loaded.predictor.training
+        theirs = DeblurPipeline.from_pretrained(source, precision="fp32")(blurry, settings, output_type="pt").images
+        assert torch.allclose(theirs, first(blurry, settings, output_type="pt").images, atol=1e-5)
+    with pytest.raises(ValueError, match="nowhere is neither a folder"):
+        DeblurPipeline.from_pretrained("nowhere")
+
+
+def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=2)
     arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (30, 24)]
     out = pipeline(arrays, settings, names=["a", "b"])
     assert [image.shape for image in out.images] == [(21, 30, 3)] * 2 + [(21, 24, 3)] * 2
     assert np.array_equal(out.images[2], pipeline(arrays[1], settings, names=["b"]).images[0])
     assert [image.shape[1] for image in out.predictions] == [30, 24]
+    files = [tmp_path / f"{name}.png" for name in "ab"]
+    for file, array in zip(files, arrays, strict=True):
+        images.write(file, torch.from_numpy(array).movedim(-1, 0))
+    named = pipeline(files, settings, names=["a", "b"]).images
+    for image, array in zip(named, out.images, strict=True):
+        assert np.abs(np.asarray(image) / 255 - array).max() < 0.01

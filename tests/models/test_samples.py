@@ -97,3 +97,10 @@ def test_a_channel_s_mean_may_move_by_two_levels(image):
         assert faults(image + 1.9 * shift, image, blurry) == []
         expected = ["the sample's mean colour is 2.1 levels away from the prediction's"]
         assert faults(image - 2.1 * shift, image, blurry) == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_sample_of_no_numbers_is_a_fault(image, value):
+    sample = image.clone()
+    sample[1, 3, 4] = value
+    assert faults(sample, image, stored(image, torch.uint8)) == ["the sample has pixels that are no numbers"]

@@ -2,13 +2,15 @@
 
 import json
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from deblur.data.search import ImageError
+from deblur.data.search import READ, WRITABLE, ImageError
 from deblur.restoration.manifest import Manifest
-from deblur.restoration.outputs import Extras, outputs_of, planned
+from deblur.restoration.outputs import Extras, named, outputs_of, planned
 
 
 @pytest.fixture(autouse=True)
@@ -140,14 +142,34 @@ def test_a_manifest_removes_nothing_outside_its_folder(image, tmp_path):
     assert keep.is_file()
 
 
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["..", ".", "", "a", "keep.png", "link", "out"]), max_size=6), st.booleans())
+def test_no_name_in_a_manifest_leads_out_of_its_folder(image, tmp_path, parts, is_absolute):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    for folder in (out / "a", outside / "a"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "keep.png").write_bytes(b"")
+    (out / "link").unlink(missing_ok=True)
+    (out / "link").symlink_to(outside)
+    (tmp_path / "keep.png").write_bytes(b"")
+    name = f"{tmp_path}/" * is_absolute + "/".join(parts)
+    (out / "manifest.json").write_text(json.dumps({str(image): {"written": [name]}}))
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)}
+    Manifest(out, {}).add(image, written(out, "a.png"), {})
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)} == before
+
+
 def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path, monkeypatch):
+    """By its restoration: the same file, named from the folder of the photograph and from another one."""
     out = tmp_path / "out"
-    Manifest(out, {"seed": 0}).add(image, written(out, "a.png"), {})
-    monkeypatch.chdir(tmp_path)
-    relative = image.relative_to(tmp_path)
-    assert Manifest(out, {"seed": 1}).replaces(relative, [out / "a.png"])
-    Manifest(out, {"seed": 0}).add(relative, [out / "a.png"], {})
-    assert list(json.loads((out / "manifest.json").read_text())) == ["a.png"] and (out / "a.png").is_file()
+    (tmp_path / "elsewhere").mkdir()
+    Manifest(out, {"seed": 0}).add(Path("a.png"), written(out, "a.png"), {})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = Path("../a.png")
+    assert Manifest(out, {"seed": 1}).replaces(again, [out / "a.png"])
+    Manifest(out, {"seed": 0}).add(again, [out / "a.png"], {})
+    assert list(json.loads((out / "manifest.json").read_text())) == ["../a.png"]
+    assert (out / "a.png").is_file()
 
 
 def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_path):
@@ -159,3 +181,12 @@ def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_p
     assert manifest.owned([image], []) == manifest.owned([other], [out / "a.png"]) == {}
     manifest.add(other, written(out, "a_compare.png"), {})
     assert (out / "a.png").is_file() and str(image) in json.loads((out / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("suffix", sorted(WRITABLE))
+def test_a_format_keeps_each_of_its_suffixes(suffix):
+    """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""
+    (kind,) = (kind for kind, suffixes in READ.items() if suffix in suffixes)
+    for other in sorted(WRITABLE - set(READ["HEIF"]) - {suffix}):
+        target = str(named(PurePath(f"a{suffix}"), other, False))
+        assert (target == f"a{suffix}") == (other in READ[kind]), (suffix, other, target)

@@ -19,7 +19,7 @@ from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.restoration import command as sample
 from tests import processes
-from tests.processes import Command, torchrun, until
+from tests.processes import torchrun
 from tests.sample.conftest import restored, run, with_presets
 from tests.tiny import tiny_pipeline
 
@@ -29,12 +29,11 @@ def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, num
     for i in range(40):
         images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
     out = tmp_path / "out"
-    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(out), "--steps", "20"]
-    process = Command("sample.py", command)
-    until(lambda: len(list(out.glob("[!.]*.png"))) >= 3, process)
-    process.send_signal(number)
-    ended, files = process.wait(), list(out.glob("[!.]*.png"))
-    assert 3 <= len(files) < 40
+    command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(out), "--steps", "2"]
+    # By itself, where it gives a file its name for the ninth time: an image and the manifest take one each.
+    ended = processes.run("sample.py", command, fatal=("replace", 9, 0, number))
+    files = sorted(out.glob("[!.]*.png"))
+    assert len(files) in (4, 5)
     for file in files:
         images.read(file)  # whole, or ImageError
     if number == signal.SIGKILL:
@@ -46,6 +45,26 @@ def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, num
         assert done >= 2 and not list(out.glob(".*part*"))
     first = files[0].stat().st_mtime_ns
     assert sample.main(command) == 0 and len(list(out.glob("[!.]*.png"))) == 40 and files[0].stat().st_mtime_ns == first
+
+
+@pytest.mark.parametrize("blend", ["0", "1"])
+def test_the_memory_that_a_refusal_names_suffices(checkpoint, tmp_path, blend):
+    """A first number is refused before anything is read; one just above it by the networks."""
+    images.write(tmp_path / "large.png", torch.rand(3, 1200, 1300))
+    command = [tmp_path / "large.png", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--steps", "1"]
+
+    def limited(memory):
+        done = processes.run("sample.py", [*command, "--blend", blend, "--device", "cpu", "--memory", memory])
+        return done.returncode, done.stderr
+
+    code, said = limited("0.01")
+    assert code == 2
+    used = float(re.search(r"less than the program itself takes, ([\d.]+) GB; its images come on top", said)[1])
+    code, said = limited(f"{used + 0.02:.2f}")
+    assert code == 1, said
+    named = re.search(r"large.png does not fit into --memory: give ([\d.]+) or more", said)[1]
+    code, said = limited(named)
+    assert code == 0, said
 
 
 def damaged(file, generator):

@@ -14,9 +14,9 @@ from deblur.data import images
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
 from deblur.data.datamodule import check_files
-from deblur.data.layouts import DatasetError, find_pairs
+from deblur.data.layouts import LISTERS, DatasetError, Listing, Pair, find_pairs
 from deblur.data.pairs import generator_of
-from deblur.tools.doctor import diagnose, examine, find_shift, main
+from deblur.tools.doctor import diagnose, examine, find_shift, leaks, main
 from tests.conftest import ASSETS
 
 NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words where they are others
@@ -206,3 +206,9 @@ def test_a_killed_process_ends_as_one_sentence(tmp_path):
 
 def test_real_pairs_have_no_faults():
     assert [fault for pair in find_pairs(ASSETS / "pairs") for fault in examine(pair)[0]] == []
+
+
+@pytest.mark.parametrize("layout", sorted(LISTERS))
+def test_a_scene_in_two_splits_is_a_leak_where_the_layout_has_scenes(tmp_path, layout):
+    listing = Listing(layout, "blur", [Pair("scene/1", tmp_path, tmp_path)])
+    assert bool(leaks({"train": listing, "test": listing}, [None, None])) == (layout in ("gopro", "realblur"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from deblur.cli import run_command
 from deblur.models.checkpoints import load_pipeline
@@ -137,6 +138,15 @@ def test_a_checkpoint_of_the_authors_becomes_one_of_ours(tmp_path, weights, run)
     scale = theirs("stage_0_global_block_1/channel_attention_block_1_1/LayerNorm/scale")
     bias = theirs("stage_0_global_block_1/channel_attention_block_1_1/LayerNorm/bias")
     torch.testing.assert_close(norm(deep), F.layer_norm(deep, (128,), scale, bias, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_the_weights_are_stored_in_the_type_that_is_named(tmp_path, weights, run, dtype):
+    write_npz(tmp_path / "checkpoint.npz", weights)
+    assert run(tmp_path / "checkpoint.npz", "--output", tmp_path / "maxim", "--stages", 1, "--dtype", dtype)[0] == 0
+    [file] = (tmp_path / "maxim" / "predictor").glob("*.safetensors")
+    types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    assert {value.dtype for value in load_file(file).values()} == {types[dtype]}
 
 
 @pytest.mark.parametrize(

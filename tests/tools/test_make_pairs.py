@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deblur.data import images, search
+from deblur.data.blur import SyntheticBlur
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
@@ -15,7 +16,7 @@ from deblur.models.checkpoints import network_hash
 from deblur.models.maxim import Maxim
 from deblur.models.nafnet import SlimPredictor
 from deblur.tools import demo
-from deblur.tools.make_pairs import main, read_blur
+from deblur.tools.make_pairs import main, read_blur, write_photo
 from tests.tiny import stir, tiny_pipeline
 
 SIDES = ("blur", "sharp")
@@ -176,6 +177,50 @@ def test_a_stopped_command_goes_on(photos):
         assert (folder / side / f"{name}.png").read_bytes() == (expected / side / f"{name}.png").read_bytes()
 
 
+# A fact of a set that is begun -> a command line on which it differs.
+CHANGES = {
+    "photos": lambda photos: {"names": None},
+    "folders": lambda photos: {"more": [photos.parent / "more"]},
+    "names": lambda photos: {"names": "same.txt"},
+    "crops": lambda photos: {"--crops": "3"},
+    "size": lambda photos: {"--size": "21"},
+    "candidates": lambda photos: {"--candidates": "2"},
+    "seed": lambda photos: {"--seed": "1"},
+    "blur": lambda photos: (photos.parent / "config.yaml").write_text(BLUR) and {},
+}
+
+
+@pytest.fixture
+def begun(photos):
+    """The facts of a set that was stopped by a damaged photograph, and a function that goes on with it."""
+    images.write(photos.parent / "more" / "c.png", torch.rand(3, 60, 60))
+    (photos / "same.txt").write_text("a.png\nb.png\n")
+    whole = (photos / "b.png").read_bytes()
+    (photos / "b.png").write_bytes(b"no image")
+
+    def go_on(**changes):
+        named = {name: changes.pop(name) for name in ("names", "more") if name in changes}
+        flags = {"--crops": "2", "--size": "20", "--candidates": "1", "--seed": "0"} | changes
+        return make(photos, "set", *(word for pair in flags.items() for word in pair), **named)
+
+    with pytest.raises(images.ImageError, match=r"b\.png"):
+        go_on()
+    (photos / "b.png").write_bytes(whole)
+    return json.loads((photos.parent / ".set.part" / "pairs.json").read_text()), go_on
+
+
+def test_a_begun_set_is_not_gone_on_with_if_any_of_its_facts_differs(photos, begun):
+    facts, go_on = begun
+    assert facts.keys() == CHANGES.keys()
+    before = sorted((photos.parent / ".set.part").rglob("*"))
+    for fact in sorted(CHANGES, key=lambda name: name == "blur"):  # which changes a file, comes last
+        with pytest.raises(DatasetError, match="begun with other settings"):
+            go_on(**CHANGES[fact](photos))
+        assert sorted((photos.parent / ".set.part").rglob("*")) == before, fact
+    (photos.parent / "config.yaml").write_text(BLUR + NOISE)
+    assert len(find_pairs(go_on())) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -233,3 +278,17 @@ def test_demo_photographs(tmp_path, capsys):
     demo.main(str(tmp_path / "again"))
     first, again = (images.read(tmp_path / folder / "test/blur/coffee_1.png") for folder in ("photos", "again"))
     assert torch.equal(first, again)
+
+
+def test_crops_are_where_the_detail_is_and_depend_on_the_seed(tmp_path):
+    photo = torch.full((3, 64, 512), 0.5)
+    photo[..., 448:] = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images.write(tmp_path / "a.png", photo)
+
+    def drawn(seed, candidates):
+        out = tmp_path / f"{seed} of {candidates}"
+        write_photo("a", (tmp_path / "a.png", tmp_path), SyntheticBlur(), out, seed, 3, 32, candidates)
+        return torch.stack([images.read(out / "sharp" / f"a_{at}.png") for at in range(3)])
+
+    assert (drawn(0, 64).flatten(1).std(1) > 0.1).all()
+    assert not torch.equal(drawn(0, 64), drawn(1, 64))

@@ -5,12 +5,14 @@ import pickle
 import random
 import re
 import resource
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from safetensors.torch import load_file, save_file
 
 import train
 from deblur.training.callbacks import Metrics
@@ -206,18 +208,31 @@ def fit(capsys, caplog):
     return trained
 
 
+def age(exported):
+    """Give an export other weights, and an older date than that of the run's checkpoint."""
+    [file] = (exported / "predictor").glob("*.safetensors")
+    save_file({key: torch.zeros_like(value) for key, value in load_file(file).items()}, file)
+    os.utime(exported, (0, 0))
+
+
 def test_what_is_finished_full_and_damaged(fit, file_limit):
     assert fit("--trainer.max_steps", "4")[0] == 0
     before = weights("run")
 
-    # Finished: it says so, does nothing, and makes up for an export that was lost.
-    code, said = fit("--trainer.max_steps", "4")
-    assert code == 0
-    assert "is finished, at step 4" in said
-    assert "--auto_resume false" in said
+    # Finished: it says so, does nothing, and makes up for an export that was lost, or is older than the last steps.
+    last, exported = Path("run/checkpoints/last.ckpt"), Path("run/checkpoint")
+    written = last.stat().st_mtime_ns
+    for spoil in (lambda: None, lambda: shutil.rmtree(exported), lambda: age(exported)):
+        spoil()
+        code, said = fit("--trainer.max_steps", "4")
+        assert code == 0
+        assert "is finished, at step 4" in said
+        assert "--auto_resume false" in said
+        assert all(torch.equal(before[key], value) for key, value in weights("run").items())
+        assert last.stat().st_mtime_ns == written
 
     # A full disk: the limit on a file's size stands for it.
-    last, previous = Path("run/checkpoints/last.ckpt"), Path("run/checkpoints/previous.ckpt")
+    previous = Path("run/checkpoints/previous.ckpt")
     whole = last.read_bytes()
     file_limit(len(whole) // 2)
     code, said = fit()

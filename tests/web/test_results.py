@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import gradio as gr
 import httpx
@@ -24,6 +25,7 @@ from deblur.tools.web import command as app
 from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Visits
+from tests.conftest import ROOT
 from tests.web.conftest import PRESET
 
 REQUEST = SimpleNamespace(session_hash="somebody")
@@ -219,6 +221,21 @@ def test_cancelling_leaves_nothing_and_no_further_step_begins(page, visit):
     with pytest.raises(CancelledError):
         page.actions.restorer.restore(visit, None, {"steps": 9}, 0, tell)
     assert done == [(0, 9), (1, 9), (2, 9)] and not list(visit.folder.iterdir())
+
+
+def test_a_visitor_gets_no_file_that_is_not_served_to_it(page, visit):
+    """Photographs and results are private, and so are the program's files and what lies beside a served file."""
+    result = run(page)
+    _, _, (shown, _), *_ = page.actions.look("blurry", f"{result.number}/restored", REQUEST)
+    kept, served = page.actions.visits.kept, page.actions.visits.served
+    private = [path for path in kept.rglob("*") if path.is_file()]
+    assert private
+    private += [ROOT / "README.md", visit.folder, Path(shown).parent, Path(shown).with_name("other.png")]
+    private += [served / ".." / "kept" / path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]
+    address = f"{page.local_url}gradio_api/file="
+    assert httpx.get(address + quote(shown)).status_code == 200
+    for path in private:
+        assert httpx.get(address + quote(str(path))).status_code == 403, path
 
 
 def test_old_results_make_room_and_a_closed_visit_leaves_no_file(page, visit, monkeypatch):

@@ -8,6 +8,7 @@ python -m tools.batch gs://photos gs://restored --address ray://HEAD:10001 --con
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 from deblur.cli import UsageError, make_parser, run_command
 from deblur.data.search import SUFFIXES
 from deblur.models.settings import SamplingSettings
+from deblur.progress import ProgressBar
 from deblur.restoration.options import Options, check_settings
 from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 NEEDED = "python -m tools.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
 STOPPED = "stopped; run again to resume"
+ENDED = (
+    "the command was ended from outside, by Ray where a process of Ray's own such as its agent was killed, or by a"
+    " signal; what is finished stays in {}, and the same command goes on from there"
+)
 SHOWN = 20  # failures that are printed one by one
 WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
 OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
@@ -119,7 +125,7 @@ def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) ->
 
     job = Job(options, numbers, place, target)
     try:
-        with connected(flags.cluster):
+        with watched(target.url), connected(flags.cluster):
             failures, summary = _restore_all(rows, job, manifest, flags)
     finally:
         manifest.close()
@@ -172,6 +178,30 @@ def require_listening(address: str | None) -> None:
 
 
 @contextmanager
+def watched(target: str) -> Iterator[None]:
+    """Say so if this process ends inside the block without a word.
+
+    Ray's library does that where its node is dead, for example since its agent was killed: no error is raised. A second
+    process waits for the end, and speaks unless the block has ended in any other way.
+    """
+    end, alive = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.close(alive)
+        if not os.read(end, 1):
+            os.write(2, f"batch: error: {ENDED.format(target)}\n".encode(errors="backslashreplace"))
+        os._exit(0)
+    os.close(end)
+    try:
+        yield
+    finally:
+        os.write(alive, b"1")
+        os.close(alive)
+        os.waitpid(watcher, 0)
+
+
+@contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Connect to Ray inside the block: to the caller's Ray, to a cluster at an address, or to a local one."""
     os.environ.update((QUIET if address else QUIET | LOCAL) | dict(os.environ))  # Ray reads them at import
@@ -206,8 +236,7 @@ def _restore_all(
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     import ray
 
-    from deblur.progress import ProgressBar
-    from deblur.tools.batch.store import plain
+    from deblur.tools.batch.store import row_values
     from deblur.tools.batch.worker import describe
 
     workers, resources = share(ray.cluster_resources(), job.options, flags)
@@ -224,7 +253,7 @@ def _restore_all(
     failures, warned = [], 0
     with ProgressBar(total=len(todo), unit="image") as bar:
         for finished in results(todo, job, workers, resources) if todo else ():
-            images = [row | plain(facts) for row in finished if not row.get("stop")]
+            images = [row | row_values(facts) for row in finished if not row.get("stop")]
             manifest.add(images)
             failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
             warned += sum(bool(row.get("faults")) for row in images)
@@ -299,7 +328,8 @@ def result(reference: "ObjectRef") -> Any:
         raise ChildProcessError("a worker's process was killed, perhaps for its memory") from None
 
 
-def _main(args: list[str]) -> int:
+def parsed(args: list[str]) -> tuple[str, Options, dict[str, Any], Flags]:
+    """What a command line says, as the arguments of `run`; a UsageError or ValueError says what is wrong with it."""
     parser = make_parser("-m tools.batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
     parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
     for kind in (Flags, Options, SamplingSettings):
@@ -313,9 +343,13 @@ def _main(args: list[str]) -> int:
         {field.name: values[field.name] for field in fields(kind) if field.name in values}
         for kind in (Options, SamplingSettings, Flags)
     )
-    return 1 if run(places[0], Options(**options), numbers, Flags(**flags)) else 0
+    return places[0], Options(**options), numbers, Flags(**flags)
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
-    return run_command("batch", lambda: _main(sys.argv[1:] if args is None else args), STOPPED)
+
+    def restore() -> int:
+        return 1 if run(*parsed(sys.argv[1:] if args is None else args)) else 0
+
+    return run_command("batch", restore, STOPPED)

@@ -131,11 +131,12 @@ class Place:
         """Remove files if they exist, but none outside this place."""
         with self._in_one_sentence("written"):
             for key in keys:
-                if ".." in PurePosixPath(key).parts:
-                    continue
                 if self._is_local:
-                    self._local(key).unlink(missing_ok=True)
-                elif self.files.get_file_info(f"{self.base}/{key}").is_file:
+                    file = self._local(key)
+                    is_inside = file.parent.resolve().is_relative_to(Path(self.base).resolve())
+                    if is_inside and file.is_file():
+                        file.unlink()
+                elif ".." not in PurePosixPath(key).parts and self.files.get_file_info(f"{self.base}/{key}").is_file:
                     self.files.delete_file(f"{self.base}/{key}")
 
     def clear(self, folder: str) -> None:
@@ -191,7 +192,7 @@ class ManifestTable:
 
         `files` are those that each would be written to now: one that has others is not done.
         """
-        facts = plain(facts) | {"error": None}
+        facts = row_values(facts) | {"error": None}
         return {
             row["image"]
             for row in self._rows_of_table()
@@ -250,7 +251,7 @@ def _file_info(path: Path) -> fs.FileInfo:
     return fs.FileInfo(_key(str(path)), fs.FileType.File, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
-def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def row_values(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts in the manifest's form: dicts as JSON."""
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items() if isinstance(value, dict)}
     return dict(facts) | texts

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.restorer import Restorer
-from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, on_disk, plain
+from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, on_disk, row_values
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -113,7 +113,7 @@ class Worker:
 
     def row(self, row: dict[str, Any], **found: Any) -> dict[str, Any]:
         """A row of the manifest for an image."""
-        return plain({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
+        return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
 
     def _is_first(self, chunk: pa.Table) -> bool:
         import ray

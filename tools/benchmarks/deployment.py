@@ -32,7 +32,7 @@ from deblur.models.checkpoints import load_pipeline
 from deblur.models.onnx.files import GRAPH
 from deblur.models.pipeline import DeblurPipeline
 from deblur.tools.benchmarks.record import in_own_process, machine, markdown_table, write_json
-from deblur.tools.export_onnx import export
+from deblur.tools.export_onnx import export_onnx
 
 CASES = ("speed", "start")
 ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of load_pipeline
@@ -159,7 +159,7 @@ def sources_of(checkpoint: str, engines: str | None, folder: Path, calibration: 
             if kind == "int8" and calibration is None:
                 print(f"{engine} is left out: give --calibration PAIRS")
                 continue
-            export(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
+            export_onnx(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
         sources[engine] = str(folder / kind) if kind else checkpoint
     return sources
 

@@ -43,13 +43,18 @@ def start(served: Served, options: Options, folder: Path) -> "Page":
     return page
 
 
-def _main(args: list[str]) -> None:
+def parsed(args: list[str]) -> tuple[Served, Options]:
+    """What a command line says; a UsageError or ValueError says what is wrong with it."""
     parser = make_parser("app.py", __doc__)
     parser.add_class_arguments(Served)
     parser.add_class_arguments(Options, skip={field.name for field in fields(Options)} - set(SHARED))
     values = parser.given(args)
     shared = {name: values.pop(name) for name in SHARED if name in values}
-    served, options = Served(**values), Options("", **shared)
+    return Served(**values), Options("", **shared)
+
+
+def _main(args: list[str]) -> None:
+    served, options = parsed(args)
     if served.host not in LOCAL and served.auth is None:
         print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
     with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:

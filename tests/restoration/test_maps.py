@@ -1,0 +1,37 @@
+"""Heat maps, and the panel that compares a restoration with its input."""
+
+import torch
+
+from deblur.data import images
+from deblur.evaluation import panels
+from deblur.restoration.maps import heat_map, reduced
+from deblur.restoration.restorer import DETAIL, _write_comparison
+
+
+def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
+    values = torch.zeros(3, 100, 100)
+    values[2, 0, :60] = 1.5  # of the channels the mean is drawn
+    values[2, 0, 0] = 12.0  # one pixel far above all others
+    colours, white = heat_map(values)
+    assert white == 0.5
+    assert torch.equal(colours[:, 0, 1], colours[:, 0, 0]) and not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
+
+
+def test_large_images_are_reduced_by_their_mean():
+    image = torch.rand(3, 60, 90)
+    assert reduced(image, 5400) is image
+    small = reduced(image, 600)
+    assert small.shape == (3, 20, 30) and torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
+
+
+def test_a_comparison_shows_the_whole_reduced_and_the_centre_at_full_size(tmp_path):
+    height, width = 40, DETAIL + 200
+    image = torch.zeros(3, height, width)
+    image[0] = torch.arange(width) / width
+    _write_comparison(tmp_path / "c.png", image, image, image)
+    drawn = images.read(tmp_path / "c.png")
+    rows = drawn[0].unfold(1, DETAIL, 1)
+    for wanted in ((torch.arange(DETAIL) + 0.5) / DETAIL, image[0, 0, 100 : 100 + DETAIL]):
+        assert ((rows - wanted).abs().amax(-1) < 0.01).any()
+    heights = [round(panels.WIDTH * part / DETAIL) for part in (height * DETAIL // width, height)]
+    assert drawn.shape[1] == panels.TITLE + sum(heights) + 2 * panels.CAPTION

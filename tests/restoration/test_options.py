@@ -1,0 +1,36 @@
+"""The options of sample.py: which of them a restoration depends on, and which values they take."""
+
+from dataclasses import fields
+
+import pytest
+
+from deblur.restoration.manifest import Manifest
+from deblur.restoration.options import Options
+from deblur.restoration.restorer import Restorer
+from tests.tiny import tiny_pipeline
+
+FACTS_OF = {"checkpoint": "checkpoint_sha256", "preset": "settings"}  # what stands for them in the manifest
+NO_FACTS = {"output", "device", "classes", "provider", "compile", "batch_size", "memory", "overwrite"}
+
+
+def test_the_manifest_has_every_option_that_changes_a_result(tmp_path):
+    """A new option of sample.py is a fact, or is named here as one that changes no pixel but by rounding."""
+    tiny_pipeline().save_pretrained(tmp_path)
+    restorer = Restorer(Options("out", checkpoint=str(tmp_path), device="cpu", precision="fp32"), {"steps": 1})
+    wanted = {FACTS_OF.get(field.name, field.name) for field in fields(Options)} - NO_FACTS
+    assert restorer.facts.keys() == wanted
+    photo, restored = tmp_path / "a.png", tmp_path / "out" / "a.png"
+    restored.parent.mkdir()
+    for file in (photo, restored):
+        file.write_bytes(b"image")
+    Manifest(restored.parent, restorer.facts).add(photo, [restored], {})
+    assert Manifest(restored.parent, restorer.facts).has(photo, [restored])
+    for name in restorer.facts:
+        assert not Manifest(restored.parent, restorer.facts | {name: "another"}).has(photo, [restored]), name
+
+
+@pytest.mark.parametrize("name", ["batch_size", "memory", "tile", "predictor_tile"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_size_must_be_above_zero(name, value):
+    with pytest.raises(ValueError, match=f"--{name} must be .*, got {value}$"):
+        Options("out", **{name: value})
