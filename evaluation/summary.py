@@ -23,8 +23,8 @@ class RowSummary:
     """The means of one row over the images.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
-    theirs. A metric without values is in neither, and `missing` says why. `verdict` compares a setting with the
-    controls.
+    theirs. A metric without values is in neither, and `missing` says why. `finite` are the means over the images whose
+    value is finite, where some are not. `verdict` compares a setting with the controls.
     """
 
     row: Row
@@ -34,6 +34,7 @@ class RowSummary:
     differences: dict[str, Estimate] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
+    finite: dict[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -43,6 +44,10 @@ class RowSummary:
     def mean(self, metric: str) -> float | None:
         """The mean of a metric; None if it has none."""
         return self.estimates.get(metric, NOTHING).mean
+
+    def level(self, metric: str) -> tuple[float, float]:
+        """What rows are compared by: the mean, and where images that are equal make it infinite, that of the others."""
+        return self.mean(metric), self.finite.get(metric, self.mean(metric))
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,9 @@ class Summary:
         def beyond(row: RowSummary) -> float:
             def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
                 worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
-                gap = best.mean(name) - worst.mean(name)
-                return (row.mean(name) - worst.mean(name)) / gap if gap else 1.0
+                at = 0 if np.isfinite([each.mean(name) for each in (row, worst, best)]).all() else 1
+                gap = best.level(name)[at] - worst.level(name)[at]
+                return (row.level(name)[at] - worst.level(name)[at]) / gap if gap else 1.0
 
             return part("psnr") + part(self.perception)
 
@@ -161,6 +167,9 @@ def _summarise_metric(
         return
     for label, estimate in zip(scored, estimates(scored.to_numpy(), seed), strict=True):
         rows[label].estimates[metric] = estimate
+        values = scored[label][np.isfinite(scored[label])]
+        if 0 < len(values) < len(scored):
+            rows[label].finite[metric] = values.mean().item()
     compared = scored.drop(columns=[PREDICTOR, SHARP], errors="ignore")
     if PREDICTOR in scored and compared.size:
         gaps = compared.sub(scored[PREDICTOR], axis="index")
@@ -190,9 +199,9 @@ def _front(rows: Sequence[RowSummary], perception: str) -> list[RowSummary]:
     """The rows that none of them beats on both axes, in order of increasing PSNR."""
     sign = 1 if perception == "ssim" else -1
     scored = [row for row in rows if row.mean("psnr") is not None and row.mean(perception) is not None]
-    places = {row.label: (row.mean("psnr"), sign * row.mean(perception)) for row in scored}
+    places = {row.label: (row.level("psnr"), sign * row.mean(perception)) for row in scored}
 
-    def is_beaten(x: float, y: float) -> bool:
+    def is_beaten(x: tuple[float, float], y: float) -> bool:
         return any(a >= x and b >= y and (a, b) != (x, y) for a, b in places.values())
 
     front = [row for row in scored if not is_beaten(*places[row.label])]

@@ -81,6 +81,21 @@ def test_presets_are_the_ends_and_the_knee():
     assert of_rows(made[:1]).presets == {}
 
 
+def test_an_image_that_every_setting_keeps_as_it_is_decides_no_preset(tmp_path):
+    """Its PSNR is infinite, and so is each mean; the other image tells the settings apart."""
+    settings, toy = [SamplingSettings(steps=steps) for steps in (2, 8, 20)], Toy([(16, 12)] * 2)
+    plan = toy.plan(tmp_path, settings)
+    for row in plan.rows:
+        steps = row.settings.steps if row.settings else 40
+        for image, psnr in zip(plan.images, (math.inf, decibels(steps)), strict=True):
+            ssim = 0.5 + steps / 100 if row.settings else 0.1
+            plan.journal.add(Score(row.key, image.name, 0.0, {"psnr": psnr, "ssim": ssim}, {}))
+    found = summary(plan)
+    chosen = {name: row.row.settings.steps for name, row in found.presets.items()}
+    assert (chosen["fidelity"], chosen["perceptual"]) == (2, 20)
+    assert [row.row.settings.steps for row in found.settings_front] == [20, 8, 2]
+
+
 def test_the_interval_is_the_bootstrap_s_own_expanded_for_small_samples():
     values = np.random.default_rng(0).normal(3, 2, (200, 1))
     (found,) = estimates(values)
