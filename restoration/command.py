@@ -14,6 +14,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from deblur.cli import Parser, Stopped, UsageError, make_parser, run_command
+from deblur.data.search import ADVICE
 from deblur.files import require_writable
 from deblur.models.hub import PRETRAINED, name_of, stored_index
 from deblur.models.settings import SamplingSettings, preset_settings
@@ -89,7 +90,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     for failure in sorted(failures):
         print(f"sample.py: error: {failure}", file=sys.stderr)
     for suffix, count in sorted(outputs.skipped.items()):
-        print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
+        why = ADVICE.get(suffix, "a format that is not read")
+        print(f"sample.py: skipped {count} {suffix}, {why}", file=sys.stderr)
     print(_in_words(outputs, written, len(work), len(share) - len(work), replaced))
     return len(failures)
 
