@@ -41,6 +41,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     """
     check_settings(options, numbers)
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
+    if options.mask and len(outputs.work) > 1:
+        raise ValueError(f"--mask is for one photograph, and there are {len(outputs.work)}: restore them one by one")
     require_writable(outputs.folder)
     # Not at the top: these take seconds to import, and checks of the command line do not need them.
     from deblur.models import devices, tiling

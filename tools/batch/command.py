@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NEEDED = "python -m tools.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
 STOPPED = "stopped; run again to resume"
+NOT_OF_BATCHES = {"output", "mask"}  # options of sample.py: the target is named, and a mask is of one photograph
 SHOWN = 20  # failures that are printed one by one
 WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
 OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
@@ -303,7 +304,7 @@ def _main(args: list[str]) -> int:
     parser = make_parser("-m tools.batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
     parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
     for kind in (Flags, Options, SamplingSettings):
-        parser.add_class_arguments(kind, skip={"output"} if kind is Options else None)
+        parser.add_class_arguments(kind, skip=NOT_OF_BATCHES if kind is Options else None)
     values = parser.given(args)
     places = values.pop("places", ())
     if len(places) != 2:
