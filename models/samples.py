@@ -12,6 +12,9 @@ from deblur.models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 SHARP, BLURRED = 0.35, 0.7  # the change, relative to the detail, up to which a region is kept, and from which restored
+SUBJECT = 0.08  # share of an image that is sharp, from which on the rest may be its background
+PLAIN = 5.0  # levels: with less detail a region is neither sharp nor blurred
+MOTION = 2.0  # `_direction` of what is moved rather than out of focus
 AROUND = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 MOSTLY = 0.95  # share of an image from which on it counts as restored
@@ -39,7 +42,8 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
 
     A region is blurred if the predictor changes it by more than the fine detail that it has. The weight rises from 0 to
     1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from SHARP to BLURRED. Where
-    all neighbours have one value, as on a page or a screen, nothing is changed.
+    all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is changed where a part
+    of the image is sharp and the rest is blurred in no direction: it is out of focus, as a portrait's background is.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
@@ -57,6 +61,13 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     blocks = _without_specks(((change / (detail + keep_sharp) - SHARP) / (BLURRED - SHARP)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     share = share * _is_uneven(grey)
+    is_sharp = (blocks == 0) & (detail > PLAIN)
+    change = (to_world(x_init[:, :3]) - blurry).mean(1, keepdim=True)
+    inside = -max_pool2d(-blocks, SPECK, 1, SPECK // 2) == 1  # without the edge of what is sharp
+    whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
+    defocused = (is_sharp.float().mean((1, 2, 3)) > SUBJECT) & (_direction(grey, whole) < MOTION)
+    defocused &= _direction(change, whole) < MOTION
+    share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
     return share if visible is None else share * visible
 
 
@@ -89,6 +100,18 @@ def _fine_detail(grey: Tensor) -> Tensor:
     across = grey - (wide[..., 1:-1, :-2] + wide[..., 1:-1, 2:]) / 2
     down = grey - (wide[..., :-2, 1:-1] + wide[..., 2:, 1:-1]) / 2
     return across.square_().add_(down.square_()).div_(2)
+
+
+def _direction(values: Tensor, weight: Tensor) -> Tensor:
+    """How much stronger differences of values (N, 1, H, W) are in one direction than across it, (N,): 1 in none."""
+    # Differences that share no pixel, so that noise has no direction.
+    across = values[..., 1:-1, 2:] - values[..., 1:-1, :-2]
+    down = values[..., 2:, 1:-1] - values[..., :-2, 1:-1]
+    weight = weight[..., 1:-1, 1:-1]
+    pairs = ((across, across), (down, down), (across, down))
+    xx, yy, xy = ((weight * one * other).mean((1, 2, 3)) for one, other in pairs)
+    mean, spread = (xx + yy) / 2, (((xx - yy) / 2).square() + xy.square()).sqrt()
+    return (mean + spread) / (mean - spread).clamp_min(1e-12)
 
 
 def _is_uneven(grey: Tensor) -> Tensor:

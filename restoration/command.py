@@ -54,7 +54,9 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     several_gpus = processes > 1 and str(devices.choose_device(options.device)) == "cuda"
     if options.checkpoint is None:
         device = devices.choose_device(options.device)
-        chosen, remark = choice.default_checkpoint([path for path, _ in outputs.work], device.type)
+        scale = 1.0 if options.scale == "auto" else options.scale
+        files = [path for path, _ in outputs.work]
+        chosen, remark = choice.default_checkpoint(files, device.type, scale, options.max_side)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)

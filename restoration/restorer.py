@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import avg_pool2d, interpolate
 from tqdm import tqdm
 
 from deblur.data import images, metadata
@@ -25,6 +25,7 @@ from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names, batches, usual
 
+STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
 FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "tile", "predictor_tile"]
@@ -275,15 +276,25 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
-    """A panel of the whole images and, if those are reduced in it, of their centres at full size."""
+    """A panel of the whole images and, if those are reduced in it, of the part that changed most, at full size."""
     from deblur.evaluation.panels import panel  # not at the top: slow to import
 
     columns = {}
+    top, left = _most_changed(blurry, restored)
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
         height, width = image.shape[-2:]
         columns[label] = [image]
         if width > DETAIL:
             small = interpolate(image[None], (max(1, height * DETAIL // width), DETAIL), mode="area")[0]
-            top, left = max(0, height - DETAIL) // 2, (width - DETAIL) // 2
             columns[label] = [small, image[:, top : top + DETAIL, left : left + DETAIL]]
     panel(columns, path)
+
+
+def _most_changed(blurry: Tensor, restored: Tensor) -> tuple[int, int]:
+    """Top and left of the part of DETAIL pixels a side in which two images (3, H, W) differ most."""
+    squares = (restored - blurry).square_().mean(0, keepdim=True)
+    blocks = avg_pool2d(squares[None], STEP, ceil_mode=True)
+    rows, columns = (min(DETAIL // STEP, side) for side in blocks.shape[-2:])
+    sums = avg_pool2d(blocks, (rows, columns), stride=1)[0, 0]
+    places = divmod(int(sums.flatten().argmax()), sums.shape[1])
+    return tuple(max(0, min(STEP * at, side - DETAIL)) for at, side in zip(places, blurry.shape[-2:], strict=True))

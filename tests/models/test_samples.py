@@ -17,6 +17,10 @@ def blurred(image):
     return gaussian_blur(image, 13, 3.0)
 
 
+def shaken(image):
+    return gaussian_blur(image, [31, 1], [8.0, 0.01])
+
+
 def predicted(image):
     """What a predictor that knows the sharp image returns."""
     return 2 * image - 1
@@ -24,7 +28,7 @@ def predicted(image):
 
 def test_a_blurred_region_is_restored_and_a_sharp_one_stays_to_the_last_bit():
     sharp = noise(256, 512)
-    blurry = torch.cat([blurred(sharp)[..., :256], sharp[..., 256:]], dim=3)
+    blurry = torch.cat([shaken(sharp)[..., :256], sharp[..., 256:]], dim=3)
     share = restored_share(blurry, predicted(sharp), 2.5)
     assert share.shape == (1, 1, 256, 512)
     assert (share[..., :160] == 1).all()
@@ -72,12 +76,21 @@ def test_hidden_pixels_do_not_count_whatever_their_colour():
         assert not share[~visible].any()
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_background_out_of_focus_is_kept_and_what_moved_before_a_sharp_one_restored(moved):
+    sharp = noise(256, 512)
+    soft = gaussian_blur(sharp, [31, 1] if moved else [13, 13], [8.0, 0.01] if moved else [3.0, 3.0])
+    blurry = torch.cat([soft[..., :384], sharp[..., 384:]], dim=3)
+    share = restored_share(blurry, predicted(sharp), 2.5)
+    assert (share[..., :300] == 1).all() if moved else not share.any()
+
+
 def test_specks_that_look_blurred_are_none():
     sharp = noise(512, 512)
     for side, found in ((24, False), (200, True)):
         spot = (slice(None), slice(None), slice(150, 150 + side), slice(150, 150 + side))
         blurry = sharp.clone()
-        blurry[spot] = 0.5 + 0.1 * blurred(sharp)[spot]
+        blurry[spot] = 0.5 + 0.1 * shaken(sharp)[spot]
         assert restored_share(blurry, predicted(sharp), 2.5).any() == found
 
 
