@@ -22,6 +22,7 @@ from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options, check_settings
 from deblur.restoration.outputs import Outputs, outputs_of
 
+LONG = 20.0  # seconds: a job that takes longer says so before it begins
 STOPPED = "stopped, {} done; run again to resume"
 
 
@@ -69,6 +70,9 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     work = [
         (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
     ]
+    if rank == 0 and (seconds := restorer.expected_seconds(work)) > LONG:
+        length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
+        print(f"sample.py: this takes about {length}; faster: {restorer.faster()}", file=sys.stderr)
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:

@@ -1,5 +1,6 @@
 """Restore image files, for sample.py (folders) and batch (buckets)."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,9 @@ from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names, batches, usual
 
+PART = 192  # side in pixels of the part whose time is measured
+FEW = 400_000  # pixels, for which no checkpoint takes long
+QUICK = ("lite", "u2net")
 STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
@@ -144,6 +148,44 @@ class Restorer:
                 yield from self._restored(alike, scale, bar)
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
+
+    def expected_seconds(self, work: Sequence[tuple[Path, Names]]) -> float:
+        """About how long the images take: from the time of a part of the first one, and the sizes in the headers.
+
+        0 for so few pixels that no checkpoint takes long.
+        """
+        options, pixels, first = self.options, 0.0, None
+        for path, _ in work:
+            try:
+                height, width = images.header_size(path)
+            except images.ImageError:  # said when it is restored
+                continue
+            scale = 1.0 if options.scale == "auto" else options.scale
+            scale = min(scale, (options.max_side or math.inf) / max(height, width))
+            pixels += height * width * scale**2
+            first = first or path
+        if pixels < FEW:
+            return 0.0
+        part = images.read_file(first).values[None, :, :PART, :PART].to(self.pipeline.device)
+        seconds = []
+        for _ in range(2):  # the first call of a network takes longer
+            start = time.perf_counter()
+            prediction = self.pipeline.predict(part, stages=self.settings.stages)
+            predicted = time.perf_counter()
+            if self.settings.blend > 0:
+                one = replace(self.settings, num_samples=1, average=False, keep_sharp=0.0)
+                self.pipeline.refine_shared(part, prediction, [one])
+            drawing = (time.perf_counter() - predicted) * self.settings.num_samples
+            seconds.append(predicted - start + drawing)
+            if seconds[0] > 1:
+                break
+        return min(seconds) * pixels / part[0, 0].numel()
+
+    def faster(self) -> str:
+        """What would take less time, in words."""
+        ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
+        ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
+        return " or ".join([*ways, "--max_side 1600"])
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
