@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from deblur.data.search import HEIF, READ, WRITABLE, ImageError
+from deblur.data.search import ADVICE, HEIF, RAW, READ, WRITABLE, ImageError
 
 if WRITABLE & HEIF:
     import pillow_heif
@@ -64,7 +64,13 @@ class Bounded(io.BufferedReader):
 
 
 def format_of(path: Path) -> str:
-    """The format of a file by its content, one of READ. ImageError if it is another."""
+    """The format of a file by its content, one of READ. ImageError if it is another.
+
+    RAW files are told by their suffix: most are TIFF files, whose first image is a thumbnail.
+    """
+    suffix = path.suffix.lower()
+    if suffix in RAW:
+        raise ImageError(f"{path}: {ADVICE[suffix]}.")
     with open(path, "rb") as file:
         head = file.read(16).ljust(16, b"\0")
     Image.init()
@@ -74,6 +80,8 @@ def format_of(path: Path) -> str:
             return name
     if head[4:8] == b"ftyp" and head[8:11] in (b"hei", b"hev", b"mif", b"msf"):
         raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
+    if suffix in ADVICE:
+        raise ImageError(f"{path}: {ADVICE[suffix]}.")
     raise ImageError(f"{path} is not an image of a known format: save it as PNG, JPEG or TIFF.")
 
 

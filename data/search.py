@@ -25,7 +25,12 @@ WRITABLE = SUFFIXES - set(READ["PPM"]) - (set() if importlib.util.find_spec("pil
 DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
 RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
 # Not supported, and named as such.
-PASSED_OVER = RAW | {".eps", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".pcx", ".psd", ".svg", ".tga"}
+PASSED_OVER = RAW | {".eps", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".mpo", ".pcx", ".psd", ".svg", ".tga"}
+ADVICE = dict.fromkeys(RAW, "RAW is not read: export it as TIFF or 16-bit PNG") | {
+    ".gif": "GIF is not read: save its first frame as PNG",
+    ".jxl": "JPEG XL is not read: convert it to PNG",
+    ".mpo": "in folders MPO is not read: give its name, and its first image is restored",
+}
 MANIFEST = "manifest.json"  # names the restored images of its folder
 
 

@@ -41,6 +41,7 @@ from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.models.working_size import WorkingSize
 
 PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, Maxim, Cascade, IdentityPredictor, ZeroPredictor)
 NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
@@ -343,11 +344,18 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
     if None not in bounds.values() and bounds["sigma_min"] >= bounds["sigma_max"]:
         least, most = bounds.values()
         raise CheckpointError(f"{what} has sigma_min {least}, which is not below its sigma_max {most}")
+    rule = values.get("working_size")
+    try:
+        WorkingSize(**rule or {})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} has a working_size that is none ({error})") from None
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
     c = numbers if len(numbers) > 1 else numbers[0]
     parts = found["predictor"], found.get("denoiser"), scheduler, c
     try:
-        return DeblurPipeline(*parts, values.get("presets"), kind, values.get("error_curve"), **bounds)
+        return DeblurPipeline(
+            *parts, values.get("presets"), kind, values.get("error_curve"), **bounds, working_size=rule
+        )
     except (TypeError, ValueError):
         raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 

@@ -87,6 +87,15 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
     return torch.stack(tensors), layouts
 
 
+def visible_pixels(layouts: Sequence[Layout]) -> Tensor | None:
+    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if no image has alpha."""
+    if all(layout.alpha is None for layout in layouts):
+        return None
+    shape = next(layout.alpha.shape for layout in layouts if layout.alpha is not None)
+    planes = [np.ones(shape, bool) if layout.alpha is None else layout.alpha > 0 for layout in layouts]
+    return torch.from_numpy(np.stack(planes)).movedim(-1, 1)
+
+
 def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) -> list:
     """Convert a tensor (N * K, 3, H, W), with the K samples of each image in a row, to PIL images or arrays."""
     count = len(restored) // len(layouts)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,12 +17,13 @@ from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
 from deblur.models.calibration import ErrorCurve
 from deblur.models.devices import bytes_per_pixel, require_compiler
 from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.image_processor import OUTPUT_TYPES, Image, read_images, size_of, write_images
+from deblur.models.image_processor import OUTPUT_TYPES, Image, read_images, size_of, visible_pixels, write_images
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.models.settings import SamplingSettings, preset_settings
 from deblur.models.tiling import Tiling, TooLittleMemory
+from deblur.models.working_size import WorkingSize, chosen_scale, reduced, resized, with_change
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,10 @@ class DeblurOutput(BaseOutput):
         std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
         expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
             calibrated if the checkpoint is; None if it has no size head.
-        share: weights of the restored images over their inputs (N, 1, 1, 1), by `models.samples.restored_share`.
+        share: weights of the restored images over their inputs (N, 1, H, W), or (N, 1, 1, 1) if all is restored in
+            full, by `models.samples.restored_share`.
         tiles: side of each network's tiles, without their halo; None for the whole image.
+        scale: at which the images were restored.
     """
 
     images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
@@ -73,6 +76,7 @@ class DeblurOutput(BaseOutput):
     expected_error: Tensor | None = None
     share: Tensor | None = None
     tiles: dict[str, int | None] | None = None
+    scale: float = 1.0
 
 
 class DeblurPipeline(ConfigMixin):
@@ -90,6 +94,7 @@ class DeblurPipeline(ConfigMixin):
         sigma_min, sigma_max: the least and the noisiest level that the denoiser was trained on, as sigma =
             sqrt((1 - alpha_bar) / alpha_bar). Sampling visits none beyond them. None: this end has no bound.
         error_curve: the fields of an `ErrorCurve`, which calibrates the error that a size head expects.
+        working_size: the fields of a `WorkingSize`, by which the scale of a large image is chosen. None: it is 1.
 
     `pipeline(image).images[0]` restores one PIL image; without a denoiser it can only predict. `save_pretrained` writes
     a folder in the layout of diffusers, which `from_pretrained` reads.
@@ -108,11 +113,14 @@ class DeblurPipeline(ConfigMixin):
         error_curve: dict[str, list[float]] | None = None,
         sigma_min: float | None = None,
         sigma_max: float | None = None,
+        working_size: dict[str, Any] | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
         c = torch.tensor(residual_scale, dtype=torch.float64).tolist()
         self.error_curve = ErrorCurve(**error_curve) if error_curve else None
+        self.working_size = WorkingSize(**working_size) if working_size is not None else None
         optional = {"error_curve": error_curve, "sigma_min": sigma_min, "sigma_max": sigma_max}
+        optional["working_size"] = working_size
         given = {name: value for name, value in optional.items() if value}
         self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **given)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
@@ -228,6 +236,7 @@ class DeblurPipeline(ConfigMixin):
         progress: Progress = iter,
         tile: int | None = None,
         memory: int | None = None,
+        visible: Tensor | None = None,
     ) -> list[DeblurOutput]:
         """The diffusion part alone, once for each of several settings, which share their samples.
 
@@ -242,6 +251,7 @@ class DeblurPipeline(ConfigMixin):
                 names all images start from the same noise field.
             progress: wraps the denoising steps, e.g. tqdm.
             tile, memory: as in `__call__`.
+            visible: as in `models.samples.restored_share`.
 
         Returns:
             `DeblurOutput` of tensors for each of the settings.
@@ -249,7 +259,7 @@ class DeblurPipeline(ConfigMixin):
         names = _names(names, len(blurry))
         collected = [Samples(setting) for setting in settings]
         levels = {setting.keep_sharp for setting in settings}
-        shares = {level: restored_share(blurry, prediction.x_init, level) for level in levels}
+        shares = {level: restored_share(blurry, prediction.x_init, level, visible) for level in levels}
         most = max(settings, key=lambda setting: setting.num_samples)
         if most.blend == 0 or not any(share.any() for share in shares.values()):
             for samples in collected:
@@ -287,6 +297,9 @@ class DeblurPipeline(ConfigMixin):
         num_inference_steps: int | None = None,
         eta: float | None = None,
         generator: torch.Generator | None = None,
+        scale: float | Literal["auto"] = "auto",
+        mask: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> DeblurOutput:
         """Restore one image, or several, which are a batch if they are of one size.
 
@@ -304,6 +317,10 @@ class DeblurPipeline(ConfigMixin):
             preset: name of settings that are stored with the checkpoint, in place of `settings`.
             num_inference_steps, eta: diffusers' names of `steps` and `eta`, in place of those of the settings.
             generator: the seed is drawn from it, in place of `seed`.
+            scale: above 0 and at most 1, at which images are restored; the change is enlarged and added to them. auto:
+                by `working_scale`.
+            mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept.
+            visible: as in `models.samples.restored_share`; None: where alpha is not 0.
 
         Returns:
             `DeblurOutput`. Of images of different sizes `images` and `predictions` are lists, and the rest is None.
@@ -327,7 +344,7 @@ class DeblurPipeline(ConfigMixin):
         if isinstance(image, list | tuple) and len({size_of(one) for one in image}) > 1:
             names = _names(names, len(image))
             options = {"output_type": output_type, "progress": progress, "tile": tile, "memory": memory}
-            options["predictor_tile"] = predictor_tile
+            options |= {"predictor_tile": predictor_tile, "scale": scale, "mask": mask}
             each = [self([one], settings, seed, [name], **options) for one, name in zip(image, names, strict=True)]
             parts = (
                 [restored for out in each for restored in getattr(out, name)] for name in ("images", "predictions")
@@ -337,13 +354,50 @@ class DeblurPipeline(ConfigMixin):
         blurry = batch.to(self.device)
         if memory is not None:
             self._require_memory(blurry, settings, tile, predictor_tile, memory)
-        prediction = self.predict(blurry, predictor_tile, memory, settings.stages)
-        [output] = self.refine_shared(blurry, prediction, [settings], seed, names, progress, tile, memory)
-        output.tiles = self.tiles(blurry)
+        visible = visible_pixels(layouts) if visible is None else visible
+        visible = None if visible is None else visible.to(self.device)
+        if mask is not None:
+            if mask.shape != blurry.shape[-2:]:
+                raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(blurry.shape[-2:])}")
+            mask, settings = mask.to(self.device).float(), replace(settings, keep_sharp=0.0)
+        if scale == "auto":
+            scale = self.working_scale(blurry, visible if mask is None else mask, memory)
+        if not 0 < scale <= 1:
+            raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
+        small = reduced(blurry, scale)
+        seen = None if visible is None else reduced(visible.float(), scale) > 0.5
+        prediction = self.predict(small, predictor_tile, memory, settings.stages)
+        [output] = self.refine_shared(small, prediction, [settings], seed, names, progress, tile, memory, seen)
+        output.tiles, output.scale = self.tiles(small), scale
+        if scale < 1:
+            _enlarge(output, blurry, small)
+        if mask is not None:
+            times = len(output.images) // len(blurry)
+            output.images = kept(output.images, blurry.repeat_interleave(times, 0), mask)
+            output.std = None if output.std is None else output.std.mul_(mask)
+            output.share = mask.expand(len(blurry), 1, -1, -1)
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
             output.predictions = write_images(output.predictions, layouts, output_type)
         return output
+
+    @torch.no_grad()
+    def working_scale(self, blurry: Tensor, weight: Tensor | None = None, memory: int | None = None) -> float:
+        """The scale at which images (N, 3, H, W) in [0, 1] are restored by `working_size`: the finest that one needs.
+
+        `weight`, (N, 1, H, W) or (H, W) in [0, 1], says where they count; None: everywhere. `memory` as in `__call__`.
+        """
+        rule = self.working_size
+        if rule is None:
+            return 1.0
+
+        def change(region: Tensor) -> Tensor:
+            x_init = self.predict(region, memory=memory, stages=rule.stages).x_init
+            return (to_world(x_init) - region).mul_(restored_share(region, x_init, rule.keep_sharp))
+
+        weights = [None] * len(blurry) if weight is None else weight.expand(len(blurry), 1, -1, -1).split(1)
+        pairs = zip(blurry.split(1), weights, strict=True)
+        return max(chosen_scale(one, change, rule, where) for one, where in pairs)
 
     def compile_networks(self) -> None:
         """Compile both networks in place, separately for each size of image or tile; the first calls are slow.
@@ -398,6 +452,17 @@ class DeblurPipeline(ConfigMixin):
             known = prediction.log_size.expand(-1, 4, -1, -1)
         size = residual_size(kind, known, blurry)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
+
+
+def _enlarge(output: DeblurOutput, blurry: Tensor, small: Tensor) -> None:
+    """Bring what was made of reduced images to the size of the images."""
+    size = blurry.shape[-2:]
+    output.images = with_change(blurry, small, output.images)
+    output.predictions = with_change(blurry, small, output.predictions)
+    for name in ("std", "expected_error", "share"):
+        values = getattr(output, name)
+        if values is not None and values.numel() > len(values):
+            setattr(output, name, resized(values, *size).clamp_min_(0))
 
 
 def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:

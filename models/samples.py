@@ -1,13 +1,27 @@
 """Restored images from samples of the residual: blended with the prediction, collected per setting, and checked."""
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
+from torch.signal.windows import gaussian
 
 from deblur.models.diffusion import add_residual
 from deblur.models.settings import SamplingSettings
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
-RISE = 2.2  # from the largest change of an image that is kept to the smallest of one that is fully restored
+SHARP, BLURRED = 0.35, 0.7  # the change, relative to the detail, up to which a region is kept, and from which restored
+SUBJECT = 0.08  # share of an image that is sharp, from which on the rest may be its background
+PLAIN = 5.0  # levels: with less detail a region is neither sharp nor blurred
+MOTION = 2.0  # `_direction` of what is moved rather than out of focus
+AROUND = 24  # pixels, the standard deviation of the region around a pixel
+BLOCK = 8  # pixels a side, in which regions are averaged first
+MOSTLY = 0.95  # share of an image from which on it counts as restored
+FINE = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
+SPECK = 9  # blocks: a smaller region that looks blurred is none
+EVEN = 5  # pixels a side of an even neighbourhood
+ROUNDING = 1e-5  # of values in [0, 1]
 
 
 def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool = False) -> Tensor:
@@ -23,24 +37,88 @@ def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool
     return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
-def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float) -> Tensor:
-    """The weight of each restored image over its input (N, 1, 1, 1): 0 for a sharp image, which stays as it is.
+def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: Tensor | None = None) -> Tensor:
+    """The weight of each restored pixel over its input (N, 1, H, W): 0 where the image is sharp or even.
 
-    It rises from 0 to 1 while the root mean square of x_init - blurry rises from `keep_sharp` to RISE times as much:
-    what a predictor hardly changes was sharp, and is worse for it. Large even areas, which never change, weigh less in
-    it than in a mean of sizes.
+    A region is blurred if the predictor changes it by more than the fine detail that it has. The weight rises from 0 to
+    1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from SHARP to BLURRED. Where
+    all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is changed where a part
+    of the image is sharp and the rest is blurred in no direction: it is out of focus, as a portrait's background is.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
         x_init: the prediction in [-1, 1].
-        keep_sharp: in 8-bit levels; 0: every image is restored in full.
+        keep_sharp: in 8-bit levels; 0: every pixel is restored in full, and the weights are (N, 1, 1, 1).
+        visible: (N, 1, H, W) of 0 and 1; what is hidden, as under alpha 0, neither counts nor changes. None: all is.
     """
     if keep_sharp == 0:
         return blurry.new_ones((len(blurry), 1, 1, 1), dtype=torch.float32)
+    grey = blurry.float().mean(1, keepdim=True)
     # Channel by channel, which saves memory on large photographs.
-    squares = [(to_world(x_init[:, c]) - blurry[:, c]).square_().mean((1, 2)) for c in range(3)]
-    change = 255 * (sum(squares) / 3).sqrt()
-    return ((change / keep_sharp - 1) / (RISE - 1)).clamp(0, 1).view(-1, 1, 1, 1)
+    squares = [(to_world(x_init[:, c : c + 1]) - blurry[:, c : c + 1]).square_() for c in range(3)]
+    change = 255 * _root_mean(sum(squares) / 3, visible)
+    detail = 255 * _root_mean(_fine_detail(grey), visible)
+    blocks = _without_specks(((change / (detail + keep_sharp) - SHARP) / (BLURRED - SHARP)).clamp(0, 1))
+    share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
+    share = share * _is_uneven(grey)
+    is_sharp = (blocks == 0) & (detail > PLAIN)
+    change = (to_world(x_init[:, :3]) - blurry).mean(1, keepdim=True)
+    inside = -max_pool2d(-blocks, SPECK, 1, SPECK // 2) == 1  # without the edge of what is sharp
+    whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
+    defocused = (is_sharp.float().mean((1, 2, 3)) > SUBJECT) & (_direction(grey, whole) < MOTION)
+    defocused &= _direction(change, whole) < MOTION
+    share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
+    return share if visible is None else share * visible
+
+
+def _root_mean(squares: Tensor, visible: Tensor | None) -> Tensor:
+    """The root mean square around each block of BLOCK x BLOCK pixels, of squares (N, 1, H, W)."""
+    if visible is None:
+        return _around(squares).sqrt()
+    return (_around(squares * visible) / _around(visible.float()).clamp_min(1e-6)).sqrt()
+
+
+def _around(values: Tensor) -> Tensor:
+    """The Gaussian mean around each block of BLOCK x BLOCK pixels."""
+    blocks = avg_pool2d(values, BLOCK, ceil_mode=True, count_include_pad=False)
+    half = math.ceil(2 * AROUND / BLOCK)
+    kernel = gaussian(2 * half + 1, std=AROUND / BLOCK).to(blocks)
+    kernel = kernel / kernel.sum()
+    across = conv2d(pad(blocks, (half, half, 0, 0), mode="replicate"), kernel.view(1, 1, 1, -1))
+    return conv2d(pad(across, (0, 0, half, half), mode="replicate"), kernel.view(1, 1, -1, 1))
+
+
+def _without_specks(blocks: Tensor) -> Tensor:
+    """The weights of blocks without regions that are narrower than SPECK blocks."""
+    least = -max_pool2d(-blocks, SPECK, 1, SPECK // 2)
+    return torch.minimum(blocks, max_pool2d(least, SPECK, 1, SPECK // 2))
+
+
+def _fine_detail(grey: Tensor) -> Tensor:
+    """The mean square of both second differences over neighbouring pixels."""
+    wide = pad(grey, (1, 1, 1, 1), mode="replicate")
+    across = grey - (wide[..., 1:-1, :-2] + wide[..., 1:-1, 2:]) / 2
+    down = grey - (wide[..., :-2, 1:-1] + wide[..., 2:, 1:-1]) / 2
+    return across.square_().add_(down.square_()).div_(2)
+
+
+def _direction(values: Tensor, weight: Tensor) -> Tensor:
+    """How much stronger differences of values (N, 1, H, W) are in one direction than across it, (N,): 1 in none."""
+    # Differences that share no pixel, so that noise has no direction.
+    across = values[..., 1:-1, 2:] - values[..., 1:-1, :-2]
+    down = values[..., 2:, 1:-1] - values[..., :-2, 1:-1]
+    weight = weight[..., 1:-1, 1:-1]
+    pairs = ((across, across), (down, down), (across, down))
+    xx, yy, xy = ((weight * one * other).mean((1, 2, 3)) for one, other in pairs)
+    mean, spread = (xx + yy) / 2, (((xx - yy) / 2).square() + xy.square()).sqrt()
+    return (mean + spread) / (mean - spread).clamp_min(1e-12)
+
+
+def _is_uneven(grey: Tensor) -> Tensor:
+    """Whether a pixel has neighbours of another value."""
+    most = max_pool2d(grey, EVEN, 1, EVEN // 2)
+    least = -max_pool2d(-grey, EVEN, 1, EVEN // 2)
+    return most - least > ROUNDING
 
 
 def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
@@ -77,12 +155,34 @@ class Samples:
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
 
 
-def sharp_remarks(share: Tensor) -> list[str]:
-    """A sentence that says if one image's `restored_share` (1, 1, 1, 1) is not whole, since it looks sharp."""
-    if (amount := share.item()) == 1:
+def kept_remarks(share: Tensor, blurry: Tensor) -> list[str]:
+    """A sentence that says how much of one image is kept, by its `restored_share` (1, 1, H, W), if that is much.
+
+    `blurry` (3, H, W) in [0, 1] decides whether an image that is kept as it is was sharp or too blurred.
+    """
+    amount = share.mean().item()
+    if amount > MOSTLY:
         return []
-    result = f"nearly sharp, and is restored by {amount:.0%}" if amount else "sharp already, and is kept as it is"
-    return [f"looks {result} (keep_sharp)"]
+    if amount == 0 and lacks_detail(blurry):
+        return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
+    if amount == 0:
+        return ["looks sharp already, and is kept as it is (keep_sharp)"]
+    least = "less than 1%" if amount < 0.005 else f"{amount:.0%}"
+    return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
+
+
+def scale_remarks(scale: float, height: int, width: int) -> list[str]:
+    """A sentence that says at which scale an image of this size was restored, if not at its own size."""
+    return (
+        [] if scale == 1 else [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
+    )
+
+
+def lacks_detail(blurry: Tensor) -> bool:
+    """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast."""
+    grey = blurry.mean(0, keepdim=True)[None]
+    contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
+    return bool(_fine_detail(grey).mean().sqrt() < FINE * contrast)
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:

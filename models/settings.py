@@ -58,8 +58,8 @@ class SamplingSettings:
         average: return the mean of the samples instead of each one (the paper's DvSR-SA).
         blend: 0 is the prediction alone, 1 the full sample, values between them a pixelwise blend.
         stages: of a predictor that has several, as MAXIM has three: fewer take less time. None: all.
-        keep_sharp: keep a sharp image as it is, whatever the blend: one that the predictor changes by at most this many
-            8-bit levels (root mean square); up to 2.2 times as much it is restored in part. 0: restore every image.
+        keep_sharp: keep what is sharp, whatever the blend: the regions that the predictor changes by less than the fine
+            detail that they have, to which this number of 8-bit levels is added. 0: restore every pixel.
     """
 
     sampler: Sampler = "ddim"
@@ -103,7 +103,7 @@ class SamplingSettings:
 
     def __str__(self) -> str:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
-        kept = [f"sharp images kept up to {self.keep_sharp:g}"] if self.keep_sharp else []
+        kept = [f"what is sharp kept ({self.keep_sharp:g})"] if self.keep_sharp else []
         if self.stages is not None:
             kept.insert(0, f"{self.stages} stage{'s' * (self.stages > 1)}")
         if self.blend == 0:

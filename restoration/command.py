@@ -14,6 +14,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from deblur.cli import Parser, Stopped, UsageError, make_parser, run_command
+from deblur.data.search import ADVICE
 from deblur.files import require_writable
 from deblur.models.hub import PRETRAINED, name_of, stored_index
 from deblur.models.settings import SamplingSettings, preset_settings
@@ -21,6 +22,7 @@ from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options, check_settings
 from deblur.restoration.outputs import Outputs, outputs_of
 
+LONG = 20.0  # seconds: a job that takes longer says so before it begins
 STOPPED = "stopped, {} done; run again to resume"
 
 
@@ -40,6 +42,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     """
     check_settings(options, numbers)
     outputs = outputs_of(inputs, options.output, options.suffix, options.depth == 16)
+    if options.mask and len(outputs.work) > 1:
+        raise ValueError(f"--mask is for one photograph, and there are {len(outputs.work)}: restore them one by one")
     require_writable(outputs.folder)
     # Not at the top: these take seconds to import, and checks of the command line do not need them.
     from deblur.models import devices, tiling
@@ -51,7 +55,9 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     several_gpus = processes > 1 and str(devices.choose_device(options.device)) == "cuda"
     if options.checkpoint is None:
         device = devices.choose_device(options.device)
-        chosen, remark = choice.default_checkpoint([path for path, _ in outputs.work], device.type)
+        scale = 1.0 if options.scale == "auto" else options.scale
+        files = [path for path, _ in outputs.work]
+        chosen, remark = choice.default_checkpoint(files, device.type, scale, options.max_side)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)
@@ -64,6 +70,9 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     work = [
         (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
     ]
+    if rank == 0 and (seconds := restorer.expected_seconds(work)) > LONG:
+        length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
+        print(f"sample.py: this takes about {length}; faster: {restorer.faster()}", file=sys.stderr)
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:
@@ -89,7 +98,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     for failure in sorted(failures):
         print(f"sample.py: error: {failure}", file=sys.stderr)
     for suffix, count in sorted(outputs.skipped.items()):
-        print(f"sample.py: skipped {count} {suffix}, a format that is not read", file=sys.stderr)
+        why = ADVICE.get(suffix, "a format that is not read")
+        print(f"sample.py: skipped {count} {suffix}, {why}", file=sys.stderr)
     print(_in_words(outputs, written, len(work), len(share) - len(work), replaced))
     return len(failures)
 

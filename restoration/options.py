@@ -32,6 +32,12 @@ class Options:
             in total, and at most 16 images. The results depend on it by no more than rounding.
         memory: GB (1e9 bytes) that the process (on a GPU: its tensors) should stay within; the tile size follows from
             it. Default: 3.5 on a CPU (more above 24 megapixels), half of the free memory on a GPU.
+        scale: at which images are restored, from 1 (their own size) down; the change is enlarged and added to the
+            image. auto finds it by itself where the blur is larger than the checkpoint knows (docs/sampling.md).
+        max_side: images are restored with at most so many pixels on the longer side; the output keeps its size.
+        restore: blurred leaves sharp and even parts as they are (keep_sharp); all restores every pixel.
+        mask: image of the size of the one photograph that is given; white is restored and black is kept, whatever
+            keep_sharp says.
         tile: side of the denoiser's tiles for large images; default: no tiles, or the largest that fit into memory.
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
@@ -60,6 +66,10 @@ class Options:
     compile: bool = False
     batch_size: int | None = None
     memory: float | None = None
+    scale: float | Literal["auto"] = "auto"
+    max_side: int | None = None
+    restore: Literal["blurred", "all"] = "blurred"
+    mask: str | None = None
     tile: int | None = None
     predictor_tile: int | None = None
     format: Literal["png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "avif"] | None = None
@@ -77,7 +87,9 @@ class Options:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"--{name} must be above 0, got {value}")
-        for name in ("tile", "predictor_tile"):
+        if self.scale != "auto" and not 0 < self.scale <= 1:
+            raise ValueError(f"--scale must be auto, or above 0 and at most 1, got {self.scale:g}")
+        for name in ("tile", "predictor_tile", "max_side"):
             value = getattr(self, name)
             if value is not None and value < SMALLEST_TILE:
                 raise ValueError(f"--{name} must be {SMALLEST_TILE} pixels or more, got {value}")

@@ -1,14 +1,16 @@
 """Restore image files, for sample.py (folders) and batch (buckets)."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import avg_pool2d, interpolate
 from tqdm import tqdm
 
 from deblur.data import images, metadata
@@ -17,16 +19,21 @@ from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, require_memory
 from deblur.models.hub import PRETRAINED, name_of
 from deblur.models.pipeline import DeblurOutput
-from deblur.models.samples import faults, sharp_remarks
+from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.tiling import TooLittleMemory, refusal
 from deblur.progress import counted
 from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names, batches, usual
 
+PART = 192  # side in pixels of the part whose time is measured
+FEW = 400_000  # pixels, for which no checkpoint takes long
+QUICK = ("lite", "u2net")
+STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
 FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "tile", "predictor_tile"]
+FACTS += ["max_side", "restore"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ class Restoration:
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
-        return own + sharp_remarks(self.out.share)
+        own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
+        return own + kept_remarks(self.out.share, self.image.values)
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -91,6 +99,7 @@ class Restorer:
         how = device or options.device, options.precision, options.provider, options.classes or ()
         self.pipeline = load_pipeline(source, *how)
         place, precision = self.pipeline.device, self.pipeline.precision
+        self.mask = read_mask(options.mask) if options.mask else None
         self._choose_settings(numbers)
         self.extras = self._extras()
         if options.compile:
@@ -106,6 +115,8 @@ class Restorer:
             "checkpoint_sha256": checkpoint_hash(source),
             "settings": asdict(self.settings),
             "precision": precision,
+            "scale": str(options.scale),
+            "mask": None if self.mask is None else sha256(self.mask.numpy().tobytes()).hexdigest(),
             "format": options.suffix and usual(options.suffix),
         }
 
@@ -126,13 +137,55 @@ class Restorer:
                 try:
                     image = metadata.kept(images.read_file(path), self.options.metadata)
                     images.require_tellable(names.target, image)
+                    self._require_mask_of(image, path)
                     loaded.append((path, names, image))
                 except images.ImageError as error:
                     yield Restoration(path, names, str(error))
             bar.set_description(batch[0][0].name)
-            yield from self._restored(loaded, bar)
+            scales = [self._scale(image) for _, _, image in loaded]
+            for scale in sorted(set(scales)):
+                alike = [one for one, own in zip(loaded, scales, strict=True) if own == scale]
+                yield from self._restored(alike, scale, bar)
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
+
+    def expected_seconds(self, work: Sequence[tuple[Path, Names]]) -> float:
+        """About how long the images take: from the time of a part of the first one, and the sizes in the headers.
+
+        0 for so few pixels that no checkpoint takes long.
+        """
+        options, pixels, first = self.options, 0.0, None
+        for path, _ in work:
+            try:
+                height, width = images.header_size(path)
+            except images.ImageError:  # said when it is restored
+                continue
+            scale = 1.0 if options.scale == "auto" else options.scale
+            scale = min(scale, (options.max_side or math.inf) / max(height, width))
+            pixels += height * width * scale**2
+            first = first or path
+        if pixels < FEW:
+            return 0.0
+        part = images.read_file(first).values[None, :, :PART, :PART].to(self.pipeline.device)
+        seconds = []
+        for _ in range(2):  # the first call of a network takes longer
+            start = time.perf_counter()
+            prediction = self.pipeline.predict(part, stages=self.settings.stages)
+            predicted = time.perf_counter()
+            if self.settings.blend > 0:
+                one = replace(self.settings, num_samples=1, average=False, keep_sharp=0.0)
+                self.pipeline.refine_shared(part, prediction, [one])
+            drawing = (time.perf_counter() - predicted) * self.settings.num_samples
+            seconds.append(predicted - start + drawing)
+            if seconds[0] > 1:
+                break
+        return min(seconds) * pixels / part[0, 0].numel()
+
+    def faster(self) -> str:
+        """What would take less time, in words."""
+        ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
+        ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
+        return " or ".join([*ways, "--max_side 1600"])
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
@@ -154,11 +207,14 @@ class Restorer:
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
+        found |= {"working_scale": out.scale, "restored_share": round(out.share.mean().item(), 4)}
         return written, self._found | found | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options
         settings = pipeline.preset(options.preset).changed(numbers)
+        if options.restore == "all":
+            settings = replace(settings, keep_sharp=0.0)
         self.remarks = settings.without_effect(numbers)
         self.settings = replace(settings, num_samples=1) if settings.blend == 0 else settings
         head = pipeline.predictor.config.get("size_head")
@@ -181,7 +237,26 @@ class Restorer:
             maps.append("bound")
         return Extras(samples, tuple(maps), options.compare)
 
-    def _restored(self, loaded: list[tuple[Path, Names, ImageFile]], bar: tqdm) -> Iterator[Restoration]:
+    def _scale(self, image: ImageFile) -> float:
+        """The scale at which one image is restored."""
+        options, longer = self.options, max(image.pixels.shape[-2:])
+        most = 1.0 if options.max_side is None else min(1.0, options.max_side / longer)
+        if options.scale != "auto":
+            return min(most, options.scale)
+        weight = _visible([image]) if self.mask is None else self.mask
+        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
+        return min(most, self.pipeline.working_scale(image.values[None].to(self.pipeline.device), weight, memory))
+
+    def _require_mask_of(self, image: ImageFile, path: Path) -> None:
+        """ImageError if there is a mask of another size than the image's."""
+        if self.mask is not None and self.mask.shape != image.pixels.shape[-2:]:
+            (height, width), (rows, columns) = self.mask.shape, image.pixels.shape[-2:]
+            raise images.ImageError(
+                f"{path} has {columns} x {rows} pixels, and --mask {self.options.mask} {width} x {height}: give one of"
+                " its size"
+            )
+
+    def _restored(self, loaded: list[tuple[Path, Names, ImageFile]], scale: float, bar: tqdm) -> Iterator[Restoration]:
         """Restore a batch; images that differ in size or do not fit into memory together are restored one by one."""
         out, start = None, time.perf_counter()
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
@@ -197,6 +272,9 @@ class Restorer:
                     tile=self.options.tile,
                     predictor_tile=self.options.predictor_tile,
                     memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
+                    scale=scale,
+                    mask=self.mask,
+                    visible=_visible([image for _, _, image in loaded]),
                 )
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 out = refusal(error, *loaded[0][2].pixels.shape[-2:])
@@ -204,7 +282,7 @@ class Restorer:
                     raise
         if not hasattr(out, "images") and len(loaded) > 1:
             for half in (loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]):
-                yield from self._restored(half, bar)
+                yield from self._restored(half, scale, bar)
             return
         seconds = (time.perf_counter() - start) / max(1, len(loaded))
         for i, (path, names, image) in enumerate(loaded):
@@ -212,10 +290,24 @@ class Restorer:
                 yield Restoration(path, names, f"{path} {out}")
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
-            drawn = self.settings.blend > 0 and part.share.item() > 0
+            drawn = self.settings.blend > 0 and bool(part.share.any())
             found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
             yield Restoration(path, names, None, image, part, found, back, seconds + time.perf_counter() - start)
+
+
+def read_mask(file: str) -> Tensor:
+    """A mask (H, W) in [0, 1] from an image file, by its brightness. ImageError if it cannot be read."""
+    return images.read(file).mean(0)
+
+
+def _visible(loaded: Sequence[ImageFile]) -> Tensor | None:
+    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if none has alpha."""
+    if all(image.alpha is None for image in loaded):
+        return None
+    shape = loaded[0].pixels[:1].shape
+    planes = [torch.ones(shape, dtype=torch.bool) if image.alpha is None else image.alpha.int() > 0 for image in loaded]
+    return torch.stack(planes)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
@@ -226,15 +318,25 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
-    """A panel of the whole images and, if those are reduced in it, of their centres at full size."""
+    """A panel of the whole images and, if those are reduced in it, of the part that changed most, at full size."""
     from deblur.evaluation.panels import panel  # not at the top: slow to import
 
     columns = {}
+    top, left = _most_changed(blurry, restored)
     for label, image in (("blurry", blurry), ("prediction", prediction), ("restored", restored)):
         height, width = image.shape[-2:]
         columns[label] = [image]
         if width > DETAIL:
             small = interpolate(image[None], (max(1, height * DETAIL // width), DETAIL), mode="area")[0]
-            top, left = max(0, height - DETAIL) // 2, (width - DETAIL) // 2
             columns[label] = [small, image[:, top : top + DETAIL, left : left + DETAIL]]
     panel(columns, path)
+
+
+def _most_changed(blurry: Tensor, restored: Tensor) -> tuple[int, int]:
+    """Top and left of the part of DETAIL pixels a side in which two images (3, H, W) differ most."""
+    squares = (restored - blurry).square_().mean(0, keepdim=True)
+    blocks = avg_pool2d(squares[None], STEP, ceil_mode=True)
+    rows, columns = (min(DETAIL // STEP, side) for side in blocks.shape[-2:])
+    sums = avg_pool2d(blocks, (rows, columns), stride=1)[0, 0]
+    places = divmod(int(sums.flatten().argmax()), sums.shape[1])
+    return tuple(max(0, min(STEP * at, side - DETAIL)) for at, side in zip(places, blurry.shape[-2:], strict=True))

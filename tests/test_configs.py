@@ -41,6 +41,11 @@ def test_no_config_chooses_a_precision_that_a_processor_may_have_to_emulate():
         assert "precision" not in config.get("trainer", {}), file
 
 
+def test_no_config_sends_images_or_scores_to_others():
+    for file in [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("pretrained/*/*.yaml")]:
+        assert "logger" not in yaml.safe_load(file.read_text()).get("trainer", {}), file
+
+
 FURTHER = {
     "configs/demo": "u2net",
     "configs/finetune": "lite",

@@ -138,6 +138,10 @@ def batch(run):
     return run.seen["denoiser"][-1][0]
 
 
+def widest(run):
+    return max(shape[-1] for shape in run.seen["denoiser"])
+
+
 def differ(one, other):
     """Other images, by other numbers, of the same names."""
     return one.files.keys() == other.files.keys() and all(one.files[name] != other.files[name] for name in one.files)
@@ -161,6 +165,13 @@ SAMPLE = {
         DRAWN,
         ["64"],
         lambda a, b: a.seen["predictor"][-1][-1] == 150 > max(x[-1] for x in b.seen["predictor"]),
+    ),
+    "scale": (DRAWN, ["0.5"], lambda a, b: differ(a, b) and b.entry["working_scale"] == 0.5 and widest(b) == 75),
+    "max_side": (DRAWN, ["100"], lambda a, b: differ(a, b) and widest(b) == 100),
+    "restore": (
+        [*DRAWN, "--keep_sharp", "1e4"],
+        ["all"],
+        lambda a, b: differ(a, b) and [run.entry["restored_share"] for run in (a, b)] == [0, 1],
     ),
     "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
     "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
@@ -198,6 +209,7 @@ SAMPLE_APART = {
     "classes": "test_own_networks_are_named",
     "memory": "test_memory_chooses_the_tiles",
     "overwrite": "test_overwrite_restores_again",
+    "mask": "test_a_mask_says_what_is_restored",
     "keep_sharp": "test_keep_sharp_keeps_what_the_predictor_hardly_changes",
     "stages": "test_fewer_stages_make_another_image",
 }
@@ -253,6 +265,29 @@ def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_p
         pixels = images.read_file(place / "photos" / name).pixels
         assert torch.equal(images.read_file(kept.folder / name).pixels, pixels)
         assert not torch.equal(images.read_file(restored.folder / name).pixels, pixels)
+
+
+def test_a_mask_says_what_is_restored(called, place, tmp_path):
+    images.write(tmp_path / "mask.png", (torch.arange(150) >= 75).float().expand(3, 72, 150))
+    images.write(tmp_path / "small.png", torch.ones(3, 7, 9))
+
+    def of_one(args):
+        given = [str(place / "photos" / "a.png"), *args, "--checkpoint", "checkpoint", "--steps", "2"]
+        return sample.main(given)
+
+    masked = called(of_one, "--mask", tmp_path / "mask.png", "--keep_sharp", "1e4")
+    before, after = (images.read_file(folder / "a.png").pixels for folder in (place / "photos", masked.folder))
+    assert torch.equal(after[..., :75], before[..., :75])
+    assert not torch.equal(after[..., 75:], before[..., 75:])
+    assert masked.entry["restored_share"] == 0.5
+    refused = called(of_one, "--mask", tmp_path / "small.png")
+    assert refused.code == 1
+    assert "a.png has 150 x 72 pixels, and --mask" in refused.said
+    assert "9 x 7: give one of its size" in refused.said
+    assert "no.png is not an image file: no such file" in called(of_one, "--mask", tmp_path / "no.png").said
+    several = called(of_sample, "--mask", tmp_path / "mask.png")
+    assert several.code == 2
+    assert "--mask is for one photograph, and there are 2" in several.said
 
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):

@@ -17,8 +17,9 @@ from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.models.devices import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
-from deblur.models.samples import COLOUR_DRIFT, RISE
+from deblur.models.samples import COLOUR_DRIFT
 from deblur.models.tiling import SHARE_OF_FREE_MEMORY
+from deblur.models.working_size import WorkingSize
 from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
@@ -142,7 +143,8 @@ SENTENCES = {
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
         f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {MOST_AT_ONCE} images",
         f"whose brightest colour is the {BRIGHTEST}th percentile",
-        f"at most 2.5 of 255 levels (root mean square): it was sharp. From there to {2.5 * RISE:g} levels",
+        f"restores at {'three' if WorkingSize().above == 3 else '?'} times that scale",
+        f"images of up to {WorkingSize().largest_kept} pixels keep their size",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
         f"are written at quality {SAVED['JPEG']['quality']} without chroma subsampling",
     ],

@@ -34,6 +34,13 @@ def test_a_cpu_gets_lite_where_it_takes_more_and_a_line_says_so(photos, names):
     assert f"about {len(names)} min" in remark
 
 
+@pytest.mark.parametrize("size", [{"scale": 0.5}, {"max_side": 1000}])
+def test_the_time_is_that_of_the_reduced_image(photos, size):
+    checkpoint, remark = default_checkpoint([photos["above"]] * 2, "cpu", **size)
+    assert checkpoint.endswith("maxim")
+    assert remark is None
+
+
 def test_a_gpu_gets_maxim(photos):
     assert default_checkpoint([photos["above"]], "cuda")[0].endswith("maxim")
 

@@ -171,11 +171,45 @@ def test_a_missing_input_is_named_and_the_others_are_restored(checkpoint, photos
     assert run(*command) == 1
     assert f"sample.py: error: {tmp_path / 'no.jpg'} is neither an image nor a folder" in capsys.readouterr().err
     assert set(restored(tmp_path / "out")) == {"a.png"}
-    (photos / "raw.cr2").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "why"),
+    [
+        (".cr2", "RAW is not read: export it as TIFF or 16-bit PNG"),
+        (".dng", "RAW is not read: export it as TIFF or 16-bit PNG"),
+        (".gif", "GIF is not read: save its first frame as PNG"),
+        (".jxl", "JPEG XL is not read: convert it to PNG"),
+        (".psd", "a format that is not read"),
+    ],
+)
+def test_formats_that_are_not_read_are_counted_in_folders_and_refused_by_name(
+    checkpoint, photos, tmp_path, capsys, suffix, why
+):
+    """A RAW file is a TIFF file by its content, with a thumbnail that must not be taken for the photograph."""
+    (photos / f"b{suffix}").write_bytes(b"no image")
+    if "RAW" in why:
+        Image.new("RGB", (20, 16)).save(photos / f"b{suffix}", format="TIFF")
     (photos / "notes.txt").write_text("no image")
     assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
     errors = capsys.readouterr().err
-    assert "skipped 1 .cr2, a format that is not read" in errors and ".txt" not in errors
+    assert f"skipped 1 {suffix}, {why}" in errors
+    assert ".txt" not in errors
+    assert run(photos / f"b{suffix}", "--checkpoint", checkpoint, "--output", tmp_path / "named") == 1
+    said = why if "a format" not in why else "is not an image of a known format"
+    assert said in capsys.readouterr().err
+    assert not list((tmp_path / "named").glob("b*"))
+
+
+def test_several_photographs_in_one_file_are_counted_in_folders_and_the_first_is_restored_by_name(
+    checkpoint, photos, tmp_path, capsys
+):
+    image = Image.open(photos / "a.png").convert("RGB")
+    image.save(photos / "m.mpo", save_all=True, append_images=[image])
+    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out") == 0
+    assert "skipped 1 .mpo" in capsys.readouterr().err
+    assert run(photos / "m.mpo", "--checkpoint", checkpoint, "--output", tmp_path / "named") == 0
+    assert set(restored(tmp_path / "named")) == {"m.png"}
 
 
 def test_a_format_that_is_not_written_becomes_png_in_a_folder_by_name_and_by_pattern(checkpoint, tmp_path, capsys):

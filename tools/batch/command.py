@@ -38,6 +38,7 @@ ENDED = (
     "the command was ended from outside, by Ray where a process of Ray's own such as its agent was killed, or by a"
     " signal; what is finished stays in {}, and the same command goes on from there"
 )
+NOT_OF_BATCHES = {"output", "mask"}  # options of sample.py: the target is named, and a mask is of one photograph
 SHOWN = 20  # failures that are printed one by one
 WORKER_MEMORY = 3.5e9  # bytes; a CPU worker's limit unless --memory is given
 OBJECT_STORE = 128 * 2**20  # bytes; it holds names and rows, no pixels
@@ -333,7 +334,7 @@ def parsed(args: list[str]) -> tuple[str, Options, dict[str, Any], Flags]:
     parser = make_parser("-m tools.batch", __doc__, "SOURCE TARGET [--FLAG VALUE ...]")
     parser.add_argument("places", nargs="*", help="SOURCE and TARGET: folders or buckets")
     for kind in (Flags, Options, SamplingSettings):
-        parser.add_class_arguments(kind, skip={"output"} if kind is Options else None)
+        parser.add_class_arguments(kind, skip=NOT_OF_BATCHES if kind is Options else None)
     values = parser.given(args)
     places = values.pop("places", ())
     if len(places) != 2:

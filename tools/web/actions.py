@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 SHOWN = 20  # seconds that an error is shown
+SCALES = ("auto", "1", "0.6", "0.4", "0.25", "0.1")
 NO_PHOTO = "there is no photograph yet: upload one"
 BEFORE = "blurry"  # the choice of the upload itself; an image of a run is chosen by number/kind
 
@@ -108,6 +109,7 @@ class Actions:
         count: int | None,
         strength: float | None,
         seed: int | None,
+        scale: str,
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio looks for it here)
     ) -> list[Any]:
@@ -122,12 +124,19 @@ class Actions:
         _require(int | float | None, steps=steps, samples=count, strength=strength)
         if checkpoint not in self.restorers:
             raise ValueError(f"checkpoint is one of {', '.join(self.restorers)}, not {checkpoint:.40}")
+        if scale not in SCALES:
+            raise ValueError(f"scale is one of {', '.join(SCALES)}, not {scale!r:.40}")
         values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
         numbers = {name: value for name, value in values.items() if value is not None}
         visit.stop.clear()
         try:
             result = self.restorers[checkpoint].restore(
-                visit, preset, numbers, seed, lambda done, total, words: progress((done, total), desc=words)
+                visit,
+                preset,
+                numbers,
+                seed,
+                lambda done, total, words: progress((done, total), desc=words),
+                None if scale == SCALES[0] else float(scale),
             )
         except CancelledError:
             return [gr.skip()] * 6

@@ -10,7 +10,7 @@ import gradio as gr
 
 from deblur.models.hub import PURPOSES
 from deblur.models.settings import Sampler
-from deblur.tools.web.actions import BEFORE, Actions
+from deblur.tools.web.actions import BEFORE, SCALES, Actions
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import IDLE
 
@@ -40,7 +40,7 @@ addEventListener("click", (event) => {
 TYPED = """(...known) => [...known.slice(0, 3), ...["steps", "count", "strength", "seed"].map((id, k) => {
   const field = document.querySelector(`#${id} input[type=number]`);
   return field === null ? known[3 + k] : field.value === "" ? null : Number(field.value);
-})]"""
+}), ...known.slice(7)]"""
 
 
 class Page(gr.Blocks):
@@ -112,6 +112,7 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
         with gr.Row():
             ui.count = gr.Number(first.num_samples, label="Samples", precision=0, min_width=80)
             ui.seed = gr.Number(0, label="Seed", precision=0, min_width=80)
+            ui.scale = gr.Dropdown(list(SCALES), value=SCALES[0], label="Scale", min_width=80)
         with gr.Row():
             ui.run = gr.Button("Run", variant="primary", min_width=80)
             ui.cancel = gr.Button("Cancel", min_width=80)
@@ -151,7 +152,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     for event in (ui.preset.input, ui.checkpoint.change):
         event(None, [ui.checkpoint, ui.preset], numbers, js=chosen)
     alone = shown | {"concurrency_id": "device", "concurrency_limit": 1}  # runs the networks
-    settings = [ui.checkpoint, ui.preset, *numbers, ui.seed]
+    settings = [ui.checkpoint, ui.preset, *numbers, ui.seed, ui.scale]
     running = ui.run.click(actions.restore, settings, [ui.status, *result], js=TYPED, **alone)
     ui.cancel.click(actions.cancel, None, ui.status, cancels=running, queue=False, **EVENT)
     # Of events that follow one another the last counts.

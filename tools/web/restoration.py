@@ -17,9 +17,10 @@ from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, give_back, require_memory
 from deblur.models.hub import find_folder
 from deblur.models.image_processor import read_images
-from deblur.models.samples import faults, sharp_remarks
+from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.settings import SamplingSettings
 from deblur.models.tiling import refusal, sides_in_words
+from deblur.models.working_size import reduced
 from deblur.restoration.options import Options
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.served import Served
@@ -68,13 +69,24 @@ class PhotoRestorer:
         except ImageError as error:
             raise ImageError(str(error).replace(str(path), name)) from None
 
-    def restore(self, visit: Visit, preset: str | None, numbers: dict[str, Any], seed: int, tell: Tell) -> Result:
+    def restore(
+        self,
+        visit: Visit,
+        preset: str | None,
+        numbers: dict[str, Any],
+        seed: int,
+        tell: Tell,
+        scale: float | None = None,
+        mask: Tensor | None = None,
+    ) -> Result:
         """Restore the photograph of a visit and keep the result in the visit's folder.
 
         Args:
             visit: has the photograph; setting its `stop` ends the restoration within a step.
             preset, numbers, seed: as on the command line of sample.py.
             tell: is told of the progress.
+            scale: as on the command line; None: auto.
+            mask: (H, W) in [0, 1], what is restored; None: what looks blurred.
 
         Raises:
             ValueError: inconsistent settings, more than the page takes, or an image that does not fit into memory.
@@ -89,7 +101,8 @@ class PhotoRestorer:
             folder = visit.folder / str(visit.runs)
             folder.mkdir()
             try:
-                facts = self._draw(photo, folder, settings, seed, visit.stop, tell)
+                scale = self._scale(photo, mask, tell) if scale is None else scale
+                facts = self._draw(photo, folder, settings, seed, scale, visit.stop, tell)
             except BaseException as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 if visit.stop.is_set():  # closing the visit removed its folder
@@ -98,17 +111,26 @@ class PhotoRestorer:
                     raise ValueError(f"{photo.name} {sentence}") from None
                 raise
         facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
-        result = Result(visit.runs, photo, folder, settings, self.name, preset or settings.sampler, facts)
-        warnings = [*photo.image.remarks, *sharp_remarks(result.share)]
-        if result.samples and settings.blend > 0 and result.share > 0:
+        name = preset or settings.sampler
+        result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale, mask)
+        warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size)]
+        warnings += kept_remarks(result.share, photo.image.values)
+        if result.samples and settings.blend > 0 and result.share.any():
             warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
         if warnings:
             result.facts = {"warning": "; ".join(warnings)} | facts
         give_back()
         return result
 
+    def _scale(self, photo: Photo, mask: Tensor | None, tell: Tell) -> float:
+        """The scale at which the photograph is restored."""
+        tell(0, 1, "looking for the scale")
+        blurry = photo.image.values[None].to(self.pipeline.device)
+        memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), self.pipeline.device)
+        return self.pipeline.working_scale(blurry, mask, memory)
+
     def _draw(
-        self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, stop: Event, tell: Tell
+        self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell
     ) -> dict[str, str]:
         """Keep the prediction and samples, which do not depend on the strength; returns facts about the computation."""
         pipeline, started, done = self.pipeline, time.perf_counter(), 0
@@ -138,6 +160,7 @@ class PhotoRestorer:
         report("predicting")
         blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
         memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
+        blurry = reduced(blurry, scale)
         prediction = pipeline.predict(blurry, memory=memory, stages=settings.stages)
         store("x_init", prediction.x_init)
         predicted = time.perf_counter()
@@ -148,6 +171,7 @@ class PhotoRestorer:
                 store(f"r_{k}", r_0)
         return {
             "seconds": f"{predicted - started:.2f} predictor, {time.perf_counter() - predicted:.2f} steps",
+            "scale": f"{scale:g}",
             "tiles": sides_in_words(pipeline.tiles(blurry)),
             "device": f"{pipeline.place}, {pipeline.precision}",
             "checkpoint": f"{self.name}, licence {self.licence}",

@@ -11,6 +11,7 @@ from torch import Tensor
 from deblur.data.images import ImageFile
 from deblur.models.samples import Samples, blended, kept, restored_share, to_world
 from deblur.models.settings import SamplingSettings
+from deblur.models.working_size import reduced, resized, with_change
 from deblur.restoration.outputs import Names, named
 
 
@@ -34,11 +35,13 @@ class Result:
     Args:
         number: of the run in this visit.
         photo: the input photograph.
-        folder: of the inputs of `models.samples.blended`, as files of float32 (1, C, H, W), 672 MB for 24 megapixels:
-            x_init, s, and the samples r_0, r_1 and so on.
+        folder: of the inputs of `models.samples.blended`, as files of float32 (1, C, h, w) at the working scale, 672 MB
+            for 24 megapixels at scale 1: x_init, s, and the samples r_0, r_1 and so on.
         settings: the sampling settings; `blend` is the strength.
         checkpoint, preset: by their names; without a preset it is the sampler's.
         facts: information about the run, by name.
+        scale: at which the photograph was restored.
+        mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
     """
 
     number: int
@@ -48,6 +51,8 @@ class Result:
     checkpoint: str
     preset: str
     facts: dict[str, str]
+    scale: float = 1.0
+    mask: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -64,19 +69,34 @@ class Result:
 
     @cached_property
     def share(self) -> Tensor:
-        """The weight (1, 1, 1, 1) of what is restored over the upload, below 1 if it is sharp."""
-        return restored_share(self.photo.image.values[None], self._read("x_init"), self.settings.keep_sharp)
+        """The weight of what is restored over the upload, (1, 1, h, w) at the working scale, 0 where it is sharp."""
+        level = self.settings.keep_sharp if self.mask is None else 0.0
+        alpha = self.photo.image.alpha
+        visible = None if alpha is None else reduced(alpha[None].float().clamp(0, 1), self.scale) > 0.5
+        return restored_share(self._small, self._read("x_init"), level, visible)
+
+    @cached_property
+    def _small(self) -> Tensor:
+        return reduced(self.photo.image.values[None], self.scale)
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
         k = self.kinds.index(kind) - 1
         if k < 0:
-            return to_world(self._read("x_init"))[0]
-        return self._sample(k)[0] if k < self.samples else self._collected().images()[0]
+            small = to_world(self._read("x_init"))
+        else:
+            small = self._sample(k) if k < self.samples else self._collected().images()
+        image = small if self.scale == 1 else with_change(self.photo.image.values[None], self._small, small)
+        if k >= 0 and self.mask is not None:
+            image = kept(image, self.photo.image.values[None], self.mask)
+        return image[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
-        return self._collected().std()[0] if self.samples > 1 else None
+        if self.samples < 2:
+            return None
+        std = resized(self._collected().std(), *self.photo.size).clamp_min_(0)[0]
+        return std if self.mask is None else std * self.mask
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
@@ -85,7 +105,7 @@ class Result:
 
     def _sample(self, k: int) -> Tensor:
         sample = blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
-        return kept(sample, self.photo.image.values[None], self.share)
+        return kept(sample, self._small, self.share)
 
     def _collected(self) -> Samples:
         samples = Samples(replace(self.settings, average=True))

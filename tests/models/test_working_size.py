@@ -1,0 +1,136 @@
+"""The scale at which a photograph is restored, and what a change at that scale leaves of it."""
+
+import pytest
+import torch
+
+from deblur.models.checkpoints import CheckpointError, load_pipeline, update_index
+from deblur.models.settings import SamplingSettings
+from deblur.models.working_size import (
+    WorkingSize,
+    chosen_scale,
+    detailed_regions,
+    reduced,
+    vanishing_scale,
+    with_change,
+)
+from tests.tiny import tiny_pipeline
+
+RULE = WorkingSize(scales=(1.0, 0.5, 0.25, 0.125), above=2.0, largest_kept=100, smallest=20, compared=100, region=0.25)
+
+
+def noise(height, width):
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def changing(sizes):
+    """A predictor that changes the regions of an image of 200 x 400 pixels by these sizes, by their height."""
+    seen = []
+
+    def change(region):
+        seen.append(tuple(region.shape[-2:]))
+        return torch.full_like(region, sizes[region.shape[-2]])
+
+    return change, seen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale"),
+    [
+        ({50: 0.4, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0),
+        ({50: 0.4, 25: 0.4, 12: 0.1, 6: 0.0}, 1.0),
+        ({50: 0.3, 25: 0.4, 12: 0.4, 6: 0.1}, 0.5),
+        ({50: 0.1, 25: 0.2, 12: 0.3, 6: 0.4}, 0.25),
+        ({50: 0.0, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0),
+    ],
+)
+def test_an_image_is_restored_at_some_times_the_scale_at_which_its_blur_vanishes(sizes, scale):
+    change, seen = changing(sizes)
+    assert chosen_scale(noise(200, 400), change, RULE) == scale
+    assert set(seen) == {(50, 100), (25, 50), (12, 25), (6, 12)}
+    assert len(seen) == 2 * 4
+
+
+def test_a_small_image_is_not_measured():
+    change, seen = changing({})
+    assert chosen_scale(noise(80, 100), change, RULE) == 1
+    assert not seen
+
+
+def test_no_scale_makes_an_image_smaller_than_allowed():
+    change, _ = changing({50: 0.1, 25: 0.2, 12: 0.3})
+    assert chosen_scale(noise(200, 400), change, WorkingSize(**vars(RULE) | {"smallest": 100})) == 0.5
+
+
+def test_the_vanishing_scale_lies_between_two_that_were_measured():
+    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.25), 0.5) == pytest.approx(0.5 * 0.5**0.5)
+    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.9), 0.5) == 0.25
+    assert vanishing_scale((1.0, 0.5, 0.25), (0.2, 1.0, 0.0), 0.5) < 0.5
+
+
+def test_the_regions_are_those_of_most_detail_where_the_image_counts():
+    image = torch.full((1, 3, 400, 400), 0.5)
+    image[..., :120, :120] = noise(120, 120)
+    image[..., 300:, 300:] = 0.5 + 0.5 * (noise(100, 100) - 0.5)
+    rows, columns = detailed_regions(image, RULE)[0]
+    assert rows.start < 120 and columns.start < 120
+    weight = torch.zeros(1, 1, 400, 400)
+    weight[..., 250:, 250:] = 1
+    for rows, columns in detailed_regions(image, RULE, weight):
+        assert rows.stop > 250 and columns.stop > 250
+    assert detailed_regions(torch.ones(1, 3, 200, 400), RULE) == []
+
+
+def test_what_is_not_changed_stays_to_the_last_bit():
+    image = noise(90, 130)
+    small = reduced(image, 0.4)
+    assert torch.equal(with_change(image, small, small.clone()), image)
+    restored = small.clone()
+    restored[..., :18] = 0
+    result = with_change(image, small, restored)
+    assert torch.equal(result[..., 60:], image[..., 60:])
+    assert not torch.equal(result[..., :30], image[..., :30])
+
+
+def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
+    pipeline, image = tiny_pipeline(), noise(64, 96)
+    settings = SamplingSettings(steps=2, num_samples=2)
+    small = reduced(image, 0.5)
+    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    own = pipeline(small, settings, output_type="pt")
+    assert half.scale == 0.5
+    assert torch.equal(half.images, with_change(image, small, own.images))
+    assert half.predictions.shape == half.std.shape == image.shape
+    assert pipeline(image, settings, output_type="pt").scale == 1, "a checkpoint without the rule"
+
+
+def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path)
+    update_index(tmp_path, working_size={"largest_kept": 50, "above": 1e-6, "smallest": 10, "regions": 1})
+    pipeline = load_pipeline(str(tmp_path))
+    assert pipeline.working_size == WorkingSize(largest_kept=50, above=1e-6, smallest=10, regions=1)
+    assert pipeline(noise(64, 96), output_type="pt").scale == 0.16
+    assert pipeline(noise(40, 50), output_type="pt").scale == 1
+    for wrong in ({"scales": [0.5, 1]}, {"unknown": 1}, {"vanished": 2}):
+        update_index(tmp_path, working_size=wrong)
+        with pytest.raises(CheckpointError, match="working_size that is none"):
+            load_pipeline(str(tmp_path))
+
+
+@pytest.mark.parametrize("scale", [0, 1.5, -1])
+def test_a_scale_that_is_none_is_refused(scale):
+    with pytest.raises(ValueError, match="scale must be auto, or above 0 and at most 1"):
+        tiny_pipeline()(noise(8, 8), scale=scale)
+
+
+def test_a_mask_says_what_is_restored_at_any_scale():
+    pipeline, image = tiny_pipeline(), noise(64, 96)
+    mask = torch.zeros(64, 96)
+    mask[:, 48:] = 1
+    settings = SamplingSettings(steps=2, keep_sharp=1e4)
+    for scale in (1, 0.5):
+        out = pipeline(image, settings, scale=scale, mask=mask, output_type="pt")
+        assert torch.equal(out.images[..., :48], image[..., :48])
+        assert not torch.equal(out.images[..., 48:], image[..., 48:])
+        assert out.share.mean() == 0.5
+    with pytest.raises(ValueError, match="the mask is"):
+        pipeline(image, mask=mask[:5])
