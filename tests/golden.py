@@ -25,14 +25,16 @@ GOLDEN = ASSETS / "golden"
 SCORES = ("checkpoint", "image", "of", "psnr", "lpips")
 STORED = ("gopro_test_01.png", "page.png")  # those whose crops are
 CROP = slice(90, 186)
+RESTORED = [("lite", "pairs", "*"), ("text", "page", "*"), ("u2net", "pairs", "*")]
+RESTORED.append(("maxim", "pairs", "realblur_*"))  # the smallest: a frame takes half a minute
 
 
 def restored() -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
     """(checkpoint, file, "prediction" or "balanced", image, ground truth) of each pair, in float32; images (3, H, W) in
     [0, 1]."""
-    for checkpoint, folder in (("lite", "pairs"), ("text", "page"), ("u2net", "pairs")):
+    for checkpoint, folder, wanted in RESTORED:
         pipeline = load_pipeline(str(SHIPPED / checkpoint), precision="fp32")  # alike on all processors
-        for file in sorted((ASSETS / folder / "blur").iterdir()):
+        for file in sorted((ASSETS / folder / "blur").glob(wanted)):
             sharp = images.read(ASSETS / folder / "sharp" / file.name)
             done = pipeline(images.read(file), pipeline.preset("balanced"), names=[file.name], output_type="pt")
             yield checkpoint, file.name, "prediction", done.predictions[0], sharp

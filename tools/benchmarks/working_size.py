@@ -83,11 +83,9 @@ def main(photos: str, output: str, checkpoint: str = "lite", seed: int = 0, repe
         for k in range(repetitions):
             order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed + k)).tolist()
             blurry, sharp = blurred(photograph([files[i] for i in order[:4]]), length, kind, seed + k)
-            truth, scores, seconds = (
-                at_comparison(sharp),
-                [psnr(at_comparison(blurry), at_comparison(sharp)).item()],
-                [],
-            )
+            truth = at_comparison(sharp)
+            scores = [psnr(at_comparison(blurry), truth).item()]
+            seconds = []
             for scale in scales:
                 start = time.process_time()
                 restored = pipeline(blurry, settings, scale=scale, output_type="pt", memory=int(3.5e9)).images
