@@ -278,11 +278,12 @@ def test_a_batch_has_sample_py_s_flags_and_its_own():
         assert f"def {name}" in tests
 
 
-@pytest.mark.parametrize("flag", [field.name for field in fields(Options) if field.name != "output"])
+@pytest.mark.parametrize("flag", [field.name for field in fields(Options) if field.name not in batch.NOT_OF_BATCHES])
 def test_a_flag_of_sample_py_is_one_of_a_batch(flag):
     values = {"memory": "2.5", "classes": "a.B", "batch_size": "3", "tile": "128", "predictor_tile": "192"}
     values |= {"format": "tif", "depth": "16", "seed": "7", "precision": "bf16", "provider": "cuda", "device": "cpu"}
     values |= {"metadata": "none", "on_fault": "fallback", "preset": "perceptual", "checkpoint": "text"}
+    values |= {"scale": "0.5", "max_side": "1200", "restore": "all"}
     source, options, numbers, _ = batch.parsed(["in", "out", f"--{flag}", values.get(flag, "true")])
     assert (source, numbers) == ("in", {})
     changed = {name for name, value in vars(options).items() if value != getattr(Options("out"), name)}
@@ -336,7 +337,7 @@ def opened(place, tmp_path, monkeypatch):
 
 def restored(actions, steps=2, count=1):
     """The newest result's pixels, and its file."""
-    actions.restore(actions.restorer.name, None, "ddim", steps, count, 1.0, 3, REQUEST)
+    actions.restore(actions.restorer.name, None, "ddim", steps, count, 1.0, 3, "auto", REQUEST)
     [*_, result] = actions.visits.of("somebody").results
     return result.image(result.kinds[-1]), Path(actions.save(f"{result.number}/{result.kinds[-1]}", REQUEST))
 

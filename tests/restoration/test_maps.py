@@ -24,14 +24,16 @@ def test_large_images_are_reduced_by_their_mean():
     assert small.shape == (3, 20, 30) and torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
 
 
-def test_a_comparison_shows_the_whole_reduced_and_the_centre_at_full_size(tmp_path):
+def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size(tmp_path):
     height, width = 40, DETAIL + 200
     image = torch.zeros(3, height, width)
     image[0] = torch.arange(width) / width
-    _write_comparison(tmp_path / "c.png", image, image, image)
+    restored = image.clone()
+    restored[1:, 10:20, -40:-10] = 0.8
+    _write_comparison(tmp_path / "c.png", image, image, restored)
     drawn = images.read(tmp_path / "c.png")
     rows = drawn[0].unfold(1, DETAIL, 1)
-    for wanted in ((torch.arange(DETAIL) + 0.5) / DETAIL, image[0, 0, 100 : 100 + DETAIL]):
+    for wanted in ((torch.arange(DETAIL) + 0.5) / DETAIL, image[0, 0, -DETAIL:]):
         assert ((rows - wanted).abs().amax(-1) < 0.01).any()
     heights = [round(panels.WIDTH * part / DETAIL) for part in (height * DETAIL // width, height)]
     assert drawn.shape[1] == panels.TITLE + sum(heights) + 2 * panels.CAPTION
