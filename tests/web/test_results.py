@@ -233,8 +233,9 @@ def test_cancelling_leaves_nothing_and_no_further_step_begins(page, visit):
             visit.stop.set()
 
     with pytest.raises(CancelledError):
-        page.actions.restorer.restore(visit, None, {"steps": 9}, 0, tell)
-    assert done == [(0, 9), (1, 9), (2, 9)] and not list(visit.folder.iterdir())
+        page.actions.restorer.restore(visit, None, {"steps": 9}, 0, tell, scale=1.0)
+    assert done == [(0, 9), (1, 9), (2, 9)]
+    assert not list(visit.folder.iterdir())
 
 
 def test_a_visitor_gets_no_file_that_is_not_served_to_it(page, visit):
