@@ -130,9 +130,10 @@ def test_a_checkpoint_of_the_authors_becomes_one_of_ours(tmp_path, weights, run)
     torch.testing.assert_close(resized(deep), expected)
 
     mix = stage.gate[2].weights_y.mix_window
-    positions = torch.randn(1, 64, 5, generator=generator)
+    positions = torch.randn(64, 2, 5, generator=generator)
     kernel = theirs("stage_0_cross_gating_block_2/SplitHeadMultiAxisGating_y/Dense_1/kernel")
-    torch.testing.assert_close(mix(positions) - mix.bias[:, None], torch.einsum("npc,pq->nqc", positions, kernel))
+    oracle = torch.einsum("pnc,pq->qnc", positions, kernel)
+    torch.testing.assert_close(mix(positions) - mix.bias[:, None, None], oracle)
 
     norm = stage.bottom[1].layers[3].norm
     scale = theirs("stage_0_global_block_1/channel_attention_block_1_1/LayerNorm/scale")
