@@ -72,7 +72,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     ]
     if rank == 0 and (seconds := restorer.expected_seconds(work)) > LONG:
         length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
-        print(f"sample.py: this takes about {length}; faster: {restorer.faster()}", file=sys.stderr)
+        print(f"sample.py: this takes about {length}; faster: {restorer.faster(work)}", file=sys.stderr)
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:

@@ -29,6 +29,7 @@ from deblur.restoration.outputs import Extras, Names, batches, usual
 PART = 192  # side in pixels of the part whose time is measured
 FEW = 400_000  # pixels, for which no checkpoint takes long
 QUICK = ("lite", "u2net")
+SMALLER = 1600  # pixels, the longer side that is recommended for speed
 STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL = 480  # side in pixels of the part that a comparison shows at full size
 # Options that a restoration depends on, beside those that its facts have in another form.
@@ -155,11 +156,7 @@ class Restorer:
         0 for so few pixels that no checkpoint takes long.
         """
         options, pixels, first = self.options, 0.0, None
-        for path, _ in work:
-            try:
-                height, width = images.header_size(path)
-            except images.ImageError:  # said when it is restored
-                continue
+        for path, height, width in _sizes(work):
             scale = 1.0 if options.scale == "auto" else options.scale
             scale = min(scale, (options.max_side or math.inf) / max(height, width))
             pixels += height * width * scale**2
@@ -181,11 +178,13 @@ class Restorer:
                 break
         return min(seconds) * pixels / part[0, 0].numel()
 
-    def faster(self) -> str:
+    def faster(self, work: Sequence[tuple[Path, Names]]) -> str:
         """What would take less time, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
         ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
-        return " or ".join([*ways, "--max_side 1600"])
+        if any(max(height, width) > SMALLER for _, height, width in _sizes(work)):
+            ways.append(f"--max_side {SMALLER}")
+        return " or ".join(ways) or "a smaller --max_side"
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
@@ -315,6 +314,15 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
     own = {name: getattr(out, name) for name in ("predictions", "std", "expected_error", "share")}
     own = {name: None if values is None else values[i : i + 1] for name, values in own.items()}
     return replace(out, images=out.images.unflatten(0, (count, -1))[i], **own)
+
+
+def _sizes(work: Sequence[tuple[Path, Names]]) -> Iterator[tuple[Path, int, int]]:
+    """(file, height, width) of the images; a file that is none is reported when it is restored."""
+    for path, _ in work:
+        try:
+            yield path, *images.header_size(path)
+        except images.ImageError:
+            continue
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
