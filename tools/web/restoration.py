@@ -77,7 +77,6 @@ class PhotoRestorer:
         seed: int,
         tell: Tell,
         scale: float | None = None,
-        mask: Tensor | None = None,
     ) -> Result:
         """Restore the photograph of a visit and keep the result in the visit's folder.
 
@@ -86,7 +85,6 @@ class PhotoRestorer:
             preset, numbers, seed: as on the command line of sample.py.
             tell: is told of the progress.
             scale: as on the command line; None: auto.
-            mask: (H, W) in [0, 1], what is restored; None: what looks blurred.
 
         Raises:
             ValueError: inconsistent settings, more than the page takes, or an image that does not fit into memory.
@@ -101,7 +99,7 @@ class PhotoRestorer:
             folder = visit.folder / str(visit.runs)
             folder.mkdir()
             try:
-                scale = self._scale(photo, mask, tell) if scale is None else scale
+                scale = self._scale(photo, tell) if scale is None else scale
                 facts = self._draw(photo, folder, settings, seed, scale, visit.stop, tell)
             except BaseException as error:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +110,7 @@ class PhotoRestorer:
                 raise
         facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
         name = preset or settings.sampler
-        result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale, mask)
+        result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale)
         warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size)]
         warnings += kept_remarks(result.share, photo.image.values)
         if result.samples and settings.blend > 0 and result.share.any():
@@ -122,12 +120,12 @@ class PhotoRestorer:
         give_back()
         return result
 
-    def _scale(self, photo: Photo, mask: Tensor | None, tell: Tell) -> float:
+    def _scale(self, photo: Photo, tell: Tell) -> float:
         """The scale at which the photograph is restored."""
         tell(0, 1, "looking for the scale")
         blurry = photo.image.values[None].to(self.pipeline.device)
         memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), self.pipeline.device)
-        return self.pipeline.working_scale(blurry, mask, memory)
+        return self.pipeline.working_scale(blurry, memory=memory)
 
     def _draw(
         self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell

@@ -41,7 +41,6 @@ class Result:
         checkpoint, preset: by their names; without a preset it is the sampler's.
         facts: information about the run, by name.
         scale: at which the photograph was restored.
-        mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
     """
 
     number: int
@@ -52,7 +51,6 @@ class Result:
     preset: str
     facts: dict[str, str]
     scale: float = 1.0
-    mask: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -70,10 +68,9 @@ class Result:
     @cached_property
     def share(self) -> Tensor:
         """The weight of what is restored over the upload, (1, 1, h, w) at the working scale, 0 where it is sharp."""
-        level = self.settings.keep_sharp if self.mask is None else 0.0
         alpha = self.photo.image.alpha
         visible = None if alpha is None else reduced(alpha[None].float().clamp(0, 1), self.scale) > 0.5
-        return restored_share(self._small, self._read("x_init"), level, visible)
+        return restored_share(self._small, self._read("x_init"), self.settings.keep_sharp, visible)
 
     @cached_property
     def _small(self) -> Tensor:
@@ -87,16 +84,13 @@ class Result:
         else:
             small = self._sample(k) if k < self.samples else self._collected().images()
         image = small if self.scale == 1 else with_change(self.photo.image.values[None], self._small, small)
-        if k >= 0 and self.mask is not None:
-            image = kept(image, self.photo.image.values[None], self.mask)
         return image[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
         if self.samples < 2:
             return None
-        std = resized(self._collected().std(), *self.photo.size).clamp_min_(0)[0]
-        return std if self.mask is None else std * self.mask
+        return resized(self._collected().std(), *self.photo.size).clamp_min_(0)[0]
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
