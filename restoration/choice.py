@@ -1,12 +1,13 @@
 """Which checkpoint restores photographs if the user names none: the best one that takes no more than about a minute."""
 
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from deblur.data.images import ImageError, header_size
 from deblur.models.hub import PRETRAINED, SHIPPED
+from deblur.restoration.options import largest_scale
 
 BEST = "maxim"
 PATIENCE = 60.0  # seconds
@@ -14,7 +15,7 @@ CORE_SECONDS = 55.0  # that BEST takes for a megapixel on one core, measured wit
 
 
 def default_checkpoint(
-    files: Sequence[Path], device: str, scale: float = 1.0, max_side: int | None = None
+    files: Sequence[Path], device: str, scale: float | Literal["auto"] = "auto", max_side: int | None = None
 ) -> tuple[str, str | None]:
     """The checkpoint for these files on this kind of device, and a remark if it is not the best one.
 
@@ -23,7 +24,8 @@ def default_checkpoint(
     """
     if not (SHIPPED / BEST).is_dir():
         return PRETRAINED, None
-    seconds = CORE_SECONDS * sum(_pixels(file, scale, max_side) for file in files) / 1e6 / len(os.sched_getaffinity(0))
+    pixels = restored_pixels(sizes(files), scale, max_side)
+    seconds = CORE_SECONDS * pixels / 1e6 / len(os.sched_getaffinity(0))
     if device != "cpu" or seconds <= PATIENCE:
         return str(SHIPPED / BEST), None
     minutes = round(seconds / 60)
@@ -31,11 +33,17 @@ def default_checkpoint(
     return PRETRAINED, remark
 
 
-def _pixels(path: Path, scale: float, max_side: int | None) -> float:
-    """An image's number of restored pixels; 0 for a file that is no image, which is reported when it is restored."""
-    try:
-        height, width = header_size(path)
-    except (ImageError, OSError):
-        return 0
-    scale = min(scale, (max_side or math.inf) / max(height, width))
-    return height * width * scale**2
+def sizes(files: Iterable[Path]) -> Iterator[tuple[Path, int, int]]:
+    """(file, height, width) of the images; a file that is no image is reported when it is restored."""
+    for path in files:
+        try:
+            yield path, *header_size(path)
+        except (ImageError, OSError):
+            continue
+
+
+def restored_pixels(
+    sized: Iterable[tuple[Path, int, int]], scale: float | Literal["auto"], max_side: int | None
+) -> float:
+    """How many pixels images of these `sizes` have where they are restored; auto counts as their own size."""
+    return sum(height * width * largest_scale(scale, max_side, max(height, width)) ** 2 for _, height, width in sized)

@@ -55,9 +55,8 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     several_gpus = processes > 1 and str(devices.choose_device(options.device)) == "cuda"
     if options.checkpoint is None:
         device = devices.choose_device(options.device)
-        scale = 1.0 if options.scale == "auto" else options.scale
         files = [path for path, _ in outputs.work]
-        chosen, remark = choice.default_checkpoint(files, device.type, scale, options.max_side)
+        chosen, remark = choice.default_checkpoint(files, device.type, options.scale, options.max_side)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)
@@ -70,9 +69,11 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     work = [
         (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
     ]
-    if rank == 0 and (seconds := restorer.expected_seconds(work)) > LONG:
-        length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
-        print(f"sample.py: this takes about {length}; faster: {restorer.faster(work)}", file=sys.stderr)
+    if rank == 0:
+        sized = list(choice.sizes(path for path, _ in work))
+        if (seconds := restorer.expected_seconds(sized)) > LONG:
+            length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
+            print(f"sample.py: this takes about {length}; faster: {restorer.faster(sized)}", file=sys.stderr)
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:

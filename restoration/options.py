@@ -1,10 +1,16 @@
 """The options of sample.py other than the sampling settings; checking them needs no library."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from deblur.models.hub import PRETRAINED, stored_index
 from deblur.models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
+
+
+def largest_scale(scale: float | Literal["auto"], max_side: int | None, longer: int) -> float:
+    """The largest scale at which --scale and --max_side let an image be restored, by its longer side in pixels."""
+    return min(1.0 if scale == "auto" else scale, (max_side or math.inf) / longer)
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Restore image files, for sample.py (folders) and batch (buckets)."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +21,9 @@ from deblur.models.pipeline import DeblurOutput
 from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.tiling import TooLittleMemory, refusal
 from deblur.progress import counted
+from deblur.restoration.choice import restored_pixels
 from deblur.restoration.maps import write_map
-from deblur.restoration.options import Options
+from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names, batches, usual
 
 PART = 192  # side in pixels of the part whose time is measured
@@ -150,20 +150,15 @@ class Restorer:
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
 
-    def expected_seconds(self, work: Sequence[tuple[Path, Names]]) -> float:
-        """About how long the images take: from the time of a part of the first one, and the sizes in the headers.
+    def expected_seconds(self, sized: Sequence[tuple[Path, int, int]]) -> float:
+        """About how long images of these `restoration.choice.sizes` take, from the time of a part of the first one.
 
         0 for so few pixels that no checkpoint takes long.
         """
-        options, pixels, first = self.options, 0.0, None
-        for path, height, width in _sizes(work):
-            scale = 1.0 if options.scale == "auto" else options.scale
-            scale = min(scale, (options.max_side or math.inf) / max(height, width))
-            pixels += height * width * scale**2
-            first = first or path
-        if pixels < FEW:
+        pixels = restored_pixels(sized, self.options.scale, self.options.max_side)
+        if not sized or pixels < FEW:
             return 0.0
-        part = images.read_file(first).values[None, :, :PART, :PART].to(self.pipeline.device)
+        part = images.read_file(sized[0][0]).values[None, :, :PART, :PART].to(self.pipeline.device)
         seconds = []
         for _ in range(2):  # the first call of a network takes longer
             start = time.perf_counter()
@@ -178,11 +173,11 @@ class Restorer:
                 break
         return min(seconds) * pixels / part[0, 0].numel()
 
-    def faster(self, work: Sequence[tuple[Path, Names]]) -> str:
+    def faster(self, sized: Sequence[tuple[Path, int, int]]) -> str:
         """What would take less time, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
         ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
-        if any(max(height, width) > SMALLER for _, height, width in _sizes(work)):
+        if any(max(height, width) > SMALLER for _, height, width in sized):
             ways.append(f"--max_side {SMALLER}")
         return " or ".join(ways) or "a smaller --max_side"
 
@@ -238,10 +233,9 @@ class Restorer:
 
     def _scale(self, image: ImageFile) -> float:
         """The scale at which one image is restored."""
-        options, longer = self.options, max(image.pixels.shape[-2:])
-        most = 1.0 if options.max_side is None else min(1.0, options.max_side / longer)
-        if options.scale != "auto":
-            return min(most, options.scale)
+        most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
+        if self.options.scale != "auto":
+            return most
         weight = _visible([image]) if self.mask is None else self.mask
         memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
         return min(most, self.pipeline.working_scale(image.values[None].to(self.pipeline.device), weight, memory))
@@ -314,15 +308,6 @@ def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
     own = {name: getattr(out, name) for name in ("predictions", "std", "expected_error", "share")}
     own = {name: None if values is None else values[i : i + 1] for name, values in own.items()}
     return replace(out, images=out.images.unflatten(0, (count, -1))[i], **own)
-
-
-def _sizes(work: Sequence[tuple[Path, Names]]) -> Iterator[tuple[Path, int, int]]:
-    """(file, height, width) of the images; a file that is none is reported when it is restored."""
-    for path, _ in work:
-        try:
-            yield path, *images.header_size(path)
-        except images.ImageError:
-            continue
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:
