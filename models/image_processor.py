@@ -32,6 +32,10 @@ class Layout:
     channels: int
     alpha: np.ndarray | None
 
+    def alpha_plane(self) -> Tensor | None:
+        """The alpha channel as a tensor (1, H, W); None if there is none."""
+        return None if self.alpha is None else torch.from_numpy(np.moveaxis(self.alpha, -1, 0).copy())
+
     def image(self, restored: Tensor, output_type: str) -> PIL.Image.Image | np.ndarray:
         """Convert a restored image (3, H, W) in [0, 1] to a PIL image or an array with the input's layout."""
         # The median keeps equal channels exactly as they are; a mean would round.
@@ -87,13 +91,13 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
     return torch.stack(tensors), layouts
 
 
-def visible_pixels(layouts: Sequence[Layout]) -> Tensor | None:
-    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if no image has alpha."""
-    if all(layout.alpha is None for layout in layouts):
+def visible_pixels(alphas: Sequence[Tensor | None]) -> Tensor | None:
+    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if none has alpha (1, H, W)."""
+    planes = [None if alpha is None else alpha.bool() for alpha in alphas]
+    known = next((plane for plane in planes if plane is not None), None)
+    if known is None:
         return None
-    shape = next(layout.alpha.shape for layout in layouts if layout.alpha is not None)
-    planes = [np.ones(shape, bool) if layout.alpha is None else layout.alpha > 0 for layout in layouts]
-    return torch.from_numpy(np.stack(planes)).movedim(-1, 1)
+    return torch.stack([torch.ones_like(known) if plane is None else plane for plane in planes])
 
 
 def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) -> list:

@@ -215,8 +215,7 @@ class DeblurPipeline(ConfigMixin):
         if self.denoiser is None:
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
         names, count = _names(names, len(blurry)), settings.num_samples
-        fields = FIELDS[settings.sampler] + 2 * (count > 1)  # also mean and standard deviation of the samples
-        tiling, s = self._tiling("denoiser", tile, memory, fields), self.scale(prediction, blurry)
+        tiling, s = self._tiling("denoiser", tile, memory, _fields(settings)), self.scale(prediction, blurry)
         blurry = to_network(blurry.float())
         trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
         denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, *trained)
@@ -354,7 +353,8 @@ class DeblurPipeline(ConfigMixin):
         blurry = batch.to(self.device)
         if memory is not None:
             self._require_memory(blurry, settings, tile, predictor_tile, memory)
-        visible = visible_pixels(layouts) if visible is None else visible
+        if visible is None:
+            visible = visible_pixels([layout.alpha_plane() for layout in layouts])
         visible = None if visible is None else visible.to(self.device)
         if mask is not None:
             if mask.shape != blurry.shape[-2:]:
@@ -437,8 +437,7 @@ class DeblurPipeline(ConfigMixin):
         """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
         needed = self._tiling("predictor", predictor_tile, memory).least_memory(blurry)
         if settings.blend > 0 and self.denoiser is not None:
-            # Beside the sampler's own: the prediction, its scale and the input in the networks' range.
-            fields = FIELDS[settings.sampler] + 2 * (settings.num_samples > 1) + 3
+            fields = _fields(settings) + 3  # the prediction, its scale and the input in the networks' range
             needed = max(needed, self._tiling("denoiser", tile, memory, fields).least_memory(blurry))
         if needed > memory:
             raise TooLittleMemory(needed)
@@ -452,6 +451,11 @@ class DeblurPipeline(ConfigMixin):
             known = prediction.log_size.expand(-1, 4, -1, -1)
         size = residual_size(kind, known, blurry)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
+
+
+def _fields(settings: SamplingSettings) -> int:
+    """Tensors of the image's size while samples are drawn: the sampler's, and mean and deviation of several."""
+    return FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)
 
 
 def _enlarge(output: DeblurOutput, blurry: Tensor, small: Tensor) -> None:

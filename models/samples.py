@@ -54,19 +54,21 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     if keep_sharp == 0:
         return blurry.new_ones((len(blurry), 1, 1, 1), dtype=torch.float32)
     grey = blurry.float().mean(1, keepdim=True)
-    # Channel by channel, which saves memory on large photographs.
-    squares = [(to_world(x_init[:, c : c + 1]) - blurry[:, c : c + 1]).square_() for c in range(3)]
-    change = 255 * _root_mean(sum(squares) / 3, visible)
+    mean_change, squares = torch.zeros_like(grey), torch.zeros_like(grey)
+    for c in range(3):  # which saves memory on large photographs
+        difference = to_world(x_init[:, c : c + 1]) - blurry[:, c : c + 1]
+        mean_change += difference / 3
+        squares += difference.square_() / 3
+    change = 255 * _root_mean(squares, visible)
     detail = 255 * _root_mean(_fine_detail(grey), visible)
     blocks = _without_specks(((change / (detail + keep_sharp) - SHARP) / (BLURRED - SHARP)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     share = share * _is_uneven(grey)
     is_sharp = (blocks == 0) & (detail > PLAIN)
-    change = (to_world(x_init[:, :3]) - blurry).mean(1, keepdim=True)
     inside = -max_pool2d(-blocks, SPECK, 1, SPECK // 2) == 1  # without the edge of what is sharp
     whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
     defocused = (is_sharp.float().mean((1, 2, 3)) > SUBJECT) & (_direction(grey, whole) < MOTION)
-    defocused &= _direction(change, whole) < MOTION
+    defocused &= _direction(mean_change, whole) < MOTION
     share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
     return share if visible is None else share * visible
 

@@ -165,9 +165,9 @@ class Tiling:
             return
         whole = self._needed(self.tile, image)
         if whole > budget:
-            least = self._held(image) + self._needed(SMALLEST, image)
+            least = self._least(image)
             if self.memory is not None and least > self.memory:
-                raise TooLittleMemory(int(least))
+                raise TooLittleMemory(least)
             smaller = [side for side in SIDES if side < self.tile]
             fitting = (side for side in smaller if self._needed(side, image) <= budget)
             self.tile = max(fitting, default=SMALLEST)
@@ -177,6 +177,10 @@ class Tiling:
         """Bytes that `memory` must at least allow for a call on an image (N, C, H, W); 0 if it has no effect."""
         if self.tile is not None or self.fixed or max(image.shape[-2:]) <= 2 * SMALLEST:
             return 0
+        return self._least(image)
+
+    def _least(self, image: Tensor) -> int:
+        """Bytes that the process holds with the smallest tile."""
         return int(self._held(image) + self._needed(SMALLEST, image))
 
     def _needed(self, tile: int, image: Tensor) -> float:

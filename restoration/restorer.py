@@ -17,6 +17,7 @@ from deblur.data.images import ImageFile
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, require_memory
 from deblur.models.hub import PRETRAINED, name_of
+from deblur.models.image_processor import visible_pixels
 from deblur.models.pipeline import DeblurOutput
 from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.tiling import TooLittleMemory, refusal
@@ -236,7 +237,7 @@ class Restorer:
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
-        weight = _visible([image]) if self.mask is None else self.mask
+        weight = visible_pixels([image.alpha]) if self.mask is None else self.mask
         memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
         return min(most, self.pipeline.working_scale(image.values[None].to(self.pipeline.device), weight, memory))
 
@@ -267,7 +268,7 @@ class Restorer:
                     memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
                     scale=scale,
                     mask=self.mask,
-                    visible=_visible([image for _, _, image in loaded]),
+                    visible=visible_pixels([image.alpha for _, _, image in loaded]),
                 )
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 out = refusal(error, *loaded[0][2].pixels.shape[-2:])
@@ -292,15 +293,6 @@ class Restorer:
 def read_mask(file: str) -> Tensor:
     """A mask (H, W) in [0, 1] from an image file, by its brightness. ImageError if it cannot be read."""
     return images.read(file).mean(0)
-
-
-def _visible(loaded: Sequence[ImageFile]) -> Tensor | None:
-    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if none has alpha."""
-    if all(image.alpha is None for image in loaded):
-        return None
-    shape = loaded[0].pixels[:1].shape
-    planes = [torch.ones(shape, dtype=torch.bool) if image.alpha is None else image.alpha.int() > 0 for image in loaded]
-    return torch.stack(planes)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
