@@ -2,8 +2,8 @@
 
 Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}; with stored predictions (see
 `data.predictions`) also "x_init" (N, 3, H, W) in [0, 1] and, of a size head, "log_size" (N, 1, H, W). They are the
-frozen predictor's, or those of the frozen first network of a cascade whose second learns. What the random
-numbers of a crop and of dropout follow from is decision 9 of docs/design.md.
+frozen predictor's, or those of the frozen first network of a cascade whose second learns. What the random numbers of a
+crop and of dropout follow from is decision 9 of docs/design.md.
 """
 
 import math

@@ -4,7 +4,7 @@ Its blocks mix positions by gated MLPs along two axes: inside small windows of n
 pixels far apart. The grid spans the whole image, so every output sees all of it, and tiles are not exact.
 
 The weights were trained on crops. On frames of 1280x720 the grid and the means of the channel attention see more than
-they ever did, and tiles are better by 0.3 to 0.5 dB (Chu et al., ECCV 2022, found so of means over the image).
+they ever did, and tiles are better by 0.1 to 0.8 dB (Chu et al., ECCV 2022, found so of means over the image).
 
 Features are (N, H, W, C), so that every 1x1 convolution is a dense layer. The weights are the authors'; the names of
 the submodules are ours, and tools.import_maxim knows both.
@@ -341,7 +341,7 @@ class Maxim(Predictor):
     """
 
     receptive_field = None  # the whole image: the grid spans it
-    own_tile = (384, 24)
+    own_tile = (384, 24)  # the best of 512, 384 and 256 px (tools/benchmarks/results/maxim.md)
     stride = MULTIPLE
 
     @register_to_config

@@ -11,7 +11,7 @@ from deblur.restoration.options import largest_scale
 
 BEST = "maxim"
 PATIENCE = 60.0  # seconds
-CORE_SECONDS = 55.0  # that BEST takes for a megapixel on one core, measured with bf16 on a Xeon with AMX
+CORE_SECONDS = 64.0  # that BEST takes for a megapixel on one core, measured with bf16 on a Xeon with AMX
 
 
 def default_checkpoint(
