@@ -36,6 +36,7 @@ CODED = {".avif", ".heic", ".heif"}  # formats that say their colours by code po
 INCH = 0.0254  # metres
 JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
 JFIF_MOST, PHYS_MOST = (1 << 16) - 1, (1 << 31) - 1  # of the numbers of JPEG's and PNG's density
+INKS = "has the colours of inks (CMYK), which are converted to sRGB"  # a remark
 NOT_UNDERSTOOD = "its content is not as its format demands"
 
 
@@ -79,8 +80,8 @@ def read_file(path: str | Path) -> Raster:
     """Read an image in one of the formats of `data.search.READ`, by its content; its suffix need not match.
 
     8 and 16 bits keep their depth, 9 to 15 become 16; floats are refused. The EXIF orientation is applied. Grey
-    becomes three equal channels; palette, CMYK and 1-bit images become RGB. If there are several frames, the first is
-    read; of a thumbnail and a full-size page the latter.
+    becomes three equal channels; palette, CMYK and 1-bit images become RGB, CMYK by its profile. If there are several
+    frames, the first is read; of a thumbnail and a full-size page the latter.
 
     Raises ImageError, naming the file, if it cannot be read, is truncated or has more than MOST_PIXELS.
     """
@@ -148,20 +149,22 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
         if page > 0:
             image.seek(page)
         deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")  # known until it is loaded
-        exif, ink = exif_of(image), image.mode == "CMYK"
+        exif = exif_of(image)
+        inks = image.info.get("icc_profile") if image.mode == "CMYK" else None
         if image.info.get("exif") == b"":
             remarks += ("has EXIF data that cannot be read, which are left out",)
         if getattr(image, "is_animated", False) and not remarks:
             remarks += (tiff.SEVERAL,)
-        # A colour profile of inks does not apply to the RGB values they are converted to.
-        icc = None if ink else image.info.get("icc_profile")
+        if image.mode == "CMYK":
+            remarks += (INKS,)
+        icc = None if image.mode == "CMYK" else image.info.get("icc_profile")
         xmp, is_tiff = image.info.get("xmp"), image.format == "TIFF"
         told, icc, more = _colour(path, image, icc)
         density, aspect = metadata.usable(image.info.get("dpi")), _aspect(image)
         array = _deep(path, image, deep_png)
         if array is None:
             orientation = exif.get(ExifTags.Base.Orientation, 1)
-            array = _upright(path, image)
+            array = _upright(path, image, inks)
             exif.pop(ExifTags.Base.Orientation, None)
             if orientation >= 5:
                 metadata.turn(exif)
@@ -210,9 +213,14 @@ def _aspect(image: Image.Image) -> tuple[float, float] | None:
     return metadata.usable_aspect(told)
 
 
-def _upright(path: Path, image: Image.Image) -> np.ndarray:
-    """The pixels (H, W) or (H, W, channels), turned by Pillow: some formats it rotates itself and accounts for that."""
+def _upright(path: Path, image: Image.Image, inks: bytes | None) -> np.ndarray:
+    """The pixels (H, W) or (H, W, channels), turned by Pillow: some formats it rotates itself and accounts for that.
+
+    Inks with a profile become the sRGB values that it says, without one each is taken from white.
+    """
     upright = ImageOps.exif_transpose(image)
+    if inks:
+        upright = _in_srgb(upright, inks)
     if upright.mode[0] in "IF":  # I;16 is 16-bit grey, I and F are 32-bit integers and floats
         array = np.array(upright)
         if array.dtype.kind == "f" or array.min() < 0 or array.max() > 65535:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
-from deblur.data import images
+from deblur.data import codecs, images
 from tests import processes
 from tests.data.test_formats import chunk
 
@@ -229,7 +229,8 @@ def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
         else:
             frames[0].save(tmp_path / name, **more)
         found = images.read_file(tmp_path / name)
-        assert found.remarks == ("has several frames, the first is restored",) * several
+        remarks = [remark for remark in found.remarks if remark != codecs.INKS]
+        assert remarks == ["has several frames, the first is restored"] * several
         assert name == "deep.tif" or (found.values.mean((1, 2)) - torch.tensor([1.0, 0, 0])).abs().max() < 0.02
 
 

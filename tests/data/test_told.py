@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
-from deblur.data import boxes, colour, images, metadata
+from deblur.data import boxes, codecs, colour, images, metadata
 from deblur.data.search import HEIF, WRITABLE
 from tests.data.test_formats import chunk
 from tests.data.test_images import PROFILE, upright
@@ -156,6 +156,67 @@ def test_a_profile_is_applied_where_it_cannot_be_written(tmp_path, mode):
 
 # X, Y and Z of the primaries of P3 with white as bright as 1, as a BMP has them.
 XYZ_OF_P3 = [(0.4866, 0.2290, 0.0), (0.2657, 0.6917, 0.0451), (0.1982, 0.0793, 1.0439)]
+
+
+PAPER, CYAN, MAGENTA = (100, 0, 0), (60, -20, -25), (50, 60, -10)  # CIELAB, relative to white paper
+
+
+def lab_to_srgb(lab):
+    """8-bit sRGB of CIELAB relative to D50 (CIE 15; XYZ to sRGB with Bradford's adaptation)."""
+    lightness = (lab[0] + 16) / 116
+    cubed = np.array([lightness + lab[1] / 500, lightness, lightness - lab[2] / 200])
+    xyz = np.where(cubed > 6 / 29, cubed**3, 3 * (6 / 29) ** 2 * (cubed - 4 / 29)) * (0.9642, 1, 0.8249)
+    matrix = [[3.13386, -1.61687, -0.49061], [-0.97877, 1.91614, 0.03345], [0.07195, -0.22899, 1.40524]]
+    linear = np.clip(matrix @ xyz, 0, 1)
+    return 255 * np.where(linear < 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def profile_of_inks():
+    """An ICC profile of CMYK (version 2, one table with two points a channel): cyan and magenta as above, else black."""
+    colours = np.zeros((2, 2, 2, 2, 3))
+    colours[0, 0, 0, 0], colours[1, 0, 0, 0], colours[0, 1, 0, 0] = PAPER, CYAN, MAGENTA
+    table = np.rint(colours * (2.55, 1, 1) + (0, 128, 128)).astype(np.uint8).tobytes()
+    ramp = bytes(range(256))
+    matrix = struct.pack(">9i", *(65536 * np.eye(3, dtype=int)).ravel())
+    contents = {
+        b"desc": b"desc" + bytes(4) + struct.pack(">I", 5) + b"inks\0" + bytes(78),
+        b"cprt": b"text" + bytes(4) + b"none\0",
+        b"wtpt": b"XYZ " + bytes(4) + struct.pack(">3i", *(round(65536 * value) for value in (0.9642, 1, 0.8249))),
+        b"A2B0": b"mft1" + bytes(4) + bytes([4, 3, 2, 0]) + matrix + 4 * ramp + table + 3 * ramp,
+    }
+    start, directory, body = 128 + 4 + 12 * len(contents), struct.pack(">I", len(contents)), b""
+    for name, content in contents.items():
+        directory += name + struct.pack(">2I", start + len(body), len(content))
+        body += content + bytes(-len(content) % 4)
+    head = bytes(8) + b"\x02\x40\0\0prtrCMYKLab " + bytes(12) + b"acsp" + bytes(28)
+    head += struct.pack(">3i", 63190, 65536, 54061)
+    profile = head + bytes(128 - len(head)) + directory + body
+    return struct.pack(">I", len(profile)) + profile[4:]
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".tif"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_inks_become_the_colours_of_their_profile(tmp_path, suffix, orientation):
+    inks = np.zeros((16, 48, 4), np.uint8)
+    inks[:, 16:32, 0] = 255
+    inks[:, 32:, 1] = 255
+    block = Image.Exif()
+    block[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(inks, "CMYK").save(tmp_path / f"a{suffix}", icc_profile=profile_of_inks(), exif=block, quality=100)
+    raster = images.read_file(tmp_path / f"a{suffix}")
+    row = raster.pixels[:, 8] if orientation == 1 else raster.pixels[:, :, 8]
+    for at, lab in ((8, PAPER), (24, CYAN), (40, MAGENTA)):
+        assert np.abs(row[:, at].numpy() - lab_to_srgb(lab)).max() < 3
+    assert raster.icc is None
+    assert codecs.INKS in raster.remarks
+
+
+@pytest.mark.parametrize("profile", [None, b"no profile", PROFILE])
+def test_inks_without_a_profile_of_inks_are_taken_from_white(tmp_path, profile):
+    Image.new("CMYK", (8, 8), (0, 255, 0, 0)).save(tmp_path / "a.tif", icc_profile=profile)
+    raster = images.read_file(tmp_path / "a.tif")
+    assert raster.pixels[:, 4, 4].tolist() == [255, 0, 255]
+    assert codecs.INKS in raster.remarks
 
 
 def bmp_with_colours(path, pixels, kind, ends=((0, 0, 0),) * 3, gamma=0.0, profile=b""):
