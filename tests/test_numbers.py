@@ -23,7 +23,7 @@ from deblur.models.working_size import WorkingSize
 from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
-from deblur.tools.batch.command import OBJECT_STORE, WORKER_MEMORY
+from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export_onnx
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import sample
+
+pytest.importorskip("ray")
 from deblur.data import images
 from deblur.data.pairs import generator_of
-from deblur.tools.batch import command
+from deblur.tools.batch import command, run
 from tests.processes import Command
 from tests.tiny import tiny_pipeline
 
@@ -51,7 +53,7 @@ def cluster(bucket, place):
     import ray
 
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
-    ray.init(num_cpus=2, object_store_memory=command.OBJECT_STORE, _node_ip_address="127.0.0.1", **quiet)
+    ray.init(num_cpus=2, object_store_memory=run.OBJECT_STORE, _node_ip_address="127.0.0.1", **quiet)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 

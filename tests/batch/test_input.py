@@ -13,10 +13,13 @@ import pytest
 import torch
 
 import sample
+
+pytest.importorskip("ray")
 from deblur.data import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
-from deblur.tools.batch import command
+from deblur.tools.batch import command, run
+from deblur.tools.batch.options import Flags
 from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, row_values
 from deblur.tools.batch.worker import Job, Worker, describe
 from tests.conftest import ROOT
@@ -131,28 +134,28 @@ def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     ],
 )
 def test_workers_share_the_gpus_or_the_cores_and_the_memory(total, options, flags, workers, cpus, gpus):
-    found = command.share(total, Options("out", **options), command.Flags(**flags))
+    found = run.share(total, Options("out", **options), Flags(**flags))
     assert found == (workers, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
     with pytest.raises(ValueError, match="--num_gpus 2, but this machine has 1"):
-        command.share({"CPU": 4.0, "GPU": 1.0}, Options("out"), command.Flags(num_gpus=2))
-    assert command.share({"CPU": 4.0}, Options("out"), command.Flags(num_gpus=1, address="HEAD:1"))[0] == 1
+        run.share({"CPU": 4.0, "GPU": 1.0}, Options("out"), Flags(num_gpus=2))
+    assert run.share({"CPU": 4.0}, Options("out"), Flags(num_gpus=1, address="HEAD:1"))[0] == 1
 
 
 def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
         for given in (address, f"ray://{address}"):
-            command.require_listening(given)
+            run.require_listening(given)
             server.settimeout(10)
             server.accept()[0].close()  # it was asked
     for given in (address, f"ray://{address}"):
         with pytest.raises(ValueError, match="no Ray cluster answers"):
-            command.require_listening(given)
+            run.require_listening(given)
     for given in ("auto", None):  # no address of its own: Ray looks for it
-        command.require_listening(given)
+        run.require_listening(given)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +169,11 @@ def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     ],
 )
 def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, code, is_said):
-    program = f"import os, signal, sys\nfrom deblur.tools.batch.command import watched\nwith watched('out'): {end}"
+    program = f"import os, signal, sys\nfrom deblur.tools.batch.run import watched\nwith watched('out'): {end}"
     with open(tmp_path / "said", "wb") as said:
         ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=said, timeout=300)
     assert ended.returncode == code
-    sentence = f"batch: error: {command.ENDED.format('out')}\n"
+    sentence = f"batch: error: {run.ENDED.format('out')}\n"
     until = time.monotonic() + 20
     while is_said and time.monotonic() < until and sentence not in (tmp_path / "said").read_text():
         time.sleep(0.05)
@@ -180,7 +183,6 @@ def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, 
 @pytest.fixture
 def job(tmp_path):
     """A task on three photographs, one in a folder and one damaged."""
-    pytest.importorskip("ray")
     tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
     for name in ("a.png", "deep/b.png", "bad.png"):
         images.write(tmp_path / "photos" / name, torch.rand(3, 16, 20))
@@ -190,15 +192,15 @@ def job(tmp_path):
     return Job(options, {"steps": 1}, Place(str(tmp_path / "photos")), Place(str(tmp_path / "out")))
 
 
-def run(job):
+def rows_of(job):
     """The rows of a chunk with all images."""
     return Worker(job)(pa.Table.from_pylist(wanted(job))).to_pylist()
 
 
 def wanted(job):
     """The rows of all images with the names of their files."""
-    rows = command.images_of(job.source, job.options)
-    return command.named_rows(rows, describe(job)[3], job, ManifestTable(job.target))
+    rows = run.images_of(job.source, job.options)
+    return run.named_rows(rows, describe(job)[3], job, ManifestTable(job.target))
 
 
 def done(job):
@@ -218,7 +220,7 @@ def record(job, rows):
 
 
 def test_good_images_are_restored_and_bad_ones_are_named(job, tmp_path):
-    rows = {row["image"]: row for row in run(job)}
+    rows = {row["image"]: row for row in rows_of(job)}
     assert {name for name, row in rows.items() if row["error"]} == {"bad.png"}
     assert "damaged" in rows["bad.png"]["error"] and not any(row["stop"] for row in rows.values())
     for name in ("a.png", "deep/b.png"):
@@ -232,7 +234,7 @@ def test_an_error_that_is_not_an_image_s_is_raised(job):
 
 
 def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
-    rows = run(job)
+    rows = rows_of(job)
     assert done(job) == set()
     record(job, [row for row in rows if not row["error"]])
     assert done(job) == {"a.png", "deep/b.png"} and not (tmp_path / "out" / ROWS).exists()
@@ -248,7 +250,7 @@ def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
     rows = {row["key"]: row["files"] for row in wanted(job)}
     assert rows["a.png"] == ["a.png", "a_png_compare.png"]
     assert rows["a_compare.png"] == ["a_compare.png", "a_compare_compare.png"]
-    record(job, [row for row in run(job) if not row["error"]])
+    record(job, [row for row in rows_of(job) if not row["error"]])
     assert done(job) == {"a.png", "a_compare.png", "deep/b.png"}
     assert images.read(tmp_path / "out" / "a_compare.png").shape == (3, 16, 20)
 
@@ -256,7 +258,7 @@ def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
 def test_a_name_that_is_not_utf_8_is_restored_like_any_other(job, tmp_path):
     name = os.fsdecode(b"caf\xe9.png")
     (tmp_path / "photos" / "a.png").rename(tmp_path / "photos" / name)
-    rows = {row["image"]: row for row in run(job)}
+    rows = {row["image"]: row for row in rows_of(job)}
     assert rows["caf\\udce9.png"]["written"] == ["caf\\udce9.png"]
     record(job, [row for row in rows.values() if not row["error"]])
     assert done(job) == {"caf\\udce9.png", "deep/b.png"}

@@ -172,7 +172,7 @@ def lab_to_srgb(lab):
 
 
 def profile_of_inks():
-    """An ICC profile of CMYK (version 2, one table with two points a channel): cyan and magenta as above, else black."""
+    """An ICC profile of CMYK (version 2, one table, two points a channel): cyan and magenta as above, else black."""
     colours = np.zeros((2, 2, 2, 2, 3))
     colours[0, 0, 0, 0], colours[1, 0, 0, 0], colours[0, 1, 0, 0] = PAPER, CYAN, MAGENTA
     table = np.rint(colours * (2.55, 1, 1) + (0, 128, 128)).astype(np.uint8).tobytes()

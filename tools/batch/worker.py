@@ -9,18 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
 from tqdm import tqdm
 
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.restorer import Restorer
 from deblur.tools.batch.store import SCHEMA, THREADS, Place, StoreError, on_disk, row_values
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
 
 ROWS = SCHEMA.append(pa.field("stop", pa.string()))  # the reason if the job must end here
 
@@ -116,8 +115,6 @@ class Worker:
         return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
 
     def _is_first(self, chunk: pa.Table) -> bool:
-        import ray
-
         return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))
 
 
