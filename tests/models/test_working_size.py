@@ -1,8 +1,13 @@
 """The scale at which a photograph is restored, and what a change at that scale leaves of it."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import sample
 from deblur.models.checkpoints import CheckpointError, load_pipeline, update_index
 from deblur.models.settings import SamplingSettings
 from deblur.models.working_size import (
@@ -134,3 +139,68 @@ def test_a_mask_says_what_is_restored_at_any_scale():
         assert out.share.mean() == 0.5
     with pytest.raises(ValueError, match="the mask is"):
         pipeline(image, mask=mask[:5])
+
+
+def half_of_detail():
+    """An image whose left has detail, and a mask of its right, which has none."""
+    image = torch.full((1, 3, 64, 96), 0.5)
+    image[..., :40] = noise(64, 40)
+    mask = torch.zeros(64, 96)
+    mask[:, 60:] = 1
+    return image, mask
+
+
+def measuring():
+    """A pipeline that measures the scale of all but the smallest images."""
+    pipeline = tiny_pipeline()
+    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), vanished=1e-6, above=1.0, largest_kept=50, smallest=10)
+    return pipeline
+
+
+def test_the_scale_is_measured_where_the_image_counts():
+    pipeline, (image, mask) = measuring(), half_of_detail()
+    assert pipeline.working_scale(image) == 0.5
+    assert pipeline.working_scale(image, mask) == 1
+    assert pipeline.working_scale(image, 1 - mask) == 0.5
+    assert pipeline(image, scale="auto", output_type="pt").scale == 0.5
+    assert pipeline(image, scale="auto", mask=mask, output_type="pt").scale == 1
+    assert pipeline(image, scale="auto", visible=mask[None, None] > 0, output_type="pt").scale == 1
+
+
+def test_of_several_images_the_finest_scale_counts():
+    pipeline, (image, _) = measuring(), half_of_detail()
+    both = torch.cat([image, torch.full_like(image, 0.5)])
+    assert pipeline.working_scale(both) == 1
+    assert pipeline.working_scale(both[:1]) == 0.5
+
+
+def test_images_of_different_sizes_are_restored_as_each_alone():
+    pipeline, (image, _) = measuring(), half_of_detail()
+    both = [image[0].permute(1, 2, 0).numpy(), image[0, :, :, :60].permute(1, 2, 0).numpy()]
+    for options in ({"scale": 0.5}, {"scale": "auto"}, {"num_inference_steps": 2}, {"predictor_tile": 64}):
+        out = pipeline(both, seed=3, names=["a", "b"], **options)
+        for one, name, restored in zip(both, ("a", "b"), out.images, strict=True):
+            alone = pipeline(one, seed=3, names=[name], **options)
+            assert np.array_equal(restored, alone.images[0]), options
+
+
+@pytest.mark.parametrize("how", ["alpha", "mask"])
+def test_sample_py_measures_the_scale_where_the_image_counts(tmp_path, capsys, how):
+    image, mask = half_of_detail()
+    measuring().save_pretrained(tmp_path / "checkpoint")
+    rule = {"scales": [1.0, 0.5], "vanished": 1e-6, "above": 1.0, "largest_kept": 50, "smallest": 10}
+    update_index(tmp_path / "checkpoint", working_size=rule)
+    flags = ["--checkpoint", str(tmp_path / "checkpoint"), "--device", "cpu", "--steps", "1", "--scale", "auto"]
+    pixels = (255 * image[0]).byte().permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    if how == "alpha":
+        Image.fromarray(np.dstack([pixels, 255 * mask.byte().numpy()])).save(tmp_path / "b.png")
+    else:
+        Image.fromarray(pixels).save(tmp_path / "b.png")
+        Image.fromarray(255 * mask.byte().numpy()).save(tmp_path / "mask.png")
+    scales = []
+    for name, more in (("a", []), ("b", ["--mask", str(tmp_path / "mask.png")] if how == "mask" else [])):
+        assert sample.main([str(tmp_path / f"{name}.png"), "--output", str(tmp_path / name), *flags, *more]) == 0
+        [entry] = json.loads((tmp_path / name / "manifest.json").read_text()).values()
+        scales.append(entry["working_scale"])
+    assert scales == [0.5, 1.0]
