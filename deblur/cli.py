@@ -55,6 +55,11 @@ def one_of(name: str, value: str, choices: list[str]) -> str:
     return f"{name} is one of {', '.join(choices)}, not {value}{nearest(value, choices)}"
 
 
+def counted(number: int, word: str) -> str:
+    """A number and what it counts: 1 step, 2 steps."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def explain(error: BaseException, dashes: str = "") -> str:
     """A parser's error in one sentence: the value's name, from all errors that led to this one, and the first cause.
 

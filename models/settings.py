@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from deblur.cli import one_of
+from deblur.cli import counted, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,19 +103,25 @@ class SamplingSettings:
 
     def __str__(self) -> str:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
-        kept = [f"what is sharp kept ({self.keep_sharp:g})"] if self.keep_sharp else []
+        words = self._sampling_in_words() if self.blend > 0 else ["the prediction alone"]
         if self.stages is not None:
-            kept.insert(0, f"{self.stages} stage{'s' * (self.stages > 1)}")
-        if self.blend == 0:
-            return ", ".join(["the prediction alone", *kept])
-        words = [self.sampler, f"{self.steps} step{'s' * (self.steps > 1)}", f"blend {self.blend:g}"]
-        words[1:1] = [f"eta {self.eta:g}"] if self.eta else []
-        words[2:2] = [f"schedule {self.schedule}"] if self.schedule != "training" else []
-        words += [f"from sigma {self.start:g}"] if self.start is not None else []
-        words += kept
-        if self.num_samples > 1:
-            words.append(f"{'the mean of ' * self.average}{self.num_samples} samples")
+            words.append(counted(self.stages, "stage"))
+        if self.keep_sharp:
+            words.append(f"what is sharp kept ({self.keep_sharp:g})")
+        if self.blend > 0 and self.num_samples > 1:
+            words.append(f"the mean of {self.num_samples} samples" if self.average else f"{self.num_samples} samples")
         return ", ".join(words)
+
+    def _sampling_in_words(self) -> list[str]:
+        words = [self.sampler]
+        if self.eta:
+            words.append(f"eta {self.eta:g}")
+        if self.schedule != "training":
+            words.append(f"schedule {self.schedule}")
+        words += [counted(self.steps, "step"), f"blend {self.blend:g}"]
+        if self.start is not None:
+            words.append(f"from sigma {self.start:g}")
+        return words
 
     def changed(self, numbers: Mapping[str, Any]) -> "SamplingSettings":
         """These settings with other values of some fields.
@@ -183,8 +189,8 @@ class SamplingSettings:
         if len(below) < self.steps:
             least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # so that the rounded value still suffices
             raise ValueError(
-                f"start is {self.start:g}, and {self.steps} step{'s' * (self.steps > 1)} of the training schedule need"
-                f" {least:.3g} or more: give a higher start{', or fewer steps' * (self.steps > 1)}"
+                f"start is {self.start:g}, and {counted(self.steps, 'step')} of the training schedule need"
+                f" {least:.3g} or more: give a higher start{', or fewer steps' if self.steps > 1 else ''}"
             )
         return respace(below, self.steps)
 

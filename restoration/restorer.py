@@ -74,7 +74,8 @@ class Restoration:
         yield from self.notes
         if self.target.suffix != self.path.suffix and not named:
             yield f"is written as {self.target.name}"
-        yield from (fault + ", the prediction is written" * self.back for fault in self.faults)
+        for fault in self.faults:
+            yield f"{fault}, the prediction is written" if self.back else fault
 
 
 class Restorer:

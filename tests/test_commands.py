@@ -170,7 +170,7 @@ class Place:
         trainers = [yaml.safe_load(config.read_text()).get("trainer", {}) for config in configs]
         roots = re.findall(r"--trainer.default_root_dir[ =](\S+)", " ".join(words))
         outputs = roots or [trainer.get("default_root_dir") for trainer in trainers[-1:]]
-        outputs += ["DIR"] * ("DIR" in words)
+        outputs += [word for word in words if word == "DIR"][:1]
         outputs += [words[at] for at, before in enumerate(words[:-1], start=1) if before == "--output"]
         for output in (self.folder / name for name in outputs if fresh and name not in (None, "runs/demo")):
             shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=True)

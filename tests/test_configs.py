@@ -63,7 +63,7 @@ def test_a_checkpoint_is_trained_further_on_the_blurry_images_of_pairs(configs, 
     flags += ["--trainer.logger=false", "--data.patch_size=32", "--data.batch_size=2", "--data.num_workers=0"]
     flags += ["--data.val=null", "--model.optimizer.warmup_steps=1", "--trainer.precision=32-true", "--ema.decay=0"]
     blurred, black = sharp.roll(2, -1), torch.zeros_like(sharp)
-    alone = [("alone", blurred, "--data.blur=null")] * (configs == "configs/demo")
+    alone = [("alone", blurred, "--data.blur=null")] if configs == "configs/demo" else []
     for kind, blurry, *more in (("blurred", blurred), ("black", black), *alone):
         images.write(tmp_path / kind / "sharp" / "a.png", sharp)
         images.write(tmp_path / kind / "blur" / "a.png", blurry)

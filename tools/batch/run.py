@@ -204,11 +204,14 @@ def _restore_all(
             bar.update(len(images))
             if len(images) < len(finished):
                 raise OSError(finished[-1]["stop"])
-    summary = f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"
-    summary = (
-        f"all {len(done)} done before" if done and not todo else summary + f", {len(done)} done before" * bool(done)
-    )
-    return failures, summary + (f", {warned} with a warning (faults in the manifest)" if warned else "")
+    if done and not todo:
+        return failures, f"all {len(done)} done before"
+    parts = [f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"]
+    if done:
+        parts.append(f"{len(done)} done before")
+    if warned:
+        parts.append(f"{warned} with a warning (faults in the manifest)")
+    return failures, ", ".join(parts)
 
 
 def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:

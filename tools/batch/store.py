@@ -60,9 +60,10 @@ class Place:
     def __init__(self, url: str):
         self.url = url.rstrip("/")
         # With this option a small object takes one request instead of three.
-        more = "&?"["?" not in url] + "allow_delayed_open=true" if url.startswith("s3://") else ""
+        if url.startswith("s3://"):
+            url += ("&" if "?" in url else "?") + "allow_delayed_open=true"
         with self._in_one_sentence("opened"):
-            self.files, base = fs.FileSystem.from_uri(url + more if "://" in url else str(Path(url).resolve()))
+            self.files, base = fs.FileSystem.from_uri(url if "://" in url else str(Path(url).resolve()))
         self.base, self._is_bucket = base.rstrip("/"), self.files.type_name in ("s3", "gcs")
         self._is_local = self.files.type_name == "local"
 
@@ -170,7 +171,8 @@ class ManifestTable:
     def __init__(self, place: Place):
         self.place, self.table, self._there = place, SCHEMA.empty_table(), set(place.list(missing=True))
         self._rows, self._written, self._replaced = [], 0.0, set()
-        for key in [MANIFEST] * (MANIFEST in self._there) + list(place.list(ROWS, missing=True)):
+        stored = [*self._there.intersection([MANIFEST]), *place.list(ROWS, missing=True)]
+        for key in stored:
             try:
                 table = pq.read_table(pa.BufferReader(place.read(key)))
                 if not {"image", "written", "bytes", "modified", "settings"} <= set(table.column_names):
