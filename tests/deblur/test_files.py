@@ -115,6 +115,8 @@ def test_a_commit_is_named_and_says_what_differs(tmp_path):
     assert said() == [head, head]
     (copy / "page.md").write_text("b")
     assert said() == [f"{head}-dirty", head]
+    subprocess.run([*git, "add", "."], check=True, timeout=300)
+    assert said() == [f"{head}-dirty", head], "what is staged differs, too"
     assert commit() is None or len(commit().removesuffix("-dirty")) == 40
 
 

@@ -300,6 +300,26 @@ def test_a_graph_in_half_precision_keeps_60_db(place, tmp_path, share):
             parity(network, "predictor", folder, "cpu")
 
 
+class NoNumber(torch.nn.Module):
+    """A network whose output is no number at one of the compared sizes."""
+
+    def __init__(self, network, call):
+        super().__init__()
+        self.network, self.left = network, call
+
+    def forward(self, *inputs):
+        self.left -= 1
+        output = self.network(*inputs)
+        return output if self.left else output * math.nan
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_difference_at_any_compared_size_counts(place, call):
+    network = load_pipeline(str(place / "slim"), precision="fp32").predictor
+    with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB"):
+        parity(NoNumber(network, call), "predictor", place / "tiles" / "predictor", "cpu")
+
+
 @pytest.mark.parametrize("precision", get_args(GraphPrecision))
 def test_no_precision_allows_what_is_no_number(precision):
     assert is_alike(precision, 1e-5, 80.0)

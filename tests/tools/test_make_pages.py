@@ -85,6 +85,14 @@ def test_held_out_words_are_the_others(words):
     assert set(read_words(words / "russian.txt", True)) < set(RUSSIAN)  # without what follows a slash
 
 
+def test_a_word_is_held_out_in_whatever_case_it_is_written(tmp_path):
+    words = [word for word in ENGLISH if len(word) > 1]
+    for name, written in (("lower", str.lower), ("upper", str.upper), ("title", str.title)):
+        (tmp_path / name).write_text("\n".join(map(written, words)))
+    sides = {frozenset(map(str.lower, read_words(tmp_path / name, True))) for name in ("lower", "upper", "title")}
+    assert len(sides) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -1,5 +1,6 @@
 """Runs that are killed and resumed by the same command, and of several processes: real signals, real files."""
 
+import errno
 import os
 import pickle
 import random
@@ -111,6 +112,24 @@ def test_a_saved_checkpoint_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino) or fsync(opened))
     AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
     assert synced == [(tmp_path / "last.ckpt").stat().st_ino, tmp_path.stat().st_ino]
+
+
+class Unwritable:
+    """What cannot be stored, as on a disk that fills up while a checkpoint is written."""
+
+    def __reduce__(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt"])
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, name):
+    folder = tmp_path / "checkpoints"
+    for step in (1, 2):
+        AtomicCheckpointIO().save_checkpoint({"step": step}, folder / name)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OSError, match=f"{name} could not be written .*No space left.*: make room"):
+        AtomicCheckpointIO().save_checkpoint({"step": 3, "more": Unwritable()}, folder / name)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 # While an archive is not yet on the disk, while it has no name yet, and between two renames.
