@@ -106,7 +106,8 @@ def until(condition: Callable[[], bool], command: Command) -> None:
     """Wait for a condition that the command brings about while it runs."""
     end = time.monotonic() + TIMEOUT
     while not condition():
-        assert command.poll() is None and time.monotonic() < end
+        assert command.poll() is None
+        assert time.monotonic() < end
         time.sleep(0.01)
 
 

@@ -245,7 +245,8 @@ def test_a_command_of_the_pages(there, capfd, line):
     if words[1] == "evaluate.py" and "--output" in words:
         folder = Path(words[words.index("--output") + 1])
         table = folder / ("comparison.csv" if "--checkpoints" in words else "results.csv")
-        assert (folder / "report.html").is_file() and len(table.read_text().splitlines()) > 2
+        assert (folder / "report.html").is_file()
+        assert len(table.read_text().splitlines()) > 2
     elif words[1:3] == ["train.py", "fit"] and "--config" in words:
         configs = [yaml.safe_load(Path(name).read_text()) for flag, name in pairwise(words) if flag == "--config"]
         roots = [config["trainer"]["default_root_dir"] for config in configs if "default_root_dir" in config["trainer"]]
@@ -267,10 +268,12 @@ def test_the_page_starts_answers_and_ends(there, capfd, line):
     out = command.said / "out"
     until(lambda: out.exists() and "Ctrl-C ends it" in out.read_text(), command)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
-        assert answer.status == 200 and b"gradio" in answer.read()
+        assert answer.status == 200
+        assert b"gradio" in answer.read()
     command.send_signal(signal.SIGINT)
     ended = command.wait()
-    assert ended.returncode == 130 and ended.stderr.endswith("app.py: stopped\n")
+    assert ended.returncode == 130
+    assert ended.stderr.endswith("app.py: stopped\n")
 
 
 @pytest.mark.xdist_group("docs")
@@ -280,4 +283,5 @@ def test_the_python_of_the_pages(there, capsys):
     assert len(found) == 3
     for _, code in found:
         exec(code, {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)})
-    assert Path("restored.png").is_file() and capsys.readouterr().out.count("RGB, clipped to [0, 1]") == 3
+    assert Path("restored.png").is_file()
+    assert capsys.readouterr().out.count("RGB, clipped to [0, 1]") == 3

@@ -217,7 +217,8 @@ SAMPLE_APART = {
 
 def test_sample_py_has_no_other_flags():
     flags = {field.name for kind in (sample.Options, SamplingSettings) for field in fields(kind)}
-    assert flags == {*SAMPLE, *SAMPLE_APART} and set(SAMPLE_APART.values()) <= globals().keys()
+    assert flags == {*SAMPLE, *SAMPLE_APART}
+    assert set(SAMPLE_APART.values()) <= globals().keys()
 
 
 @pytest.mark.parametrize("flag", SAMPLE)
@@ -226,7 +227,8 @@ def test_a_flag_of_sample_py_does_what_it_says(called, known, flag, tmp_path):
     one = known.get((of_sample, *both)) or called(of_sample, *both)
     known[(of_sample, *both)] = one
     value = [str(tmp_path / one_value) if flag == "output" else one_value for one_value in value]
-    assert one.code == 0 and holds(one, called(of_sample, *both, f"--{flag}", *value))
+    assert one.code == 0
+    assert holds(one, called(of_sample, *both, f"--{flag}", *value))
 
 
 def test_own_networks_are_named(called):
@@ -259,7 +261,8 @@ def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_p
         return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "still"), "--steps", "2"])
 
     kept, restored = (called(of_still, "--keep_sharp", level) for level in ("4", "0"))
-    assert "a.png: looks sharp already, and is kept as it is" in kept.said and "looks sharp" not in restored.said
+    assert "a.png: looks sharp already, and is kept as it is" in kept.said
+    assert "looks sharp" not in restored.said
     assert not kept.entry["faults"]
     for name in ("a.png", "b.png"):
         pixels = images.read_file(place / "photos" / name).pixels
@@ -300,7 +303,8 @@ def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
         return sample.main([str(tmp_path / "large.png"), *args, *flags])
 
     whole, limited, least = (called(of_large, *flags) for flags in ([], ["--memory", "2.93"], ["--memory", "2.901"]))
-    assert whole.seen["denoiser"][-1][-1] == 420 > limited.seen["denoiser"][-1][-1] and limited.code == 0
+    assert whole.seen["denoiser"][-1][-1] == 420 > limited.seen["denoiser"][-1][-1]
+    assert limited.code == 0
     assert least.code == 1
     named = re.search(r"does not fit into --memory: give ([\d.]+) or more", least.said)[1]
     assert called(of_large, "--memory", named).code == 0
@@ -385,7 +389,8 @@ def test_a_flag_of_evaluate_py_does_what_it_says(called, known, flag, tmp_path, 
     run, holds = EVALUATE[flag]
     for name in ("plain", run):
         known[name] = known.get(name) or called(of_evaluate, *RUNS[name])
-    assert known["plain"].code == 0 and holds(known["plain"], known[run])
+    assert known["plain"].code == 0
+    assert holds(known["plain"], known[run])
 
 
 def test_overwrite_starts_anew(called, known, tmp_path):
@@ -393,11 +398,13 @@ def test_overwrite_starts_anew(called, known, tmp_path):
     shutil.copytree(known["plain"].folder, tmp_path / "copy")
     other = ["--output", tmp_path / "copy", "--seed", "1"]
     refused = called(of_evaluate, *other)
-    assert refused.code == 2 and "--overwrite true to start anew" in refused.said
+    assert refused.code == 2
+    assert "--overwrite true to start anew" in refused.said
     assert called(of_evaluate, *other, "--overwrite", "true").results["seed"] == 1
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_print_config_prints_what_a_run_is_made_of(run_folder, capsys):
     assert train.main(["fit", "--config", "run.yaml", "--model.optimizer.lr", "0.125", "--print_config"]) == 0
-    assert "lr: 0.125" in capsys.readouterr().out and not (run_folder / "runs").exists()
+    assert "lr: 0.125" in capsys.readouterr().out
+    assert not (run_folder / "runs").exists()

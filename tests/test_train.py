@@ -24,15 +24,18 @@ SHORT = "[{class_path: deblur.data.camera.CameraShake, init_args: {length: [1.0,
 def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_scored(capsys):
     train_run("run")
     kept = {f"{name}.ckpt" for name in ("previous", "last", "best-psnr", "best-lpips")}
-    assert {file.name for file in Path("run/checkpoints").iterdir()} == kept and Path("run/config.yaml").is_file()
+    assert {file.name for file in Path("run/checkpoints").iterdir()} == kept
+    assert Path("run/config.yaml").is_file()
     rows = metrics("run")
     assert [row["step"] for row in rows] == list("123456")
     for name, steps in {"val/psnr": "36", "val/psnr_prediction": "36", "train/loss": "123456", "lr": "123456"}.items():
         assert "".join(row["step"] for row in rows if name in row) == steps
-    assert float(rows[3]["train/device/samples_per_sec"]) > 0 and rows[3]["train/samples"] == "8"
+    assert float(rows[3]["train/device/samples_per_sec"]) > 0
+    assert rows[3]["train/samples"] == "8"
     logged = yaml.safe_load(Path("run/logs/version_0/hparams.yaml").read_text())
     assert logged["config"] == yaml.safe_load(Path("run/config.yaml").read_text())
-    assert logged["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.01 and "commit" in logged
+    assert logged["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.01
+    assert "commit" in logged
     exported, averaged = load_pipeline("run/checkpoint", precision="fp32"), torch.load("run/checkpoints/last.ckpt")
     name = "unet.head.weight"
     assert torch.equal(exported.denoiser.state_dict()[name], averaged["state_dict"][f"denoiser.{name}"])
@@ -73,7 +76,8 @@ def test_the_perceptual_term_by_the_config():
 def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulated):
     flags = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", str(accumulated)]
     run = train_run("run", "--trainer.max_steps", "3", *flags)
-    assert run.trainer.global_step == 3 and run.trainer.val_check_interval == 3 * accumulated
+    assert run.trainer.global_step == 3
+    assert run.trainer.val_check_interval == 3 * accumulated
     assert {file.name for file in Path("run/checkpoints").iterdir()} >= {"last.ckpt", "best-psnr.ckpt"}
 
 
@@ -87,7 +91,8 @@ def test_without_a_terminal_a_run_prints_a_line_now_and_then(monkeypatch, capsys
         said = capsys.readouterr().err
         lines = re.findall(rf"^training: .* (\d)/{steps} .*loss", said, re.M)
         assert sorted({int(line) for line in lines}) == counted * (not seconds)  # closing repeats the last
-        assert "\r" not in said and "v_num" not in said
+        assert "\r" not in said
+        assert "v_num" not in said
 
 
 def test_a_run_says_at_its_start_at_most_eight_lines_of_what_holds(run_folder):
@@ -136,8 +141,10 @@ def test_bad_input_is_one_sentence(run_folder, capsys, flags, words):
 def test_the_process_says_it_without_a_traceback():
     command = [sys.executable, ROOT / "train.py", "fit", "--config", "run.yaml", "--data.train", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: error: data.train: nowhere ")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("train.py: error: data.train: nowhere ")
 
 
 def said(capsys, *args):
@@ -195,7 +202,8 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
         "model: {class_path: deblur.models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}"
     )
     Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
-    assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence) and not Path("runs").exists()
+    assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence)
+    assert not Path("runs").exists()
 
 
 def test_a_run_without_a_config_is_told_of_one(run_folder, capsys):
@@ -208,13 +216,15 @@ def test_commands(capsys):
     assert said(capsys, "fitt").startswith("fitt is no command: it is one of fit, validate, test")
     assert train.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {command} " in text for command in train.COMMANDS) and "train.py fit --help" in text
+    assert all(f"\n  {command} " in text for command in train.COMMANDS)
+    assert "train.py fit --help" in text
 
 
 def test_help_describes_all_flags(capsys):
     assert train.main(["fit", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith("usage: python train.py fit --config FILE") and "known subclasses" not in text
+    assert text.startswith("usage: python train.py fit --config FILE")
+    assert "known subclasses" not in text
     for flag, default in DEFAULTS.items():
         about = text.partition(f" --trainer.{flag} ")[2].partition(" --trainer.")[0]
         assert f"default: {'null' if default is None else default})" in about

@@ -99,7 +99,8 @@ def rows(bucket, restored):
 def test_what_could_not_be_restored_is_listed_with_its_reason(restored, rows):
     assert restored == 1
     errors = {row["image"]: row["error"] for row in rows if row["error"]}
-    assert set(errors) == {DAMAGED, FATAL} and errors[DAMAGED].startswith("cannot be decoded, it may be damaged")
+    assert set(errors) == {DAMAGED, FATAL}
+    assert errors[DAMAGED].startswith("cannot be decoded, it may be damaged")
     why = "a worker's process was killed, perhaps for its memory"
     assert errors[FATAL] == f"ended its worker twice, the second time alone: {why}"
 

@@ -108,8 +108,10 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key, "stem": PurePosixPath(key).stem} for key in keys]
     rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
     listed = {row["image"] for row in rows if not row.get("stop")}
-    assert (len(rows) > len(listed)) == (k <= 3) and all((tmp_path / "out" / key).is_file() for key in listed)
-    assert len(listed) == (k - 1 if k <= 3 else 3) and ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
+    assert (len(rows) > len(listed)) == (k <= 3)
+    assert all((tmp_path / "out" / key).is_file() for key in listed)
+    assert len(listed) == (k - 1 if k <= 3 else 3)
+    assert ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
 
 
 def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
@@ -222,10 +224,13 @@ def record(job, rows):
 def test_good_images_are_restored_and_bad_ones_are_named(job, tmp_path):
     rows = {row["image"]: row for row in rows_of(job)}
     assert {name for name, row in rows.items() if row["error"]} == {"bad.png"}
-    assert "damaged" in rows["bad.png"]["error"] and not any(row["stop"] for row in rows.values())
+    assert "damaged" in rows["bad.png"]["error"]
+    assert not any(row["stop"] for row in rows.values())
     for name in ("a.png", "deep/b.png"):
-        assert rows[name]["written"] == [name] and images.read(tmp_path / "out" / name).shape == (3, 16, 20)
-    assert not (tmp_path / "out" / "bad.png").exists() and not any((tmp_path / "out" / PARTS).iterdir())
+        assert rows[name]["written"] == [name]
+        assert images.read(tmp_path / "out" / name).shape == (3, 16, 20)
+    assert not (tmp_path / "out" / "bad.png").exists()
+    assert not any((tmp_path / "out" / PARTS).iterdir())
 
 
 def test_an_error_that_is_not_an_image_s_is_raised(job):
@@ -237,7 +242,8 @@ def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
     rows = rows_of(job)
     assert done(job) == set()
     record(job, [row for row in rows if not row["error"]])
-    assert done(job) == {"a.png", "deep/b.png"} and not (tmp_path / "out" / ROWS).exists()
+    assert done(job) == {"a.png", "deep/b.png"}
+    assert not (tmp_path / "out" / ROWS).exists()
     (tmp_path / "out" / "a.png").unlink()
     assert done(job) == {"deep/b.png"}
     images.write(tmp_path / "photos" / "deep" / "b.png", torch.rand(3, 16, 22))
@@ -280,4 +286,5 @@ def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_p
     named = pa.Table.from_pylist(wanted(job))
     (tmp_path / "out").write_text("a file in the folder's place")
     rows = Worker(job)(named).to_pylist()
-    assert "cannot be written" in rows[-1]["stop"] and not any(row["written"] for row in rows)
+    assert "cannot be written" in rows[-1]["stop"]
+    assert not any(row["written"] for row in rows)

@@ -64,7 +64,8 @@ def test_a_row_reads_back_whole_and_every_column_tells_two_restorations_apart(pl
 def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place):
     kept(place, row("a", "a"))
     manifest = kept(place, row("a", error="broken"))
-    assert set(place.list()) == {"a", "manifest.parquet"} and rows_of(place)["a"]["error"] == "broken"
+    assert set(place.list()) == {"a", "manifest.parquet"}
+    assert rows_of(place)["a"]["error"] == "broken"
     assert manifest.done({"a": (5, 7)}, FACTS) == set()
 
 
@@ -145,22 +146,26 @@ def test_rows_outlive_a_command_that_was_killed(place):
     manifest.add([row("b", "b")])  # and no more
     assert not os.path.exists(f"{place.base}/manifest.parquet")
     kept(place, row("c", "c"))
-    assert set(rows_of(place)) == {"a", "c"} and not any(name.startswith(".") for name in os.listdir(place.base))
+    assert set(rows_of(place)) == {"a", "c"}
+    assert not any(name.startswith(".") for name in os.listdir(place.base))
 
 
 def test_a_file_gets_its_name_when_all_are_there(place):
     place.write({"a": b"old"})
     with pytest.raises(TypeError):
         place.write({"a": b"new", "b": "no bytes"})
-    assert place.read("a") == b"old" and set(place.list()) == {"a"}
+    assert place.read("a") == b"old"
+    assert set(place.list()) == {"a"}
     place.clear(".parts")
     assert os.listdir(place.base) == ["a"]
 
 
 def test_hidden_files_and_those_of_other_places_are_not_seen(place):
     place.write({"a/b.png": b"", ".hidden/c.png": b"", "a/.d.png": b""})
-    assert set(place.list()) == {"a/b.png"} and set(Place(f"{place.base}/a").list()) == {"b.png"}
-    assert place.contains(Place(f"{place.base}/a")) and not place.contains(Place(f"{place.base}s"))
+    assert set(place.list()) == {"a/b.png"}
+    assert set(Place(f"{place.base}/a").list()) == {"b.png"}
+    assert place.contains(Place(f"{place.base}/a"))
+    assert not place.contains(Place(f"{place.base}s"))
 
 
 def test_a_foreign_manifest_is_named(place):
@@ -176,6 +181,7 @@ def test_folders_are_listed_once_and_results_are_no_inputs(place, tmp_path):
     place.write(dict.fromkeys(names, b"[]"))
     os.symlink(place.base, f"{place.base}/a/up")
     os.symlink(f"{place.base}/b", f"{place.base}/c")
-    assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json"} and set(place.list()) == set(names)
+    assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json"}
+    assert set(place.list()) == set(names)
     with pytest.raises(StoreError, match="out holds restored images"):
         Place(f"{place.base}/out").inputs()

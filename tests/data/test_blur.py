@@ -47,7 +47,8 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
         phone = {"halo": (1, 1), "resample": (0.5, 0.5)}
         blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **phone, **values)
         blurry, truth = blur(images, generators(4))
-        assert torch.equal(blurry, cut(images, blur.margin)) and torch.equal(truth, blurry)
+        assert torch.equal(blurry, cut(images, blur.margin))
+        assert torch.equal(truth, blurry)
     full = SyntheticBlur([CameraShake((3, 9))], saturation=(1, 1), read_noise=(0.1, 0.1), jpeg=(50, 50), **values)
     blurry, truth = full(images, generators(4))
     assert changed(blurry, truth).all() and torch.equal(images, before)  # not even in place
@@ -70,7 +71,9 @@ def test_a_batch_equals_its_images_one_by_one(images):
         assert all(torch.equal(one[0], side[i]) for one, side in zip(alone, together, strict=True))
     for side in together:
         assert side.shape == (4, 3, 64 - 2 * blur.margin, 72 - 2 * blur.margin)
-        assert side.min() >= 0 and side.max() <= 1 and side.dtype == torch.float32
+        assert side.min() >= 0
+        assert side.max() <= 1
+        assert side.dtype == torch.float32
     assert (blur(images, generators(4, seed=1))[0] - together[0]).abs().max() > 0.05
 
 
@@ -113,7 +116,8 @@ def test_shares_are_those_of_many_images(share):
     found, spare = spread(share, camera=[Defocus((2, 2))], file_values=share)
     light = [blurry.mean().item() for blurry, _ in found]
     as_file = sum(value == min(light) for value in light)  # the mean of light is brighter than that of file values
-    assert abs(as_file - 400 * (share or 1)) <= spare and len(set(light)) == (1 if share in (0, 1) else 2)
+    assert abs(as_file - 400 * (share or 1)) <= spare
+    assert len(set(light)) == (1 if share in (0, 1) else 2)
 
     found, spare = spread(share, read_noise=(0.1, 0.1), jpeg=(30, 30), clean=share)
     assert abs(sum(torch.equal(*pair) for pair in found) - 400 * share) <= spare
@@ -147,11 +151,13 @@ def test_softness_is_a_gaussian_of_the_scene_before_blur_noise_and_jpeg():
     _, truth = SyntheticBlur(soften=soften)(point, generators(1))
     square = (torch.arange(truth.shape[-1]) - truth.shape[-1] // 2.0) ** 2
     sigma = (truth[0, 0].sum(0) * square).sum().sqrt()  # standard deviation of what the point became
-    assert abs(sigma - 1.5) < 0.02 and abs(truth[0, 0].sum() - 1) < 1e-4
+    assert abs(sigma - 1.5) < 0.02
+    assert abs(truth[0, 0].sum() - 1) < 1e-4
     # The ground truth has no noise, and the noise of the blurry side is as strong as without softening.
     grey = torch.full((1, 3, 128, 128), 0.5)
     blurry, truth = SyntheticBlur(soften=soften, read_noise=(0.02, 0.02), response="linear")(grey, generators(1))
-    assert (truth - 0.5).abs().max() < 1e-6 and abs((blurry - truth).std() - 0.02) < 1e-3
+    assert (truth - 0.5).abs().max() < 1e-6
+    assert abs((blurry - truth).std() - 0.02) < 1e-3
     neighbours = (blurry - truth)[..., 1:] * (blurry - truth)[..., :-1]
     assert abs(neighbours.mean()) < 0.05 * 0.02**2  # white: softened noise would go from pixel to pixel alike
     # What is blurred is the soft scene.
@@ -210,7 +216,9 @@ def test_resampling_loses_what_fewer_pixels_cannot_hold():
     stripes = torch.stack([wide, narrow]).float()[:, None, None].expand(2, 3, 64, 64)
     half, off = SyntheticBlur(resample=(0.5, 0.5)), SyntheticBlur(resample=(1.0, 2.0))
     blurry, truth = half(stripes, generators(2))
-    assert blurry[0].std() > 0.4 and blurry[1, ..., 8:-8].std() < 0.05 and torch.equal(truth, stripes)
+    assert blurry[0].std() > 0.4
+    assert blurry[1, ..., 8:-8].std() < 0.05
+    assert torch.equal(truth, stripes)
     assert torch.equal(off(stripes, generators(2))[0], stripes)
     shares = SyntheticBlur(resample=(0.5, 1.5))
     many = torch.stack([shares(stripes[1:], generators(1, seed))[0][0] for seed in range(60)])
@@ -237,7 +245,8 @@ def test_raw_noise_is_amplified_by_white_balance_and_spread_by_the_demosaic():
     sites = [noise[:, 0, 1::2, 1::2], noise[:, 1, ::2, 1::2], noise[:, 2, ::2, ::2]]
     for site, (least, most) in zip(sites, [RED_GAIN, (1.0, 1.0), BLUE_GAIN], strict=True):
         expected = [gain * shot * light + (gain * read) ** 2 for gain in (least, most)]
-        assert 0.95 * expected[0] < site.var((1, 2)).min() and site.var((1, 2)).max() < 1.05 * expected[1]
+        assert 0.95 * expected[0] < site.var((1, 2)).min()
+        assert site.var((1, 2)).max() < 1.05 * expected[1]
     # Between two red pixels stands their mean.
     red = noise[:, 0, 1::2]
     torch.testing.assert_close(red[..., 2:-1:2], (red[..., 1:-2:2] + red[..., 3::2]) / 2)
@@ -259,7 +268,8 @@ def test_jpeg_is_that_of_a_file(tmp_path):
         Image.fromarray(values).save(tmp_path / "file.jpg", quality=quality)
         file = torch.from_numpy(np.array(Image.open(tmp_path / "file.jpg"))).movedim(-1, 0) / 255
         ours = compress(image, quality)
-        assert (ours - file).abs().max() <= 1.01 / 255 < (ours - image).abs().max() and ours.shape == image.shape
+        assert (ours - file).abs().max() <= 1.01 / 255 < (ours - image).abs().max()
+        assert ours.shape == image.shape
     blurry, _ = SyntheticBlur(jpeg=(30, 30))(image[None], generators(1))
     assert torch.equal(blurry[0], compress(image, 30))
 
@@ -269,13 +279,16 @@ def test_jpeg_qualities_cover_their_range():
     by_quality = {quality: compress(image, quality) for quality in range(20, 91)}
     blurry, _ = SyntheticBlur(jpeg=(20, 90))(image.expand(12, -1, -1, -1), generators(12))
     found = [[quality for quality, like in by_quality.items() if torch.equal(one, like)] for one in blurry]
-    assert all(found) and min(found)[0] < 40 and max(found)[0] > 70
+    assert all(found)
+    assert min(found)[0] < 40
+    assert max(found)[0] > 70
 
 
 def test_each_part_s_defaults_are_possible(images):
     blur = SyntheticBlur([CameraShake()], moving=ObjectMotion(), soften=Softening())
     blurry, truth = blur(F.pad(images, [48] * 4, mode="reflect"), generators(4))
-    assert blurry.shape == truth.shape and changed(blurry, truth).all()
+    assert blurry.shape == truth.shape
+    assert changed(blurry, truth).all()
 
 
 @pytest.mark.parametrize(

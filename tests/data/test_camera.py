@@ -58,7 +58,9 @@ def test_kernels_are_centred_and_of_sum_one():
     for generator in generators(200):
         kernel = shake.kernel(generator)
         radius = len(kernel) // 2
-        assert kernel.shape == (2 * radius + 1, 2 * radius + 1) and radius <= shake.margin == 10 and kernel.min() >= 0
+        assert kernel.shape == (2 * radius + 1, 2 * radius + 1)
+        assert radius <= shake.margin == 10
+        assert kernel.min() >= 0
         assert abs(kernel.sum() - 1) < 1e-5
         offsets = torch.arange(-radius, radius + 1.0)
         assert abs(kernel.sum(0) @ offsets) < 1e-4 and abs(kernel.sum(1) @ offsets) < 1e-4  # the centroid
@@ -82,7 +84,9 @@ def test_trajectories_have_the_length_and_the_curvature_asked_for():
 def test_lengths_are_drawn_from_their_range_and_instants_follow_them():
     paths = [CameraShake(length=(0, 20)).trajectory(g) for g in generators(300)]
     lengths = torch.stack([path.diff(dim=0).norm(dim=1).sum() for path in paths])
-    assert lengths.min() < 1 and lengths.max() > 19 and abs(lengths.mean() - 10) < 1
+    assert lengths.min() < 1
+    assert lengths.max() > 19
+    assert abs(lengths.mean() - 10) < 1
     assert all(len(path) == max(16, torch.ceil(4 * length)) for path, length in zip(paths, lengths, strict=True))
 
 
@@ -105,7 +109,8 @@ def test_a_convolution_is_that_of_kornia(image, side):
 def test_light_is_kept(kind):
     camera, light = CAMERAS[kind], 0.9 * blob()
     blurry, before = camera(light, generator_of(0)), cut(light, camera.margin)
-    assert blurry.shape == before.shape and (blurry - before).abs().max() > 0.01
+    assert blurry.shape == before.shape
+    assert (blurry - before).abs().max() > 0.01
     if kind not in ("six", "tilted"):  # a blur that varies moves light to where it counts otherwise
         torch.testing.assert_close(blurry.sum((1, 2)), before.sum((1, 2)), rtol=1e-4, atol=0)
     even = torch.full((3, 40, 40), 0.3)
@@ -143,7 +148,8 @@ def test_tilted_defocus_has_the_disc_of_each_place():
 def test_together_is_one_after_the_other(image):
     parts, draw = [Defocus(radius=(1, 2)), CameraShake(length=(3, 6))], generator_of(5)
     expected, together = parts[1](parts[0](image, draw), draw), Together(parts)
-    assert torch.equal(together(image, generator_of(5)), expected) and together.margin == 3 + 4
+    assert torch.equal(together(image, generator_of(5)), expected)
+    assert together.margin == 3 + 4
 
 
 @pytest.mark.parametrize("chunk", [1, 10**4, 2**16])
@@ -183,7 +189,8 @@ def test_the_largest_shift_of_a_corner_is_the_length_asked_for(frame):
     for generator in generators(20):
         shift = moves(camera.views(generator, 64, 96), [[0.0, 0], [95, 0], [0, 63], [95, 63]]).norm(dim=1).max()
         # The first and last views stand half a pixel from the ends of the way.
-        assert 5.9 < shift < 7.5 and shift < camera.margin
+        assert 5.9 < shift < 7.5
+        assert shift < camera.margin
 
 
 @pytest.mark.parametrize("length", [0.5, 4, 12])
@@ -246,7 +253,8 @@ def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, image):
     kernel = np.random.default_rng(0).random((5, 5)).astype("float32")
     np.savez(tmp_path / "kernels.npz", one=kernel, large=np.ones((99, 99)))
     part = MeasuredKernels(str(tmp_path / "kernels.npz"))
-    assert part.margin == 2 and len(MeasuredKernels(str(tmp_path / "kernels.npz"), largest=99).bank) == 2
+    assert part.margin == 2
+    assert len(MeasuredKernels(str(tmp_path / "kernels.npz"), largest=99).bank) == 2
     with pytest.raises(ValueError, match="no kernel of at most 3 x 3 pixels: raise largest"):
         MeasuredKernels(str(tmp_path / "kernels.npz"), largest=3)
     direct = scipy.ndimage.convolve(image[2].numpy(), kernel / kernel.sum(), mode="nearest")
@@ -259,9 +267,11 @@ def test_a_kernel_from_a_file_is_a_direct_convolution(tmp_path, image):
 def test_measured_kernels():
     file = str(ASSETS / "kernels.npz")
     part, files = MeasuredKernels(file, largest=101), np.load(file)
-    assert len(part.bank) == len(files.files) == 47 and len(MeasuredKernels(file).bank) == 42
+    assert len(part.bank) == len(files.files) == 47
+    assert len(MeasuredKernels(file).bank) == 42
     for kernel, name in zip(part.bank, files.files, strict=True):
-        assert abs(kernel.sum() - 1) < 1e-5 and len(kernel) <= 2 * part.margin + 1 <= 101
+        assert abs(kernel.sum() - 1) < 1e-5
+        assert len(kernel) <= 2 * part.margin + 1 <= 101
         offsets = torch.arange(len(kernel)) - len(kernel) // 2.0
         assert max(abs(kernel.sum(axis) @ offsets) for axis in (0, 1)) <= 0.51  # none shifts the image by more
         # Moved and turned, not changed.
@@ -273,7 +283,9 @@ def test_measured_kernels():
 def test_a_disc_is_flat_and_round():
     kernel = disc(4.0)
     torch.testing.assert_close(kernel.sum(), torch.tensor(1.0))
-    assert kernel[5, 5] == kernel[5, 8] == kernel[2, 5] and kernel[5, 10] == 0 and torch.equal(kernel, kernel.T)
+    assert kernel[5, 5] == kernel[5, 8] == kernel[2, 5]
+    assert kernel[5, 10] == 0
+    assert torch.equal(kernel, kernel.T)
     assert torch.equal(disc(0.0), torch.ones(1, 1))
 
 

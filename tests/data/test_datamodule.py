@@ -99,7 +99,8 @@ def test_ranks_share_the_batches_of_one_device(root, synthetic):
 
     (whole, every), *ranks = batches(1, 0), batches(2, 0), batches(2, 1)
     assert [first + second for first, second in zip(*(train for train, _ in ranks), strict=True)] == whole
-    assert all(len(val) == 1 for _, val in ranks) and sorted(ranks[0][1] + ranks[1][1]) == sorted(every)
+    assert all(len(val) == 1 for _, val in ranks)
+    assert sorted(ranks[0][1] + ranks[1][1]) == sorted(every)
 
 
 def test_batches_are_what_the_models_expect(tmp_path, root):
@@ -108,7 +109,8 @@ def test_batches_are_what_the_models_expect(tmp_path, root):
         run = trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1)
         run.fit(recorder, module(root, synthetic, val_crop=20))
         (batch,) = recorder.seen["train"]
-        assert batch.keys() == {"blurry", "sharp", "name"} and len(batch["name"]) == 4
+        assert batch.keys() == {"blurry", "sharp", "name"}
+        assert len(batch["name"]) == 4
         assert batch["blurry"].shape == batch["sharp"].shape == (4, 3, 16, 16)
         assert batch["blurry"].dtype == batch["sharp"].dtype == torch.float32
         for side in ("blurry", "sharp"):  # laid out as the networks' weights are
@@ -127,7 +129,8 @@ def test_loaders_read_ahead_into_pinned_memory(root):
     for stage in ("fit", "test"):
         data.setup(stage)
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        assert loader.prefetch_factor == 2 and loader.persistent_workers
+        assert loader.prefetch_factor == 2
+        assert loader.persistent_workers
         assert loader.pin_memory == torch.cuda.is_available()  # without a GPU there is nothing to pin for
 
 
@@ -245,7 +248,8 @@ def test_images_that_are_trained_on_and_validated_are_named(tmp_path, root, capl
         (line,) = said(train=str(flat), val=str(flat))
         assert "7 of 7 validation images are trained on, too (0.png, 1.png, 2.png, ...)" in line
         (line,) = said(train=str(flat / "sharp"), val=str(flat / "sharp"), blur=SHAKE)
-        assert line.startswith("warning: 7 of 7 ") and said(train=[Source(root=str(flat))], val=str(root / "val")) == []
+        assert line.startswith("warning: 7 of 7 ")
+        assert said(train=[Source(root=str(flat))], val=str(root / "val")) == []
         (line,) = said(train=[Source(root=str(flat)), Source(root=str(root / "val"))], val=str(root / "val"))
         assert line.startswith("warning: 2 of 2 ")
 
@@ -258,4 +262,5 @@ def test_the_blurry_images_are_those_of_the_variant(tmp_path):
         data = DeblurDataModule(str(tmp_path), patch_size=16, batch_size=1, num_workers=0, variant=variant)
         data.setup("fit")
         batch = next(iter(data.train_dataloader()))
-        assert batch["blurry"].mean() == pytest.approx(value, abs=1e-5) and batch["sharp"].max() == 0
+        assert batch["blurry"].mean() == pytest.approx(value, abs=1e-5)
+        assert batch["sharp"].max() == 0

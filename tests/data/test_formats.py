@@ -53,7 +53,8 @@ def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
         with pytest.raises(images.ImageError, match=r"photo\.png is not an image of a known format: save it as PNG"):
             reader(photo)
     faults, _ = doctor.examine(Pair("photo", photo, photo))
-    assert "not an image of a known format" in faults[0].sentence and not ghostscript.exists()
+    assert "not an image of a known format" in faults[0].sentence
+    assert not ghostscript.exists()
 
 
 @pytest.mark.parametrize("suffix", sorted(search.SUFFIXES))
@@ -63,13 +64,15 @@ def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
     whole, mode = tmp_path / f"whole{suffix}", {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
     Image.new("RGB", (20, 16), (200, 40, 90)).convert(mode).save(whole)
     expected = images.read_file(whole)
-    assert expected.remarks == () and expected.pixels.shape == (3, 16, 20)
+    assert expected.remarks == ()
+    assert expected.pixels.shape == (3, 16, 20)
     for other in sorted(search.SUFFIXES):
         (tmp_path / f"other{other}").write_bytes(whole.read_bytes())
         found = images.read_file(tmp_path / f"other{other}")
         kind = next(name for name, suffixes in search.READ.items() if suffix in suffixes)
         said = () if other in search.READ[kind] else (f"is a {kind} image in spite of its suffix",)
-        assert found.remarks == said and torch.equal(found.pixels, expected.pixels)
+        assert found.remarks == said
+        assert torch.equal(found.pixels, expected.pixels)
 
 
 @pytest.mark.parametrize("content", [b"8BPS\0\1" + bytes(99), b"SIMPLE  =", b"GIF89a" + bytes(20), b"text", b""])
@@ -225,7 +228,8 @@ def test_a_chain_of_pages_is_not_followed(tmp_path, count):
     done = processes.run("-c", [LIMITED, tmp_path / "a.tif"])
     assert done.stdout == "read\n", done.stderr[-800:]
     found = images.read_file(tmp_path / "a.tif")
-    assert found.remarks == ("has several frames, the first is restored",) and (found.pixels == 7).all()
+    assert found.remarks == ("has several frames, the first is restored",)
+    assert (found.pixels == 7).all()
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])

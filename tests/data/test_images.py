@@ -32,7 +32,9 @@ def pil(image):
 def test_lossless_formats_come_back_to_the_bit(tmp_path, image, suffix):
     images.write(tmp_path / f"a{suffix}", image)
     back = images.read(tmp_path / f"a{suffix}")
-    assert back.dtype == torch.float32 and back.is_contiguous() and torch.equal(back, image)
+    assert back.dtype == torch.float32
+    assert back.is_contiguous()
+    assert torch.equal(back, image)
 
 
 def test_jpeg_comes_back_nearly(tmp_path):
@@ -187,8 +189,11 @@ def test_jpeg_keeps_exif_profile_and_grey(tmp_path, image):
     first = images.read_file(tmp_path / "a.jpg")
     images.write(tmp_path / "b.jpg", first.values, first)
     with Image.open(tmp_path / "b.jpg") as written:
-        assert written.mode == "L" and written.size == (13, 17) and written.info["icc_profile"] == PROFILE
-        assert written.getexif()[ExifTags.Base.Make] == "Camera" and ExifTags.Base.Orientation not in written.getexif()
+        assert written.mode == "L"
+        assert written.size == (13, 17)
+        assert written.info["icc_profile"] == PROFILE
+        assert written.getexif()[ExifTags.Base.Make] == "Camera"
+        assert ExifTags.Base.Orientation not in written.getexif()
 
 
 @pytest.mark.parametrize("depth", [8, 16])
@@ -204,7 +209,8 @@ def test_an_image_of_one_colour_channel_is_grey_and_has_three_equal_ones(tmp_pat
     before = pil(image).convert("L").convert(mode)
     before.save(tmp_path / "a.png")
     found = images.read_file(tmp_path / "a.png")
-    assert found.grey is (mode in ("1", "L", "LA", "I;16")) and (found.pixels == found.pixels[:1]).all()
+    assert found.grey is (mode in ("1", "L", "LA", "I;16"))
+    assert (found.pixels == found.pixels[:1]).all()
     assert np.array_equal(found.pixels[0], np.array(before if mode == "I;16" else before.convert("L")))
 
 
@@ -215,7 +221,8 @@ def test_transparent_palettes_keep_their_alpha(tmp_path):
     palette.save(tmp_path / "a.png", transparency=0)
     image = images.read_file(tmp_path / "a.png")
     assert image.pixels[:, 0, 0].tolist() == [200, 100, 50]
-    assert image.alpha[0, 1, 2] == 0 and image.alpha.sum() == 11 * 255
+    assert image.alpha[0, 1, 2] == 0
+    assert image.alpha.sum() == 11 * 255
 
 
 @pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.png", "a.avif"])
@@ -264,14 +271,17 @@ def test_heif_in_and_out(tmp_path):
     array = np.stack([x, y, 255 - x, np.where(x > 100, 255, 0)], axis=-1).astype(np.uint8)
     Image.fromarray(array).save(tmp_path / "phone.heic", quality=100, chroma="444", exif=exif, icc_profile=PROFILE)
     image = images.read_file(tmp_path / "phone.heic")
-    assert image.pixels.shape == (3, 41, 60) and images.header_size(tmp_path / "phone.heic") == (60, 41)
+    assert image.pixels.shape == (3, 41, 60)
+    assert images.header_size(tmp_path / "phone.heic") == (60, 41)
     images.write(tmp_path / "again.heic", image.values, image)
     again = images.read_file(tmp_path / "again.heic")
-    assert (again.values - image.values).abs().max() < 12 / 255 and torch.equal(again.alpha, image.alpha)
+    assert (again.values - image.values).abs().max() < 12 / 255
+    assert torch.equal(again.alpha, image.alpha)
     assert again.icc == image.icc == PROFILE
     kept = Image.Exif()
     kept.load(again.exif)
-    assert kept[ExifTags.Base.Make] == "Camera" and kept.get(ExifTags.Base.Orientation, 1) == 1
+    assert kept[ExifTags.Base.Make] == "Camera"
+    assert kept.get(ExifTags.Base.Orientation, 1) == 1
 
 
 @pytest.mark.parametrize(

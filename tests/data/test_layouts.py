@@ -29,7 +29,8 @@ def test_flat(tmp_path, blurry, sharp):
     make(tmp_path, f"{blurry}/b.png", f"{blurry}/a.v2.jpg", f"{sharp}/a.v2.png", f"{sharp}/b.png")
     pairs = find_pairs(tmp_path)
     assert names(pairs) == ["a.v2", "b"]
-    assert pairs[0].blurry == tmp_path / blurry / "a.v2.jpg" and pairs[0].sharp == tmp_path / sharp / "a.v2.png"
+    assert pairs[0].blurry == tmp_path / blurry / "a.v2.jpg"
+    assert pairs[0].sharp == tmp_path / sharp / "a.v2.png"
 
 
 def test_splits_are_folders_of_the_root_or_the_root_itself(tmp_path):
@@ -127,9 +128,13 @@ rs rsblur test avg65_img 1 0001/000022 RSBlur/0001/000022/avg65_img/avg_blur.png
 def test_published_datasets_are_found_and_split_as_their_authors_say(tmp_path, row):
     place, layout, split, variant, count, name, blurry, sharp = row.split()
     listing = list_pairs(published(tmp_path) / place, split, variant)
-    assert listing.layout == layout and listing.alone == [] and len(listing.pairs) == int(count)
+    assert listing.layout == layout
+    assert listing.alone == []
+    assert len(listing.pairs) == int(count)
     first = listing.pairs[0]
-    assert first.blurry.as_posix().endswith(blurry) and first.sharp.as_posix().endswith(sharp) and first.name == name
+    assert first.blurry.as_posix().endswith(blurry)
+    assert first.sharp.as_posix().endswith(sharp)
+    assert first.name == name
     assert all(pair.blurry.is_file() and pair.sharp.is_file() for pair in listing.pairs)
 
 
@@ -290,7 +295,8 @@ def test_one_file_is_itself_and_nothing_found_is_said(tmp_path):
     touch(tmp_path, "a.JPG", "[1].png", ".b.png", ".cache/c.png", "empty/notes.txt")
     assert found(tmp_path, tmp_path) == ["[1].png", "a.JPG"]
     for name in ("a.JPG", "[1].png"):
-        assert search.find(tmp_path / name) == [tmp_path / name] and search.tree(tmp_path / name) == tmp_path
+        assert search.find(tmp_path / name) == [tmp_path / name]
+        assert search.tree(tmp_path / name) == tmp_path
     assert search.tree(f"{tmp_path}/**/*.webp") == search.tree(tmp_path) == tmp_path
     for nothing in ("empty", "missing", "x*.bmp"):
         with pytest.raises(search.ImageError, match=re.escape(nothing)):

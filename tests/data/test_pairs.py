@@ -52,9 +52,11 @@ def test_pairs_stay_aligned_through_every_augmentation(pairs):
     for number in range(60):
         for crop in dataset[number]:
             blurry, sharp = (crop["blurry"] * 255).round(), (crop["sharp"] * 255).round()
-            assert blurry.shape == (3, 16, 16) and blurry.is_contiguous()
+            assert blurry.shape == (3, 16, 16)
+            assert blurry.is_contiguous()
             assert torch.equal(blurry[:2], sharp[:2])  # the same place in every pixel
-            assert (blurry[2] == int(crop["name"])).all() and (sharp[2] == 100 + int(crop["name"])).all()
+            assert (blurry[2] == int(crop["name"])).all()
+            assert (sharp[2] == 100 + int(crop["name"])).all()
             place = blurry[:2]  # a square window of the image, moved by a symmetry of the square
             assert place[0].unique().numel() == place[1].unique().numel() == 16
             right, down = place[:, 0, 1] - place[:, 0, 0], place[:, 1, 0] - place[:, 0, 0]
@@ -70,7 +72,8 @@ def test_crops_reach_every_place():
     corners = Counter()
     for crop in random_crops(coordinates(18, 17, 0), 16, 600, generator_of("corners")):
         corners[tuple((crop[:2] * 255).round().amin((1, 2)).int().tolist())] += 1
-    assert len(corners) == 3 * 2 and min(corners.values()) > 60
+    assert len(corners) == 3 * 2
+    assert min(corners.values()) > 60
 
 
 def test_the_stream_is_a_function_of_seed_and_number(pairs):
@@ -92,7 +95,8 @@ def test_every_epoch_sees_every_file_once_in_a_new_order():
 def test_sharp_crops_carry_their_margin_and_a_seed_each(pairs):
     dataset = TrainSharp([pair.sharp for pair in pairs], patch_size=16, margin=3, crops_per_image=3)
     crops = [crop for number in range(4) for crop in dataset[number]]
-    assert all(crop["sharp"].shape == (3, 22, 22) for crop in crops) and len({crop["seed"] for crop in crops}) == 12
+    assert all(crop["sharp"].shape == (3, 22, 22) for crop in crops)
+    assert len({crop["seed"] for crop in crops}) == 12
     same(dataset[2], dataset[2])
 
 
@@ -107,7 +111,8 @@ def test_small_images_are_reflected_up_to_the_patch():
 
 def test_frames_come_whole_or_from_the_centre(pairs):
     whole, centre = FramePairs(pairs), FramePairs(pairs, crop=20)
-    assert len(whole) == 5 and [frame["name"] for frame in whole] == ["0", "1", "2", "3", "4"]
+    assert len(whole) == 5
+    assert [frame["name"] for frame in whole] == ["0", "1", "2", "3", "4"]
     assert torch.equal(whole[1]["blurry"], images.read(pairs[1].blurry))
     for key in ("blurry", "sharp"):
         assert torch.equal(centre[0][key], whole[0][key][:, 10:30, 20:40])
@@ -153,4 +158,5 @@ def test_a_window_mixes_crops_over_batches(pairs):
     assert all(len(set(batch["name"])) > 1 for batch in mixed[:8])
     resumed = list(itertools.islice(Window(stream(6), 4, 0, lambda: 6), 6))
     for ours, theirs in zip(resumed, mixed[6:], strict=True):
-        assert ours["name"] == theirs["name"] and torch.equal(ours["blurry"], theirs["blurry"])
+        assert ours["name"] == theirs["name"]
+        assert torch.equal(ours["blurry"], theirs["blurry"])

@@ -419,7 +419,8 @@ def test_tiffs_of_10_to_14_bits_keep_their_values(tmp_path, bits, channels):
     for path in (tmp_path / "a.tif", again(tmp_path / "a.tif", ".tif"), again(tmp_path / "a.tif", ".png")):
         found = images.read_file(path)
         wanted = np.moveaxis(array, -1, 0) / (2**bits - 1)
-        assert found.pixels.dtype == torch.uint16 and found.grey == (channels == 1)
+        assert found.pixels.dtype == torch.uint16
+        assert found.grey == (channels == 1)
         assert np.abs(found.values.numpy() - wanted).max() < 1 / 65535
 
 
@@ -440,7 +441,8 @@ def test_colours_multiplied_with_alpha_are_divided_and_multiplied_again(tmp_path
         assert np.array_equal(images.read_file(done).pixels, found)
         if suffix == ".tif":
             page = tifffile.TiffFile(done).pages.first
-            assert page.extrasamples == (tifffile.EXTRASAMPLE.ASSOCALPHA,) and np.array_equal(page.asarray(), array)
+            assert page.extrasamples == (tifffile.EXTRASAMPLE.ASSOCALPHA,)
+            assert np.array_equal(page.asarray(), array)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -451,7 +453,8 @@ def test_samples_that_are_no_alpha_stay_what_they_are(tmp_path, dtype, kinds):
     found = images.read_file(tmp_path / "a.tif")
     assert (found.alpha is not None) == ("unassalpha" in kinds)
     page = tifffile.TiffFile(again(tmp_path / "a.tif", ".tif")).pages.first
-    assert [kind.name.lower() for kind in page.extrasamples] == kinds and np.array_equal(page.asarray(), array)
+    assert [kind.name.lower() for kind in page.extrasamples] == kinds
+    assert np.array_equal(page.asarray(), array)
     assert not remarks(tmp_path / "a.tif", ".tif")
     assert "neither colours nor transparency" in remarks(tmp_path / "a.tif", ".png")
 
@@ -517,7 +520,8 @@ def test_no_class_name_stands_in_a_sentence(tmp_path):
         with pytest.raises(images.ImageError) as caught:
             images.read(file)
         sentence = str(caught.value)
-        assert str(file) in sentence and sentence.endswith(".")
+        assert str(file) in sentence
+        assert sentence.endswith(".")
         assert not any(word in sentence for word in ("<", "Error", "Path(", "None")), sentence
 
 
@@ -533,7 +537,8 @@ def test_the_transparent_grey_of_a_png_is_transparent(tmp_path, bits):
     for path in (tmp_path / "a.png", again(tmp_path / "a.png", ".png"), again(tmp_path / "a.png", ".tif")):
         found = images.read_file(path)
         most = torch.iinfo(found.pixels.dtype).max
-        assert np.array_equal(found.alpha[0, 0].numpy() / most, wanted) and found.grey
+        assert np.array_equal(found.alpha[0, 0].numpy() / most, wanted)
+        assert found.grey
         assert np.allclose(found.values[0, 0], values / (2**bits - 1), atol=1e-6)
 
 
@@ -637,8 +642,10 @@ def test_the_values_of_the_axes_turn_with_the_image(tmp_path, colours, suffix):
     assert (block[ExifTags.Base.XResolution], block[ExifTags.Base.YResolution]) == (200, 300)
     assert (block[ExifTags.Base.ImageWidth], block[ExifTags.Base.ImageLength]) == (12, 16)
     assert [sizes[tag] for tag in (0xA002, 0xA003, 0xA20E, 0xA20F)] == [12, 16, 7, 5]
-    assert b'tiff:ImageWidth="12"' in found.xmp and b'tiff:ImageLength="16"' in found.xmp
-    assert b"<exif:PixelXDimension>12<" in found.xmp and b'tiff:XResolution="9"' in found.xmp
+    assert b'tiff:ImageWidth="12"' in found.xmp
+    assert b'tiff:ImageLength="16"' in found.xmp
+    assert b"<exif:PixelXDimension>12<" in found.xmp
+    assert b'tiff:XResolution="9"' in found.xmp
 
 
 CAMERA, ITEMS = "http://ns.google.com/photos/1.0/camera/", "http://ns.google.com/photos/1.0/container/"
@@ -666,7 +673,8 @@ def test_xmp_claims_no_part_that_is_not_written(tmp_path, colours, claim, remark
     found = images.read_file(tmp_path / f"a{suffix}")
     assert found.remarks == (remark,)
     left = images.read_file(again(tmp_path / f"a{suffix}", suffix)).xmp
-    assert b'xmp:Rating="5"' in left and metadata.SOURCE.encode() in left
+    assert b'xmp:Rating="5"' in left
+    assert metadata.SOURCE.encode() in left
     for word in (b"Motion", b"MicroVideo", b"Directory", b"Version", b"HasExtendedXMP"):
         assert word not in left
 
@@ -678,7 +686,8 @@ def test_xmp_that_cannot_be_read_is_left_out(tmp_path, colours, xmp):
     image = images.ImageFile(colours, xmp=xmp + b" http://ns.adobe.com/hdr-gain-map/1.0/")
     images.write(tmp_path / "a.png", image.values, image)
     found = images.read_file(tmp_path / "a.png")
-    assert found.xmp is None and found.remarks == ("has XMP that cannot be read, which is left out",)
+    assert found.xmp is None
+    assert found.remarks == ("has XMP that cannot be read, which is left out",)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".bmp"])
@@ -689,8 +698,10 @@ def test_what_was_transparent_is_white_where_there_is_no_alpha(tmp_path, suffix,
     clear.save(tmp_path / "a.png")
     done = images.read(again(tmp_path / "a.png", suffix)) * 255
     wanted = torch.tensor([10.0, 20, 30] if mode == "RGBA" else [20.0] * 3)
-    assert (done[..., :8].mean((1, 2)) - wanted).abs().max() < 2 and (done[..., 8:] > 252).all()
-    assert "put on white" in remarks(tmp_path / "a.png", suffix) and "white" not in remarks(tmp_path / "a.png", ".png")
+    assert (done[..., :8].mean((1, 2)) - wanted).abs().max() < 2
+    assert (done[..., 8:] > 252).all()
+    assert "put on white" in remarks(tmp_path / "a.png", suffix)
+    assert "white" not in remarks(tmp_path / "a.png", ".png")
 
 
 FORMS = [

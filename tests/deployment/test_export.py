@@ -142,7 +142,8 @@ def test_an_export_is_compared_on_each_engine_that_it_may_meet_here(monkeypatch,
 @pytest.mark.parametrize("name", ["blurry", "x_init", "r_t", "s"])
 def test_a_graph_is_compared_on_images_that_vary(name):
     (values,) = examples((name,), 96, 128)
-    assert values.shape[-2:] == (96, 128) and all(values.std(dim).mean() > 0.01 for dim in (2, 3))
+    assert values.shape[-2:] == (96, 128)
+    assert all(values.std(dim).mean() > 0.01 for dim in (2, 3))
 
 
 def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
@@ -150,7 +151,8 @@ def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
     ours = load_pipeline(str(place / "tiles"), precision="fp32").predictor(small)
     wide = torch.nn.functional.pad(small, (0, TILE - 60, 0, TILE - 40), mode="replicate")
     theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)[..., :40, :60]
-    assert ours.shape == (1, 4, 40, 60) and (ours - theirs).abs().max() < 1e-5
+    assert ours.shape == (1, 4, 40, 60)
+    assert (ours - theirs).abs().max() < 1e-5
 
 
 def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path, provider):
@@ -171,9 +173,12 @@ def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path, pro
 def test_fixed_tiles_cover_an_axis_with_their_halo(length):
     side, halo, stride = 96, 16, 8
     tiles = list(fixed_spans(length, side, halo, stride))
-    assert [begin for _, begin, _, _ in tiles] == [0, *(end for _, _, end, _ in tiles[:-1])] and tiles[-1][2] == length
+    assert [begin for _, begin, _, _ in tiles] == [0, *(end for _, _, end, _ in tiles[:-1])]
+    assert tiles[-1][2] == length
     for start, begin, end, stop in tiles:
-        assert start % stride == 0 and start <= begin < end <= stop <= length and stop - start <= side
+        assert start % stride == 0
+        assert start <= begin < end <= stop <= length
+        assert stop - start <= side
         assert begin - start >= halo or start == begin == 0
         assert stop - end >= halo or end == stop == length
         assert stop - start == side or stop == length
@@ -201,7 +206,8 @@ def test_an_export_for_tensorrt_has_tiles_of_512_pixels(place, tmp_path):
 
 def test_graphs_do_not_say_where_they_were_made(place):
     for graph in place.rglob("model.onnx"):
-        assert str(ROOT).encode() not in graph.read_bytes() and b"slim_unet.py" not in graph.read_bytes()
+        assert str(ROOT).encode() not in graph.read_bytes()
+        assert b"slim_unet.py" not in graph.read_bytes()
 
 
 def test_sample_takes_a_folder(place, tmp_path, capsys):
@@ -212,7 +218,8 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
     [entry] = json.loads((tmp_path / "out" / "manifest.json").read_text()).values()
     assert (entry["precision"], entry["device"]) == ("fp32", "onnxruntime cpu")
     assert entry["tiles"] == {"predictor": 96, "denoiser": 96}
-    assert sample.main([*words, "--provider", "cpu", "--compare"]) == 0 and "1 done before" in capsys.readouterr().out
+    assert sample.main([*words, "--provider", "cpu", "--compare"]) == 0
+    assert "1 done before" in capsys.readouterr().out
     for flags, said in (
         (["--tile", "64"], "takes tiles of 96 pixels and no others"),
         (["--compile"], "nothing to compile"),
@@ -221,7 +228,8 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
         (["--checkpoint", str(place / "slim"), "--provider", "cpu"], "is no ONNX folder"),
         (["--provider", "tensorrt"], "cannot run on tensorrt: pip install onnxruntime-gpu"),
     ):
-        assert sample.main([*words, *flags, "--overwrite"]) == 2 and said in capsys.readouterr().err
+        assert sample.main([*words, *flags, "--overwrite"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_evaluate_takes_a_folder(place, tmp_path):
@@ -230,7 +238,8 @@ def test_evaluate_takes_a_folder(place, tmp_path):
     words = ["--checkpoint", str(place / "tiles"), "--data", str(tmp_path / "pairs"), "--metrics", "psnr"]
     evaluate.cli([*words, "--output", str(tmp_path / "out"), "--provider", "cpu"])
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert json.dumps(found).count('"onnxruntime cpu"') == 1 and "predictor" in json.dumps(found)
+    assert json.dumps(found).count('"onnxruntime cpu"') == 1
+    assert "predictor" in json.dumps(found)
     with pytest.raises(ValueError, match="an ONNX folder in fp32: omit the precision bf16"):
         evaluate.cli([*words, "--output", str(tmp_path / "other"), "--provider", "cpu", "--precision", "bf16"])
 
@@ -393,7 +402,8 @@ def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
     clear.putalpha(alpha)
     clear.save(tmp_path / "clear.png")
     found = run("clear.png")
-    assert found.mode == "RGBA" and np.array_equal(found.getchannel("A"), alpha)
+    assert found.mode == "RGBA"
+    assert np.array_equal(found.getchannel("A"), alpha)
     assert np.array_equal(np.asarray(found.convert("RGB"), dtype=int), expected)
 
     exif = Image.Exif()
@@ -401,7 +411,8 @@ def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
     plain.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
     found = run("turned.png")
     assert np.array_equal(np.asarray(found, dtype=int), expected)
-    assert found.getexif().get(0x0112, 1) == 1 and found.getexif()[0x010F] == "maker"
+    assert found.getexif().get(0x0112, 1) == 1
+    assert found.getexif()[0x010F] == "maker"
     assert run("plain.png", "out.jpg").format == "JPEG"
 
 
@@ -429,7 +440,9 @@ def test_what_the_prediction_cannot_do_is_one_sentence(place, tmp_path):
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "out.png").exists()
     shown = predicted("--help")
-    assert shown.returncode == 0 and "openvino" in shown.stdout and not shown.stderr
+    assert shown.returncode == 0
+    assert "openvino" in shown.stdout
+    assert not shown.stderr
 
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
@@ -448,5 +461,6 @@ def test_a_provider_restores_as_the_cpu(place, provider, kind):
     if provider == "tensorrt":
         engines = place / kind / "predictor" / "engines"
         before = {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")}
-        assert before and load_pipeline(str(place / kind), provider=provider).predict(blurry).images.shape == ours.shape
+        assert before
+        assert load_pipeline(str(place / kind), provider=provider).predict(blurry).images.shape == ours.shape
         assert {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")} == before

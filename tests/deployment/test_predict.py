@@ -42,7 +42,8 @@ def test_a_profile_of_inks_does_not_stay_with_other_colours(place, tmp_path, val
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     Image.fromarray(values).convert("CMYK").save(tmp_path / "a.jpg", icc_profile=profile[:16] + b"CMYK" + profile[20:])
     with Image.open(run(place, tmp_path, "a.jpg", "b.jpg")) as found:
-        assert found.mode == "RGB" and "icc_profile" not in found.info
+        assert found.mode == "RGB"
+        assert "icc_profile" not in found.info
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif"])
@@ -51,14 +52,15 @@ def test_tags_density_and_quality_are_those_of_sample_py(place, tmp_path, values
     block.load(block.tobytes())  # as Pillow wants it for TIFF
     Image.fromarray(values).save(tmp_path / f"a{suffix}", exif=block, dpi=(300, 200))
     with Image.open(run(place, tmp_path, f"a{suffix}", f"b{suffix}")) as found:
-        assert found.size == (40, 56) and found.info["dpi"] == (200, 300)
+        assert found.size == (40, 56)
+        assert found.info["dpi"] == (200, 300)
         tags = found.getexif()
-        assert (
-            tags[ExifTags.Base.Make] == "Camera" and tags.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.ExposureTime] == 0.5
-        )
+        assert tags[ExifTags.Base.Make] == "Camera"
+        assert tags.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.ExposureTime] == 0.5
         assert tags.get(ExifTags.Base.Orientation, 1) == 1
         if suffix == ".jpg":
-            assert found.layer[0][1:3] == found.layer[1][1:3] and sum(found.quantization[0]) < 500
+            assert found.layer[0][1:3] == found.layer[1][1:3]
+            assert sum(found.quantization[0]) < 500
 
 
 def test_transparency_and_sixteen_bits_of_colour_are_kept_or_said(place, tmp_path, values, capsys):
@@ -72,7 +74,8 @@ def test_transparency_and_sixteen_bits_of_colour_are_kept_or_said(place, tmp_pat
     assert "put on white" in capsys.readouterr().err
     tifffile.imwrite(tmp_path / "deep.tif", values * np.uint16(257), photometric="rgb")
     found = tifffile.imread(run(place, tmp_path, "deep.tif", "b.tif"))
-    assert found.dtype == np.uint16 and (found % 257 != 0).any()
+    assert found.dtype == np.uint16
+    assert (found % 257 != 0).any()
 
 
 def test_the_photograph_is_not_overwritten(place, tmp_path, values):

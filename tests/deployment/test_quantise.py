@@ -52,7 +52,8 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
     for name, kept in (("predictor", 0), ("denoiser", 4)):
         found = layers(onnx.load(folder / name / "model.onnx"))
         # Two convolutions in each of three blocks, one down, one up, the first and the last; the details' Gaussian.
-        assert int(found.split()[0]) >= 10 and f"layers in INT8, {kept} in float" in found
+        assert int(found.split()[0]) >= 10
+        assert f"layers in INT8, {kept} in float" in found
         assert f"dB lost on 3 crops; {found}\n" in said
         told[name] = float(re.search(rf"{name}: (\S+) dB lost", said)[1])
         assert "differs from PyTorch" in parity(getattr(pipeline, name), name, folder / name, "cpu")
@@ -89,7 +90,8 @@ def test_int8_for_tensorrt_is_symmetric_and_signed(folder, pipeline, pairs):
         graph = onnx.load(folder / name / "model.onnx").graph
         stored = {tensor.name: tensor for tensor in graph.initializer}
         zeros = [stored[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
-        assert zeros and {zero.data_type for zero in zeros} == {TensorProto.INT8}
+        assert zeros
+        assert {zero.data_type for zero in zeros} == {TensorProto.INT8}
         assert not any(numpy_helper.to_array(zero).any() for zero in zeros)
         assert psnr(*outputs(folder / name, name, pipeline)) > 25
 
@@ -125,7 +127,8 @@ def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     assert np.array_equal(calls[0]["blurry"], crops[0][0] * 2 - 1)
     assert np.allclose(calls[0]["x_init"], pipeline.predictor(crops[0][0] * 2 - 1)[:, :3], atol=1e-6)
     crops, calls = calibrate(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), pairs)
-    assert len(calls) == len(crops) == 3 and set(calls[0]) == {"blurry"}
+    assert len(calls) == len(crops) == 3
+    assert set(calls[0]) == {"blurry"}
 
 
 @pytest.mark.parametrize(
@@ -165,5 +168,6 @@ def test_the_noise_level_and_normalisations_stay_in_float(folder):
         names = nodes_in_float(model)
         kinds[name] = {node.op_type for node in model.graph.node if node.name in names}
     assert {"Gemm", "Log", "ReduceMean", "Sqrt", "Div"} <= kinds["denoiser"]
-    assert {"ReduceMean", "Sqrt", "Div", "Sub"} <= kinds["predictor"] and "Gemm" not in kinds["predictor"]
+    assert {"ReduceMean", "Sqrt", "Div", "Sub"} <= kinds["predictor"]
+    assert "Gemm" not in kinds["predictor"]
     assert not {"Conv", "DepthToSpace"} & (kinds["denoiser"] | kinds["predictor"])

@@ -38,9 +38,11 @@ def test_a_folder_loads_to_the_bit(folder):
     def restored(pipeline, seed):
         return pipeline(blurry, SamplingSettings("ddpm", steps=4), seed=seed, output_type="pt").images
 
-    assert torch.equal(restored(ours, 5), restored(stored, 5)) and not torch.equal(restored(ours, 5), restored(ours, 6))
+    assert torch.equal(restored(ours, 5), restored(stored, 5))
+    assert not torch.equal(restored(ours, 5), restored(ours, 6))
     assert torch.allclose(restored(ours, 5), restored(loaded, 5), atol=1e-5)  # in another layout of memory
-    assert stored.config.residual_scale == 0.1 and stored.denoiser.prediction_type == "v_prediction"
+    assert stored.config.residual_scale == 0.1
+    assert stored.denoiser.prediction_type == "v_prediction"
     for part in (loaded.predictor, loaded.denoiser):
         assert not any(parameter.requires_grad for parameter in part.parameters())
 
@@ -49,7 +51,8 @@ def test_bf16_stays_close_to_fp32(folder):
     blurry = torch.rand(1, 3, 32, 32)
     pipelines = (load_pipeline(str(folder), precision=precision) for precision in ("fp32", "bf16"))
     images = [pipeline(blurry, SamplingSettings(steps=3), output_type="pt").images for pipeline in pipelines]
-    assert images[1].dtype == torch.float32 and 0 < (images[0] - images[1]).abs().mean() < 0.005
+    assert images[1].dtype == torch.float32
+    assert 0 < (images[0] - images[1]).abs().mean() < 0.005
 
 
 def test_in_bf16_normalisation_stays_float32(tmp_path):
@@ -57,14 +60,16 @@ def test_in_bf16_normalisation_stays_float32(tmp_path):
     pipeline = load_pipeline(str(tmp_path), precision="bf16")
     types = {name: value.dtype for name, value in pipeline.predictor.named_parameters()}
     norms = {name for name in types if ".norm." in name}
-    assert norms and {types[name] for name in norms} == {torch.float32}
+    assert norms
+    assert {types[name] for name in norms} == {torch.float32}
     assert {types[name] for name in types.keys() - norms} == {torch.bfloat16}
 
 
 def test_the_hash_follows_the_weights_and_not_the_presets(folder):
     before = checkpoint_hash(str(folder))
     save_presets(folder, {"balanced": SamplingSettings(steps=3)})
-    assert checkpoint_hash(str(folder)) == before and len(before) == 64
+    assert checkpoint_hash(str(folder)) == before
+    assert len(before) == 64
     state = load_file(folder / "denoiser" / WEIGHTS)
     state["unet.head.bias"] += 1
     save_file(state, folder / "denoiser" / WEIGHTS)
@@ -100,13 +105,15 @@ def sentence(source):
 
 
 def test_what_is_missing_is_named(folder, tmp_path):
-    assert "neither" in sentence(tmp_path / "nowhere") and "does not exist" in sentence(tmp_path / "nowhere.ckpt")
+    assert "neither" in sentence(tmp_path / "nowhere")
+    assert "does not exist" in sentence(tmp_path / "nowhere.ckpt")
     (tmp_path / "empty").mkdir()
     assert "model_index.json does not exist" in sentence(tmp_path / "empty")
     os.remove(folder / "denoiser" / WEIGHTS)
     assert "denoiser has no weights" in sentence(folder)
     shutil.rmtree(folder / "predictor")
-    assert "predictor" in sentence(folder) and "config.json does not exist" in sentence(folder)
+    assert "predictor" in sentence(folder)
+    assert "config.json does not exist" in sentence(folder)
 
 
 def test_another_architecture_is_refused_by_its_first_differing_key(folder):
@@ -114,7 +121,9 @@ def test_another_architecture_is_refused_by_its_first_differing_key(folder):
     config = json.loads((folder / "denoiser" / "config.json").read_text())
     (folder / "denoiser" / "config.json").write_text(json.dumps(config | {"channels": 16}))
     message = sentence(folder)
-    assert "size mismatch for unet." in message and "Size([8" in message and "Size([16" in message
+    assert "size mismatch for unet." in message
+    assert "Size([8" in message
+    assert "Size([16" in message
     (folder / "denoiser" / "config.json").write_text(json.dumps(config))
     save_file({key: value for key, value in state.items() if key != "unet.head.weight"}, folder / "denoiser" / WEIGHTS)
     assert 'Missing key(s) in state_dict: "unet.head.weight"' in sentence(folder)

@@ -111,7 +111,8 @@ class TestTraining:
         assert moved() == {"predictor", "denoiser"}
         assert moved(predictor_training="joint", predictor_loss={"weight": 0.0}) == {"predictor", "denoiser"}
         assert moved(predictor_training="detached", predictor_loss={"weight": 0.0}) == {"denoiser"}
-        assert moved(predictor_training="frozen") == {"denoiser"} and moved(kind=Predict) == {"predictor"}
+        assert moved(predictor_training="frozen") == {"denoiser"}
+        assert moved(kind=Predict) == {"predictor"}
 
     def test_the_optimizer_has_the_numbers_of_the_config(self, tmp_path):
         numbers = {"lr": 3e-3, "weight_decay": 0.04, "betas": (0.8, 0.95)}
@@ -182,8 +183,10 @@ class TestTraining:
         model.denoiser.register_forward_hook(lambda _, inputs, __: given.update(r_t=inputs[0], blurry=inputs[1]))
 
         (seen,) = steps_of(model, tmp_path)
-        assert calls == ["predictor"] and seen["losses"].shape == (6,)
-        assert torch.equal(given["blurry"][0], given["blurry"][2]) and not torch.equal(given["r_t"][0], given["r_t"][1])
+        assert calls == ["predictor"]
+        assert seen["losses"].shape == (6,)
+        assert torch.equal(given["blurry"][0], given["blurry"][2])
+        assert not torch.equal(given["r_t"][0], given["r_t"][1])
         y, x = pair_of(seen)
         r_0 = (x - y) / 0.2  # the untrained predictor is the identity
         u, eps = drawn(3)
@@ -220,7 +223,8 @@ class TestTraining:
         model = module(residual={"scale": 0.2}, predictor_training="frozen", objective=objective)
         (seen,) = steps_of(model, tmp_path)
         # ln 1.5 is the mean of ln sigma: half of the eight levels lie above.
-        assert crops == [4] and (seen["alpha_bar"] <= 1 / (1 + 1.5**2)).sum() == 4
+        assert crops == [4]
+        assert (seen["alpha_bar"] <= 1 / (1 + 1.5**2)).sum() == 4
         assert (seen["loss"] - seen["losses"].mean()).item() / 100 == pytest.approx(0.5, abs=1e-3)
 
     @pytest.mark.parametrize("loss", ["l1", "l2", "psnr"])

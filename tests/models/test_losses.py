@@ -36,7 +36,8 @@ class TestDraws:
 
     def test_bounds_cut_the_normal_off(self):
         log_sigma = -log_snr(sample_log_normal(0.3, 1.1, (0.5, 2.0), uniform(40_000))) / 2
-        assert log_sigma.min() >= math.log(0.5) - 1e-3 and log_sigma.max() <= math.log(2) + 1e-3
+        assert log_sigma.min() >= math.log(0.5) - 1e-3
+        assert log_sigma.max() <= math.log(2) + 1e-3
         whole = -log_snr(sample_log_normal(0.3, 1.1, None, uniform(400_000))) / 2
         inside = whole[(whole > math.log(0.5)) & (whole < math.log(2))]
         assert log_sigma.mean().item() == pytest.approx(inside.mean().item(), abs=0.01)
@@ -48,13 +49,19 @@ class TestDraws:
         assert (-log_snr(other) / 2).mean().item() == pytest.approx(0.5, abs=0.02)
         bounded = Objective(levels="log_normal", sigma_range=(0.5, 2.0)).draw(SCHEDULE, uniform(2000))
         sigma = ((1 - bounded) / bounded).sqrt()
-        assert sigma.min() >= 0.4999 and sigma.max() <= 2.0001 and sigma.min() < 0.51 and sigma.max() > 1.9
+        assert sigma.min() >= 0.4999
+        assert sigma.max() <= 2.0001
+        assert sigma.min() < 0.51
+        assert sigma.max() > 1.9
         assert Objective(levels="log_normal", sigma_range=(0.5, 2.0)).bounds == (0.5, 2.0)
         assert Objective(levels="alpha_bar", sigma_range=(0.5, 2.0)).bounds == (None, None)
         assert Objective(levels="log_normal").bounds == (None, None)
         for levels in ("alpha_bar", "log_normal"):
             draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), uniform(1000))
-            assert draw.dtype == torch.float32 and draw.shape == (1000,) and (draw > 0).all() and (draw <= 1).all()
+            assert draw.dtype == torch.float32
+            assert draw.shape == (1000,)
+            assert (draw > 0).all()
+            assert (draw <= 1).all()
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)

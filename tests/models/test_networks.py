@@ -56,7 +56,8 @@ def test_any_size_goes_through(predictor, size):
     with torch.no_grad():
         assert stir(predictor)(blurry).shape == blurry.shape
         for estimate in predictor.estimates(blurry):
-            assert estimate.shape == blurry.shape and estimate.isfinite().all()
+            assert estimate.shape == blurry.shape
+            assert estimate.isfinite().all()
 
 
 def test_u2net_pads_to_its_pixel_blocks_alone():
@@ -94,7 +95,8 @@ def test_a_size_head_adds_a_channel_and_changes_no_other():
         blurry = torch.rand(1, 3, 21, 30) * 2 - 1
         with torch.no_grad():
             four, three = with_head(blurry), without(blurry)
-        assert four.shape == (1, 4, 21, 30) and torch.equal(four[:, :3], three)
+        assert four.shape == (1, 4, 21, 30)
+        assert torch.equal(four[:, :3], three)
 
 
 def test_a_size_head_expects_a_small_error_until_it_is_trained():
@@ -129,7 +131,8 @@ def test_a_denoiser_depends_on_what_it_is_told(denoiser, sees):
     with torch.no_grad():
         base = denoiser(**told)
         other = denoiser(**told | {"alpha_bar": torch.tensor([0.1, 0.9])})  # each image has its own noise level
-        assert torch.allclose(base[0], other[0], atol=1e-6) and not torch.allclose(base[1], other[1], atol=1e-3)
+        assert torch.allclose(base[0], other[0], atol=1e-6)
+        assert not torch.allclose(base[1], other[1], atol=1e-3)
         for name in ("r_t", "blurry", "x_init", "s"):
             changed = denoiser(**told | {name: told[name] + 1})
             assert torch.allclose(base, changed, atol=1e-3) != (name in sees.split()), name
@@ -177,7 +180,8 @@ def test_normalised_by_pixel_the_unet_still_sees_only_its_neighbourhood():
         assert not torch.equal(network(image)[..., far:], network(changed)[..., far:])
     layer = next(module for module in network.modules() if isinstance(module, PixelNorm))
     x = torch.randn(1, layer.normalized_shape[0], 5, 4) * 9 + 3
-    assert layer(x).mean(1).abs().max() < 1e-5 and (layer(x).var(1, correction=0) - 1).abs().max() < 1e-3
+    assert layer(x).mean(1).abs().max() < 1e-5
+    assert (layer(x).var(1, correction=0) - 1).abs().max() < 1e-3
 
 
 def test_the_untrained_denoiser_keeps_activations_finite_and_of_order_one():
@@ -212,4 +216,5 @@ def test_dropout_drops_in_training_alone():
 def test_nearly_clean_levels_are_told_apart():
     embed = NoiseLevelEmbedding(8)
     levels = embed(torch.tensor([1 - 1e-5, 1 - 1e-4, 1e-4, 1e-5]))
-    assert (levels[0] - levels[1]).abs().max() > 1e-3 and (levels[2] - levels[3]).abs().max() > 1e-3
+    assert (levels[0] - levels[1]).abs().max() > 1e-3
+    assert (levels[2] - levels[3]).abs().max() > 1e-3

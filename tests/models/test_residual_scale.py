@@ -29,7 +29,8 @@ def with_kind(kind, predictor=None, residual_scale=1.5):
 
 def test_global_is_one_everywhere():
     size = residual_size("global", torch.rand(2, 3, 7, 9), torch.rand(2, 3, 7, 9))
-    assert size.shape == (2, 1, 7, 9) and (size == 1).all()
+    assert size.shape == (2, 1, 7, 9)
+    assert (size == 1).all()
 
 
 def test_local_is_the_mean_change_over_nine_by_nine_pixels():
@@ -63,7 +64,8 @@ def test_three_scales_are_of_luma_and_chroma():
     s = torch.tensor([2.0, 0.5, 0.25]).view(1, 3, 1, 1).expand(2, 3, 6, 7) * (0.1 + torch.rand(2, 1, 6, 7))
     grey = torch.rand(2, 1, 6, 7).expand(2, 3, 6, 7)
     r_0 = residual(grey, 0.0, s)
-    assert torch.allclose(r_0[:, 0], 3**0.5 * grey[:, 0] / s[:, 0]) and r_0[:, 1:].abs().max() < 1e-5
+    assert torch.allclose(r_0[:, 0], 3**0.5 * grey[:, 0] / s[:, 0])
+    assert r_0[:, 1:].abs().max() < 1e-5
     sharp, x_init = torch.rand(2, 3, 6, 7), torch.rand(2, 3, 6, 7)
     r_0 = residual(sharp, x_init, s)
     assert torch.allclose(add_residual(x_init, r_0, s), sharp, atol=1e-6)
@@ -172,7 +174,8 @@ def test_the_kind_is_kept_and_old_checkpoints_are_global(tmp_path):
     pipeline, blurry = with_kind("local"), torch.rand(1, 3, 20, 24)
     pipeline.save_pretrained(tmp_path / "new")
     again = load_pipeline(str(tmp_path / "new"), precision="fp32")
-    assert again.config.scale_kind == "local" and again.config.residual_scale == 1.5
+    assert again.config.scale_kind == "local"
+    assert again.config.residual_scale == 1.5
     settings = SamplingSettings(steps=2)
     images = [p(blurry, settings, output_type="pt").images for p in (pipeline, again)]
     assert torch.allclose(*images, atol=1e-5)

@@ -12,7 +12,8 @@ NAMES = ["linear", "cosine", "sigmoid", "log_snr"]
 @pytest.mark.parametrize("steps", [1, 2, 20, 2000])
 def test_betas_are_float64_in_the_open_unit_interval(name, steps):
     betas = NoiseSchedule(name, steps, beta_start=1e-4, beta_end=0.02).betas()
-    assert betas.shape == (steps,) and betas.dtype == torch.float64
+    assert betas.shape == (steps,)
+    assert betas.dtype == torch.float64
     assert ((betas > 0) & (betas < 1)).all()
 
 
@@ -37,7 +38,8 @@ def test_betas_are_those_of_the_formula_from_end_to_end(name):
     betas = NoiseSchedule(name, T, beta_start=B_1, beta_end=B_T).betas()
     assert betas.tolist() == pytest.approx(by_hand(name), rel=1e-12, abs=1e-15)
     if name == "cosine":
-        assert betas[-1].item() == 0.999 and betas[-2].item() < 0.99
+        assert betas[-1].item() == 0.999
+        assert betas[-2].item() < 0.99
     if name == "log_snr":  # one step has the last level
         assert torch.logit(1 - log_snr(1, 8.0, -12.0)).item() == pytest.approx(-12)
 
@@ -54,7 +56,8 @@ def test_a_shortened_schedule_is_the_same_curve_up_to_its_new_end(name):
     curve = [0.0, *(1 - betas).log().cumsum(0).tolist()]  # log alpha_bar at t = 0, 1, ... 40
     end = curve[17] + 0.25 * (curve[18] - curve[17])  # t = 17.25
     shortened = [0.0, *(1 - shorten(betas, math.exp(end))).log().cumsum(0).tolist()]
-    assert len(shortened) == 41 and shortened[40] == pytest.approx(end, rel=1e-9)
+    assert len(shortened) == 41
+    assert shortened[40] == pytest.approx(end, rel=1e-9)
     assert shortened[20] == pytest.approx(curve[8] + 0.625 * (curve[9] - curve[8]), rel=1e-9)  # t = 8.625
     assert torch.allclose(shorten(betas, math.exp(curve[40])), betas, rtol=1e-6)
     with pytest.raises(ValueError, match="noise ends at sigma"):

@@ -58,7 +58,8 @@ def test_tiled_equals_whole(sampler, size):
     settings = SamplingSettings(sampler, steps=3)
     whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
     tiled = pipeline(blurry, settings, output_type="pt", tile=128, predictor_tile=128)
-    assert whole.images.std() > 0.1 and (whole.predictions - tiled.predictions).abs().max() < 1e-4
+    assert whole.images.std() > 0.1
+    assert (whole.predictions - tiled.predictions).abs().max() < 1e-4
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
 
 
@@ -117,7 +118,8 @@ def test_running_out_of_memory_halves_the_batch_and_then_the_tiles(size, most, t
 
     x = torch.rand(size)[:, None].expand(-1, 3, -1, -1)
     assert torch.equal(Tiling(0, 1, 512)(hungry, [x]), 2 * x)
-    assert seen[:3] == tried and all(images == 1 and side <= tried[2][1] for images, side in seen[2:])
+    assert seen[:3] == tried
+    assert all(images == 1 and side <= tried[2][1] for images, side in seen[2:])
 
 
 def test_a_real_allocation_that_fails_is_out_of_memory():
@@ -170,7 +172,8 @@ def test_half_the_precision_takes_half_and_a_network_may_say_what_it_takes():
     assert bytes_per_pixel(network.to(torch.bfloat16)) == full / 2
     network.bytes_per_pixel = 7.5
     assert bytes_per_pixel(network) == 7.5
-    assert bytes_per_pixel(torch.nn.Conv2d(3, 3, 1)) == 10_000 and bytes_per_pixel(IdentityPredictor()) == 12
+    assert bytes_per_pixel(torch.nn.Conv2d(3, 3, 1)) == 10_000
+    assert bytes_per_pixel(IdentityPredictor()) == 12
 
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -208,10 +211,12 @@ def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     own = 400_000_000 + 4000 * 6000 * 3 * 4
     for side in (128, 1024, 2048):
         takes = 1000 * (side + 2 * 352) ** 2
-        assert chosen(own + takes) == (side, 1) and chosen(own + takes - 1)[0] < side
+        assert chosen(own + takes) == (side, 1)
+        assert chosen(own + takes - 1)[0] < side
         assert side == 128 or chosen(own + takes, fields=2)[0] < side
     takes = 1000 * 4000 * (4096 + 2 * 352)  # a tile is no higher than the image
-    assert chosen(own + takes) == (4096, 1) and chosen(own + 1000 * 4000 * 6000) == (6000, 1)
+    assert chosen(own + takes) == (4096, 1)
+    assert chosen(own + 1000 * 4000 * 6000) == (6000, 1)
     least = own + 1000 * (64 + 2 * 352) ** 2
     assert chosen(least) == (64, 1)
     with pytest.raises(TooLittleMemory) as caught:
@@ -238,10 +243,12 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
             monkeypatch.setattr("deblur.models.tiling.free_memory", lambda device: 0)  # nothing fits
             tiling = Tiling(network.receptive_field, 2)
             assert torch.allclose(tiling(seen, [x[:count]]), whole[:count], atol=1e-5)
-            assert tiling.tile == 64 and {n for _, _, n in sizes[1:]} == {1}
+            assert tiling.tile == 64
+            assert {n for _, _, n in sizes[1:]} == {1}
         monkeypatch.undo()
         generous = Tiling(network.receptive_field, 2)
-        assert torch.allclose(generous(seen, [x]), whole, atol=1e-5) and sizes[-1] == (80, 140, 3)
+        assert torch.allclose(generous(seen, [x]), whole, atol=1e-5)
+        assert sizes[-1] == (80, 140, 3)
 
 
 def test_the_identity_is_tiled_too():
@@ -258,4 +265,5 @@ def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
         return part
 
     assert torch.allclose(Tiling(None, 32, tile=100)(look, [image]), image, atol=1e-6)
-    assert max(sides) == 96 + 2 * 32 and all(side % 32 == 0 for side in sides)
+    assert max(sides) == 96 + 2 * 32
+    assert all(side % 32 == 0 for side in sides)

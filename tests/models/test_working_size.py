@@ -77,11 +77,13 @@ def test_the_regions_are_those_of_most_detail_where_the_image_counts():
     image[..., :120, :120] = noise(120, 120)
     image[..., 300:, 300:] = 0.5 + 0.5 * (noise(100, 100) - 0.5)
     rows, columns = detailed_regions(image, RULE)[0]
-    assert rows.start < 120 and columns.start < 120
+    assert rows.start < 120
+    assert columns.start < 120
     weight = torch.zeros(1, 1, 400, 400)
     weight[..., 250:, 250:] = 1
     for rows, columns in detailed_regions(image, RULE, weight):
-        assert rows.stop > 250 and columns.stop > 250
+        assert rows.stop > 250
+        assert columns.stop > 250
     assert detailed_regions(torch.ones(1, 3, 200, 400), RULE) == []
 
 

@@ -14,14 +14,16 @@ def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
     values[2, 0, 0] = 12.0  # one pixel far above all others
     colours, white = heat_map(values)
     assert white == 0.5
-    assert torch.equal(colours[:, 0, 1], colours[:, 0, 0]) and not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
+    assert torch.equal(colours[:, 0, 1], colours[:, 0, 0])
+    assert not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
 
 
 def test_large_images_are_reduced_by_their_mean():
     image = torch.rand(3, 60, 90)
     assert reduced(image, 5400) is image
     small = reduced(image, 600)
-    assert small.shape == (3, 20, 30) and torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
+    assert small.shape == (3, 20, 30)
+    assert torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
 
 
 def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size(tmp_path):

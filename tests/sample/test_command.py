@@ -25,7 +25,9 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
     assert not torch.equal(each[0], each[1])
     assert (images.read(tmp_path / "mean" / "a.png") - torch.stack(each).mean(0)).abs().max() < 1.01 / 255
     std = tifffile.imread(tmp_path / "mean" / "a_std.tif")
-    assert std.shape == (20, 31, 3) and std.dtype == "float32" and 0 < std.mean() < 0.5
+    assert std.shape == (20, 31, 3)
+    assert std.dtype == "float32"
+    assert 0 < std.mean() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -67,13 +69,15 @@ def test_bad_input_is_one_sentence(checkpoint, photos, tmp_path, monkeypatch, ca
     (tmp_path / "empty").mkdir()
     assert sample.main([flags[0], "--checkpoint", str(checkpoint), "--output", "out", *flags[1:]]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("sample.py: error: ") and words in sentence
+    assert sentence.startswith("sample.py: error: ")
+    assert words in sentence
     assert not any(word in sentence for word in ("typing", "Literal", "Union", "NoneType", "usage:"))
 
 
 @pytest.mark.parametrize(("given", "words"), [([], "no image is named"), (["photo.jpg"], "--output is missing")])
 def test_what_is_missing_on_the_command_line(capsys, given, words):
-    assert sample.main(given) == 2 and words in capsys.readouterr().err
+    assert sample.main(given) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_help_and_wrong_arguments_come_before_torch():
@@ -96,7 +100,8 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
     said = capsys.readouterr().out
     flags = {field.name for kind in (Options, SamplingSettings) for field in fields(kind)}
     assert {line.split()[0] for line in said.splitlines() if line.startswith("  --")} == {f"--{name}" for name in flags}
-    assert default(said, "steps") == "3" and default(said, "blend") == "0.25"
+    assert default(said, "steps") == "3"
+    assert default(said, "blend") == "0.25"
     assert sample.main(["--checkpoint", named, "--preset", "fidelity", "--help"]) == 0
     assert default(capsys.readouterr().out, "steps") == "5"
     assert sample.main(["--help"]) == 0
@@ -117,7 +122,8 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
 def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_path, capsys, preset, flags, words):
     named = with_presets(tmp_path, balanced={"steps": 2} | preset)
     command = [str(photos / "a.png"), "--checkpoint", named, "--output", str(tmp_path / "out")]
-    assert sample.main([*command, *flags]) == 0 and f"balanced: {words}, blend 1; " in capsys.readouterr().out
+    assert sample.main([*command, *flags]) == 0
+    assert f"balanced: {words}, blend 1; " in capsys.readouterr().out
     assert sample.main([*command, "--sampler", "ddpm", "--eta", "1"]) == 2  # an explicit contradiction
     assert "eta belongs to the sampler ddim" in capsys.readouterr().err
 
@@ -132,7 +138,8 @@ def test_what_is_done_stands_in_a_line_and_in_the_manifest(photos, tmp_path, cap
     assert sample.main([str(tmp_path / "large.png"), *command, "--tile", "64", "--device", "cpu"]) == 0
     assert f"{title}denoiser in tiles of 64" in capsys.readouterr().out.splitlines()
     small, large = json.loads((tmp_path / "out" / "manifest.json").read_text()).values()
-    assert small["tiles"] == {"predictor": None, "denoiser": None} and large["tiles"]["denoiser"] == 64
+    assert small["tiles"] == {"predictor": None, "denoiser": None}
+    assert large["tiles"]["denoiser"] == 64
     said = [small[name] for name in ("checkpoint", "preset", "device", "precision")]
     assert said == [named, "balanced", "cpu", "fp32"]
 
@@ -147,7 +154,8 @@ def test_a_bare_flag_means_true_and_one_without_effect_says_so(checkpoint, photo
     assert "no effect" not in capsys.readouterr().err
     assert sample.main([*map(str, command), "--steps", "1", "--num_samples", "2", "--blend", "0"]) == 0
     errors = capsys.readouterr().err
-    assert "--steps has no effect: with blend 0" in errors and set(restored(out)) == {"a.png", "a_compare.png"}
+    assert "--steps has no effect: with blend 0" in errors
+    assert set(restored(out)) == {"a.png", "a_compare.png"}
 
 
 def test_a_comparison_shows_the_blurry_the_predicted_and_the_restored_image(checkpoint, photos, tmp_path):
@@ -155,7 +163,8 @@ def test_a_comparison_shows_the_blurry_the_predicted_and_the_restored_image(chec
         assert run(photos / "a.png", "--compare", "--checkpoint", checkpoint, "--output", tmp_path / name, *flags) == 0
     panel, plain = (images.read(tmp_path / name / "a_compare.png") for name in ("blend", "none"))
     columns = (panel != plain).any(0).any(0).nonzero()  # the prediction restored by itself is in the last of three
-    assert len(columns) > 0 and columns.min() > 0.6 * panel.shape[2]
+    assert len(columns) > 0
+    assert columns.min() > 0.6 * panel.shape[2]
 
 
 def test_one_image_and_a_suffix_are_a_file(checkpoint, photos, tmp_path):
@@ -217,7 +226,8 @@ def test_a_format_that_is_not_written_becomes_png_in_a_folder_by_name_and_by_pat
     Image.new("RGB", (20, 16), (200, 0, 0)).save(tmp_path / "in" / "a.ppm")
     for given in (tmp_path / "in", tmp_path / "in" / "a.ppm", f"{tmp_path}/in/*.ppm"):
         assert run(given, "--checkpoint", checkpoint, "--output", tmp_path / "out", "--overwrite", "--blend", "0") == 0
-        assert set(restored(tmp_path / "out")) == {"a.png"} and "a.ppm: is written as a.png" in capsys.readouterr().err
+        assert set(restored(tmp_path / "out")) == {"a.png"}
+        assert "a.ppm: is written as a.png" in capsys.readouterr().err
 
 
 def test_exif_that_a_jpeg_cannot_hold_is_left_out_and_said(checkpoint, tmp_path, capsys):
@@ -234,7 +244,8 @@ def test_exif_that_a_jpeg_cannot_hold_is_left_out_and_said(checkpoint, tmp_path,
 def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tmp_path, capsys):
     for words in ("wrote 3 of 3", "all 3 done before, in"):
         assert run(photos, "--checkpoint", checkpoint, "--output", photos / "out") == 0
-        assert words in capsys.readouterr().out and len(restored(photos / "out")) == 3
+        assert words in capsys.readouterr().out
+        assert len(restored(photos / "out")) == 3
     assert run(photos / "out", "--checkpoint", checkpoint, "--output", tmp_path / "again") == 2
     assert "out holds restored images (it has a manifest.json)" in capsys.readouterr().err
 
@@ -269,7 +280,9 @@ def test_what_the_system_refuses_is_said_with_its_path(
     (tmp_path / "sub" / "sub").touch()
     assert run("photos", "--checkpoint", checkpoint, "--output", output) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("sample.py: error: ") and words in said and "Errno" not in said
+    assert said.startswith("sample.py: error: ")
+    assert words in said
+    assert "Errno" not in said
 
 
 def test_a_full_disk_is_said_with_what_is_done(checkpoint, tmp_path, capsys):
@@ -292,10 +305,12 @@ def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tm
     command = [photos / "a.png", "--checkpoint", checkpoint, "--output", out]
     run(*command, *flags)
     left = {"a_0.png", "a_1.png", "a_std.png", "a_std.tif", "a_compare.png"}
-    assert set(restored(out)) == left and "replaced" not in capsys.readouterr().out
+    assert set(restored(out)) == left
+    assert "replaced" not in capsys.readouterr().out
     assert set(json.loads((out / "manifest.json").read_text())[str(photos / "a.png")]["written"]) == left
     run(*command)
-    assert set(restored(out)) == {"a.png"} and f"to {out}, replaced 1\n" in capsys.readouterr().out
+    assert set(restored(out)) == {"a.png"}
+    assert f"to {out}, replaced 1\n" in capsys.readouterr().out
     images.write(tmp_path / "other" / "a.png", torch.rand(3, 8, 8))
     run(tmp_path / "other" / "a.png", *command[1:])
     assert "replaced 1" in capsys.readouterr().out

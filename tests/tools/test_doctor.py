@@ -109,7 +109,8 @@ def test_every_planted_fault_is_found_and_no_other(clean, tmp_path_factory, plan
     found = set()
     for kind, sentence in diagnose(str(root), num_workers=0).faults:
         found |= {(kind, stem) for stem in re.findall(r"/(\w+)\.png", sentence) if not stem.startswith("copy_")}
-        assert sentence.endswith(".") and "\n" not in sentence
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
     assert found == expected
     shutil.rmtree(root)
 
@@ -119,7 +120,8 @@ def test_a_dataset_without_splits_is_one_split_and_warned_of(clean, tmp_path, ca
     for side in ("blur", "sharp"):  # an image twice in a split leaks nowhere
         shutil.copyfile(root / side / "train0.png", root / side / "again.png")
     found = diagnose(str(root), num_workers=0)
-    assert counts(found) == {"test": 5} and found.faults == []
+    assert counts(found) == {"test": 5}
+    assert found.faults == []
     assert main(str(root), num_workers=0) == 0
     said = capsys.readouterr().out
     assert f"{root}: layout flat, variant blur: 5 pairs\n  warning: no folders train/ and val/" in said
@@ -131,7 +133,9 @@ def test_the_shift_is_measured():
     blurry, sharp = blurry.mean(0), sharp.mean(0)
     for right, down in ((0, 0), (5, -3), (-11, 6)):
         found = find_shift(blurry.roll((down, right), (0, 1)), sharp)
-        assert abs(found[0] - right) <= 1 and abs(found[1] - down) <= 1 and (found[2] < 0.25) == (right != 0)
+        assert abs(found[0] - right) <= 1
+        assert abs(found[1] - down) <= 1
+        assert (found[2] < 0.25) == (right != 0)
 
 
 def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean, capsys):
@@ -150,7 +154,8 @@ def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean, 
     shutil.rmtree(tmp_path / "test" / "GOPR0372_07_00")
     assert main(str(tmp_path), num_workers=0) == 0  # a set of one's own has other counts
     said = capsys.readouterr().out
-    assert "  remark: train has 2 pairs; " in said and said.endswith("no faults\n")
+    assert "  remark: train has 2 pairs; " in said
+    assert said.endswith("no faults\n")
 
 
 def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(root):
@@ -158,7 +163,8 @@ def test_a_split_that_cannot_be_read_is_a_fault_and_a_missing_one_is_none(root):
     found = diagnose(str(root), num_workers=0)
     assert counts(found) == {"test": 4}
     ((kind, sentence),) = found.faults
-    assert kind == "split" and "no folder blur beside sharp" in sentence
+    assert kind == "split"
+    assert "no folder blur beside sharp" in sentence
 
 
 def test_table_and_exit_code(root, tmp_path, capsys):
@@ -180,8 +186,10 @@ def test_the_cheap_part_names_every_damaged_file(root):
     with pytest.raises(DatasetError) as caught:
         check_files(pairs)
     sentence = str(caught.value)
-    assert all(f"train{number}.png" in sentence for number in range(3)) and "train3" not in sentence
-    assert "3 files or pairs are damaged" in sentence and "\n" not in sentence
+    assert all(f"train{number}.png" in sentence for number in range(3))
+    assert "train3" not in sentence
+    assert "3 files or pairs are damaged" in sentence
+    assert "\n" not in sentence
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
         check_files([pair.sharp for pair in pairs])
 

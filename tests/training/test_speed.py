@@ -78,9 +78,11 @@ def test_averages_are_lightning_s_but_for_the_running_mean(tmp_path):
     model = module(predictor=U2NetPredictor("lite"))
     fit(model, tmp_path, 3, both)
     one, other = (averages._average_model.state_dict() for averages in both)
-    assert one.keys() == other.keys() and one["n_averaged"] == other["n_averaged"] == 3
+    assert one.keys() == other.keys()
+    assert one["n_averaged"] == other["n_averaged"] == 3
     own = {f"module.{name}": buffer for name, buffer in model.named_buffers(recurse=False) if f"module.{name}" in one}
-    assert "module.residual_square" in own and one["module.residual_square"] != other["module.residual_square"]
+    assert "module.residual_square" in own
+    assert one["module.residual_square"] != other["module.residual_square"]
     assert all(torch.equal(other[name], value) for name, value in own.items())
     assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one.keys() - own.keys())
 
