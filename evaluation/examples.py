@@ -50,14 +50,19 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     steps = sum(steps_of([example.row.settings]) for example in examples)
     with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
         for number, name in enumerate(names):
-            blurry, sharp, prediction = _predict(plan, images[name])
+            blurry, sharp = _read(plan, images[name])
+            prediction = plan.pipeline.predict(blurry)
+            predictions = {None: prediction}  # by the predictor's stages
             shown = {"blurry": blurry[0], "predictor": prediction.images[0], "sharp": sharp}
             of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
                 write_png(folder / of_image[kind], image)
             for at, example in enumerate(example for example in examples if example.image == name):
+                stages = example.row.settings.stages
+                if stages not in predictions:
+                    predictions[stages] = plan.pipeline.predict(blurry, stages=stages)
                 [output] = plan.pipeline.refine_shared(
-                    blurry, prediction, [example.row.settings], plan.seed, [images[name].name], counted(bar, 1)
+                    blurry, predictions[stages], [example.row.settings], plan.seed, [images[name].name], counted(bar, 1)
                 )
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 write_png(folder / example.files["restored"], output.images[0])
@@ -75,7 +80,8 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
     rows = []
     with ProgressBar(total=count * steps_of([setting]), desc="panel", unit="step") as bar:
         for image in images:
-            blurry, sharp, prediction = _predict(plan, image)
+            blurry, sharp = _read(plan, image)
+            prediction = plan.pipeline.predict(blurry, stages=setting.stages)
             [out] = plan.pipeline.refine_shared(blurry, prediction, [setting], plan.seed, [image.name], counted(bar, 1))
             rows.append((blurry[0], out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp))
     names = ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")
@@ -98,8 +104,7 @@ def _choose(summary: Summary) -> list[Example]:
     return examples
 
 
-def _predict(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor, Tensor]:
-    """Blurry (1, 3, H, W), sharp (3, H, W), and the pipeline's prediction."""
+def _read(plan: Plan, image: ImagePair) -> tuple[Tensor, Tensor]:
+    """Blurry (1, 3, H, W) and sharp (3, H, W)."""
     blurry, sharp = image.read()
-    blurry = blurry[None].to(plan.device)
-    return blurry, sharp, plan.pipeline.predict(blurry)
+    return blurry[None].to(plan.device), sharp

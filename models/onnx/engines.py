@@ -50,15 +50,16 @@ def open_engine(
         facts: its graph.json.
         folder: where it lies, for messages and TensorRT's files.
         provider: what runs it; None: OpenVINO where it is installed, otherwise ONNX Runtime on the CPU.
-        precision: of a float32 graph in OpenVINO; auto is bf16 where the processor has it. Other graphs, and ONNX
-            Runtime, compute in the graph's own.
+        precision: in OpenVINO, of a float32 graph, and of what an int8 graph leaves in float; auto is bf16 where the
+            processor has it. Other graphs, and ONNX Runtime, compute in the graph's own.
         threads: on a CPU; 0: the engine's default.
 
     Raises:
         CheckpointError: a package or a provider is missing, or the graph cannot run here as asked.
     """
     provider = provider or ("openvino" if importlib.util.find_spec("openvino") else "cpu")
-    if precision not in ("auto", facts.precision) and (provider, facts.precision) != ("openvino", "fp32"):
+    has_choice = provider == "openvino" and facts.precision in ("fp32", "int8")
+    if precision not in ("auto", facts.precision) and not has_choice:
         other = "" if facts.precision != "fp32" else " or give --provider openvino"
         raise CheckpointError(
             f"{folder.parent} is an ONNX folder in {facts.precision}: omit the precision {precision}{other}"
@@ -95,7 +96,7 @@ def _openvino(graph: bytes, facts: GraphFacts, precision: Precision, threads: in
     try:
         network = compiled(openvino.Type.bf16 if within == "bf16" else openvino.Type.f32)
     except RuntimeError:
-        if facts.precision != "int8" or within != "bf16":
+        if facts.precision != "int8" or precision == "bf16":
             raise
         network = compiled(openvino.Type.f32)  # on processors with AMX it has no INT8 convolution between bf16 layers
     request = network.create_infer_request()

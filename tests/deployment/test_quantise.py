@@ -66,8 +66,8 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
     assert "4 in float: embedding.dense1.weight, " in said
     blurry = torch.nn.functional.interpolate(torch.rand(1, 3, 14, 14), (140, 100))
     theirs = pipeline(blurry, output_type="pt").images
-    for provider in ("cpu", "openvino"):
-        ours = load_pipeline(str(folder), provider=provider)
+    for provider, precision in (("cpu", "auto"), ("openvino", "auto"), ("openvino", "fp32")):
+        ours = load_pipeline(str(folder), provider=provider, precision=precision)
         assert 25 < psnr(ours(blurry, output_type="pt").images, theirs) < 80
 
 

@@ -8,6 +8,7 @@ import torch
 
 from deblur.data import images
 from deblur.evaluation.controls import SHARPENED
+from deblur.evaluation.examples import keep_examples
 from deblur.evaluation.rows import CONTROLS, rows_of
 from deblur.evaluation.scoring import batch_size_for, score_images
 from deblur.models.settings import SamplingSettings
@@ -157,3 +158,17 @@ def test_what_is_done_is_not_done_again(tmp_path):
         file.write('{"row": "blurry", "image": "ima')
     assert toy.rows(tmp_path, settings[:1]) == first
     assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(("stages", "offset"), [(None, 3), (1, 8)])
+def test_scores_and_examples_are_of_a_setting_s_own_stages(tmp_path, stages, offset):
+    """A Toy's images of one stage are off by 5 levels more, and a setting of 3 steps by 3."""
+    plan = Toy([(24, 24)]).plan(tmp_path, [SamplingSettings(steps=3, stages=stages)])
+    found = summary(plan)
+    [row] = found.settings
+    assert row.mean("psnr") == pytest.approx(decibels(offset))
+    [example] = keep_examples(tmp_path, plan, found)
+    restored = images.read(tmp_path / example.files["restored"])
+    prediction = images.read(tmp_path / example.files["predictor"])
+    assert restored.mean().item() == pytest.approx((100 + offset) / 255)
+    assert prediction.mean().item() == pytest.approx(120 / 255)
