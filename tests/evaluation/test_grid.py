@@ -112,6 +112,18 @@ def test_every_field_makes_a_row_of_its_own_except_where_nothing_is_sampled(fiel
     assert [(row.label, row.settings) for row in rows_of(alone)] == [("blend 0", alone[0]), *kept]
 
 
+SHARING = {"num_samples", "average", "blend", "keep_sharp"}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(SamplingSettings)])
+def test_settings_share_samples_unless_they_sample_differently(field):
+    changed = {field: OTHER.get(field, 0.25)}
+    pair = [SamplingSettings(), SamplingSettings(**changed)]
+    assert sharing_samples(pair) == ([pair] if field in SHARING else [[pair[0]], [pair[1]]])
+    alone = [SamplingSettings(blend=0.0), SamplingSettings(**changed | {"blend": 0.0})]
+    assert sharing_samples(alone) == ([[alone[0]], [alone[1]]] if field == "stages" else [alone])
+
+
 def test_the_key_of_a_setting_does_not_depend_on_the_grid():
     setting = SamplingSettings(steps=5, blend=0.5)
     [alone] = rows_of([setting])

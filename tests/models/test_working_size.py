@@ -110,6 +110,16 @@ def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
     assert pipeline(image, settings, output_type="pt").scale == 1, "a checkpoint without the rule"
 
 
+def test_images_in_a_batch_get_their_own_changes():
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=3)
+    both = torch.stack([noise(64, 96)[0], noise(64, 96)[0].flip(1)])
+    out = pipeline(both, settings, names=["a", "b"], scale=0.5, output_type="pt")
+    for at, name in enumerate(("a", "b")):
+        alone = pipeline(both[at : at + 1], settings, names=[name], scale=0.5, output_type="pt")
+        torch.testing.assert_close(out.images[3 * at : 3 * at + 3], alone.images, atol=1e-4, rtol=0)
+        torch.testing.assert_close(out.predictions[at], alone.predictions[0], atol=1e-4, rtol=0)
+
+
 def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
     tiny_pipeline().save_pretrained(tmp_path)
     update_index(tmp_path, working_size={"largest_kept": 50, "above": 1e-6, "smallest": 10, "regions": 1})
