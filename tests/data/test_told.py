@@ -154,6 +154,30 @@ def test_a_profile_is_applied_where_it_cannot_be_written(tmp_path, mode):
     assert "converted to sRGB" in remarks(tmp_path / "a.png", ".bmp")
 
 
+LINEAR_P3 = [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]  # x, y and Y of its primaries
+CHUNKS = {"sRGB": [(b"sRGB", b"\0")], "gAMA": [(b"gAMA", struct.pack(">I", 45455))]}
+CHUNKS |= {"cHRM": [*CHUNKS["gAMA"], (b"cHRM", CHRM)]}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+def test_of_a_profile_and_other_chunks_the_profile_counts(tmp_path, chunks):
+    profile = imagecodecs.cms_profile("rgb", whitepoint=[*P3[:2], 1], gamma=1.0, primaries=LINEAR_P3)
+    grey = Image.new("RGB", (5, 4), (55, 55, 55))
+    grey.info["icc_profile"] = profile
+    (tmp_path / "a.png").write_bytes(with_chunks(grey, *chunks))
+    for suffix in (".png", ".jpg", ".tif"):
+        assert Image.open(again(tmp_path / "a.png", suffix)).info["icc_profile"] == profile
+    assert np.abs(images.read(again(tmp_path / "a.png", ".bmp")).numpy() * 255 - 55).max() > 20
+
+
+def test_of_a_profile_and_code_points_the_code_points_count(tmp_path, colours):
+    image = pil(colours)
+    image.info["icc_profile"] = PROFILE
+    (tmp_path / "a.png").write_bytes(with_chunks(image, (b"cICP", bytes([12, SRGB, 0, 1]))))
+    assert chunks_of(again(tmp_path / "a.png", ".png"))[b"cICP"] == bytes([12, SRGB, 0, 1])
+    assert nclx_of(again(tmp_path / "a.png", ".avif")) == (12, SRGB)
+
+
 # X, Y and Z of the primaries of P3 with white as bright as 1, as a BMP has them.
 XYZ_OF_P3 = [(0.4866, 0.2290, 0.0), (0.2657, 0.6917, 0.0451), (0.1982, 0.0793, 1.0439)]
 
