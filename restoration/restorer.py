@@ -17,9 +17,9 @@ from deblur.data.images import ImageFile
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, require_memory
 from deblur.models.hub import PRETRAINED, name_of
-from deblur.models.image_processor import visible_pixels
+from deblur.models.image_processor import visible_pixels, with_hidden_filled
 from deblur.models.pipeline import DeblurOutput
-from deblur.models.samples import faults, kept_remarks, scale_remarks
+from deblur.models.samples import faults, kept_remarks, restored_amount, scale_remarks
 from deblur.models.tiling import TooLittleMemory, refusal
 from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels
@@ -49,6 +49,7 @@ class Restoration:
     out: DeblurOutput | None = None
     faults: Sequence[str] = ()  # of the sample; see `models.samples`
     back: bool = False  # whether the prediction is written in place of the sample
+    masked: bool = False  # whether a mask says what is restored
     seconds: float = 0.0  # its share of the batch's time
 
     @property
@@ -63,11 +64,19 @@ class Restoration:
         return self.names.target
 
     @property
+    def amount(self) -> float:
+        """How much of what is visible in the image is restored, from 0 to 1."""
+        return restored_amount(self.out.share.cpu(), visible_pixels([self.image.alpha]))
+
+    @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
         own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
-        return own + kept_remarks(self.out.share, self.image.values)
+        if self.masked:
+            return own
+        values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
+        return own + kept_remarks(self.amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -202,7 +211,7 @@ class Restorer:
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
-        found |= {"working_scale": out.scale, "restored_share": round(out.share.mean().item(), 4)}
+        found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
         return written, self._found | found | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
@@ -237,9 +246,12 @@ class Restorer:
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
-        weight = visible_pixels([image.alpha]) if self.mask is None else self.mask
-        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
-        return min(most, self.pipeline.working_scale(image.values[None].to(self.pipeline.device), weight, memory))
+        device = self.pipeline.device
+        visible = visible_pixels([image.alpha])
+        visible = None if visible is None else visible.to(device)
+        mask = None if self.mask is None else self.mask.to(device)
+        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), device)
+        return min(most, self.pipeline.working_scale(image.values[None].to(device), visible, mask, memory))
 
     def _require_mask_of(self, image: ImageFile, path: Path) -> None:
         """ImageError if there is a mask of another size than the image's."""
@@ -285,9 +297,11 @@ class Restorer:
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
             drawn = self.settings.blend > 0 and bool(part.share.any())
-            found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
+            visible = visible_pixels([image.alpha])
+            found = faults(part.images[0], part.predictions[0], image.pixels, visible) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
-            yield Restoration(path, names, None, image, part, found, back, seconds + time.perf_counter() - start)
+            took = seconds + time.perf_counter() - start
+            yield Restoration(path, names, None, image, part, found, back, self.mask is not None, took)
 
 
 def read_mask(file: str) -> Tensor:

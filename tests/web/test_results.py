@@ -99,6 +99,25 @@ def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit, cou
     assert "restored at scale 0.6" in result.facts["warning"]
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.6])
+def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, scale):
+    """What is hidden stays, and its colours change nothing else."""
+    array = np.random.default_rng(1).integers(0, 256, (40, 52, 4), np.uint8)
+    array[..., 3] = 255 * (np.arange(52) > 20)
+    Image.fromarray(array).save(tmp_path / "a photo.png")
+    page.actions.open({"path": str(tmp_path / "a photo.png"), "orig_name": "a photo.png"}, REQUEST)
+    result = run(page, count=2, scale=f"{scale:g}")
+    call = {"seed": 3, "names": ["a photo"], "scale": scale}
+    each = replace(result.settings, average=False)
+    out = page.actions.restorer.pipeline(array, each, output_type="np", **call)
+    for kind, image in zip(result.kinds, [*out.predictions, *out.images], strict=False):
+        found = Path(page.actions.save(f"{result.number}/{kind}", REQUEST))
+        assert np.array_equal(np.asarray(Image.open(found)), image), kind
+        assert np.array_equal(image[:, :21], array[:, :21])
+    assert torch.equal(result.std(), out.std[0])
+    assert not result.std()[..., :21].any()
+
+
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
     flags = [f"--checkpoint={page.actions.restorer.name}", "--seed=3", "--device=cpu", "--precision=fp32"]
     for count, kind, *more in (

@@ -16,7 +16,6 @@ from deblur.data.images import ImageError, header_size, read_file
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, give_back, require_memory
 from deblur.models.hub import find_folder
-from deblur.models.image_processor import read_images
 from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.settings import SamplingSettings
 from deblur.models.tiling import refusal, sides_in_words
@@ -112,9 +111,10 @@ class PhotoRestorer:
         name = preset or settings.sampler
         result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale)
         warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size)]
-        warnings += kept_remarks(result.share, photo.image.values)
+        warnings += kept_remarks(result.amount, photo.values[0])
         if result.samples and settings.blend > 0 and result.share.any():
-            warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
+            pair = result.image(result.kinds[1]), result.image("prediction")
+            warnings += faults(*pair, photo.image.pixels, photo.visible)
         if warnings:
             result.facts = {"warning": "; ".join(warnings)} | facts
         give_back()
@@ -123,9 +123,10 @@ class PhotoRestorer:
     def _scale(self, photo: Photo, tell: Tell) -> float:
         """The scale at which the photograph is restored."""
         tell(0, 1, "looking for the scale")
-        blurry = photo.image.values[None].to(self.pipeline.device)
-        memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), self.pipeline.device)
-        return self.pipeline.working_scale(blurry, memory=memory)
+        device = self.pipeline.device
+        visible = None if photo.visible is None else photo.visible.to(device)
+        memory = allowed_memory(self.options.memory, photo.image.pixels[0].numel(), device)
+        return self.pipeline.working_scale(photo.image.values[None].to(device), visible, memory=memory)
 
     def _draw(
         self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell
@@ -156,7 +157,7 @@ class PhotoRestorer:
             np.save(folder / f"{name}.npy", values.cpu().numpy())
 
         report("predicting")
-        blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
+        blurry = photo.values.to(pipeline.device)
         memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
         blurry = reduced(blurry, scale)
         prediction = pipeline.predict(blurry, memory=memory, stages=settings.stages)
