@@ -100,8 +100,10 @@ def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit, cou
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.6])
-def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, scale):
+def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, monkeypatch, scale):
     """What is hidden stays, and its colours change nothing else."""
+    settings = replace(PRESET, keep_sharp=0.5)
+    monkeypatch.setattr(page.actions.restorer.pipeline, "preset", lambda name: settings)
     array = np.random.default_rng(1).integers(0, 256, (40, 52, 4), np.uint8)
     array[..., 3] = 255 * (np.arange(52) > 20)
     Image.fromarray(array).save(tmp_path / "a photo.png")
@@ -116,6 +118,9 @@ def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, scale)
         assert np.array_equal(image[:, :21], array[:, :21])
     assert torch.equal(result.std(), out.std[0])
     assert not result.std()[..., :21].any()
+    assert not result.share[..., : int(21 * scale)].any()
+    assert result.share.any()
+    assert scale < 1 or torch.equal(result.share, out.share)
 
 
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
