@@ -111,6 +111,7 @@ class Restorer:
         self.pipeline = load_pipeline(source, *how)
         place, precision = self.pipeline.device, self.pipeline.precision
         self.mask = read_mask(options.mask) if options.mask else None
+        self._scales: dict[Path, float] = {}  # that were found before the restoration
         self._choose_settings(numbers)
         self.extras = self._extras()
         if options.compile:
@@ -153,22 +154,55 @@ class Restorer:
                 except images.ImageError as error:
                     yield Restoration(path, names, str(error))
             bar.set_description(batch[0][0].name)
-            scales = [self._scale(image) for _, _, image in loaded]
+            scales = [self._scales.pop(path, None) or self._scale(image) for path, _, image in loaded]
             for scale in sorted(set(scales)):
                 alike = [one for one, own in zip(loaded, scales, strict=True) if own == scale]
                 yield from self._restored(alike, scale, bar)
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
 
-    def expected_seconds(self, sized: Sequence[tuple[Path, int, int]]) -> float:
-        """About how long images of these `restoration.choice.sizes` take, from the time of a part of the first one.
+    def expected(self, sized: Sequence[tuple[Path, int, int]]) -> tuple[float, float]:
+        """About how many seconds images of these `restoration.choice.sizes` take, and the longest restored side.
 
-        0 for so few pixels that no checkpoint takes long.
+        The time is that of a part of an image. The scale that is found for the first large image stands for those of
+        the others, and finding it counts, too. No time is expected for so few pixels that no checkpoint takes long.
         """
-        pixels = restored_pixels(sized, self.options.scale, self.options.max_side)
-        if not sized or pixels < FEW:
-            return 0.0
-        part = images.read_file(sized[0][0]).values[None, :, :PART, :PART].to(self.pipeline.device)
+        scale, max_side = self.options.scale, self.options.max_side
+        if restored_pixels(sized, scale, max_side) < FEW:
+            return 0.0, 0.0
+        searched = [one for one in sized if self._is_searched(max(one[1:]))]
+        path, image = self._first_of(searched or sized)
+        if image is None:
+            return 0.0, 0.0
+        others = [one for one in sized if not self._is_searched(max(one[1:]))]
+        start = time.perf_counter()
+        self._scales[path] = self._scale(image)
+        search = time.perf_counter() - start
+        groups = [(others, scale), (searched, self._scales[path])]
+        pixels = sum(restored_pixels(group, own, max_side) for group, own in groups)
+        sides = [(max(one[1:]), own) for group, own in groups for one in group]
+        longest = max(side * largest_scale(own, max_side, side) for side, own in sides)
+        return self._seconds_per_pixel(image) * pixels + search * max(0, len(searched) - 1), longest
+
+    def _is_searched(self, longer: int) -> bool:
+        """Whether the scale is found by measuring an image with such a longer side."""
+        rule = self.pipeline.working_size
+        return self.options.scale == "auto" and rule is not None and longer > rule.largest_kept
+
+    def _first_of(self, sized: Sequence[tuple[Path, int, int]]) -> tuple[Path | None, ImageFile | None]:
+        """The first image that can be restored; the others are reported in their turn."""
+        for path, _, _ in sized:
+            try:
+                image = images.read_file(path)
+                self._require_mask_of(image, path)
+                return path, image
+            except images.ImageError:
+                continue
+        return None, None
+
+    def _seconds_per_pixel(self, image: ImageFile) -> float:
+        """The time of a part of an image, by its number of pixels."""
+        part = image.values[None, :, :PART, :PART].to(self.pipeline.device)
         seconds = []
         for _ in range(2):  # the first call of a network takes longer
             start = time.perf_counter()
@@ -181,13 +215,13 @@ class Restorer:
             seconds.append(predicted - start + drawing)
             if seconds[0] > 1:
                 break
-        return min(seconds) * pixels / part[0, 0].numel()
+        return min(seconds) / part[0, 0].numel()
 
-    def faster(self, sized: Sequence[tuple[Path, int, int]]) -> str:
-        """What would take less time, in words."""
+    def faster(self, longest: float) -> str:
+        """What would take less time than with this longest restored side, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
         ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
-        if any(max(height, width) > SMALLER for _, height, width in sized):
+        if longest > SMALLER:
             ways.append(f"--max_side {SMALLER}")
         return " or ".join(ways) or "a smaller --max_side"
 
