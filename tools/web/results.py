@@ -52,6 +52,7 @@ class Result:
         checkpoint, preset: by their names; without a preset it is the sampler's.
         facts: information about the run, by name.
         scale: at which the photograph was restored.
+        mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Result:
     preset: str
     facts: dict[str, str]
     scale: float = 1.0
+    mask: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -79,7 +81,8 @@ class Result:
     @cached_property
     def share(self) -> Tensor:
         """The weight of what is restored over the upload, (1, 1, h, w) at the working scale, 0 where it is sharp."""
-        return restored_share(self._small, self._read("x_init"), self.settings.keep_sharp, self._seen)
+        level = self.settings.keep_sharp if self.mask is None else 0.0
+        return restored_share(self._small, self._read("x_init"), level, self._seen)
 
     @property
     def amount(self) -> float:
@@ -104,7 +107,7 @@ class Result:
         else:
             small = self._sample(k) if k < self.samples else self._collected().images()
         image = small if self.scale == 1 else with_change(self.photo.values, self._small, small)
-        weight = restorable(self.photo.visible, None)
+        weight = restorable(self.photo.visible, self.mask if k >= 0 else None)
         return (image if weight is None else kept(image, self.photo.image.values[None], weight))[0]
 
     def std(self) -> Tensor | None:
@@ -112,7 +115,7 @@ class Result:
         if self.samples < 2:
             return None
         std = resized(self._collected().std(), *self.photo.size).clamp_min_(0)
-        weight = restorable(self.photo.visible, None)
+        weight = restorable(self.photo.visible, self.mask)
         return (std if weight is None else std * weight)[0]
 
     def file_name(self, kind: str) -> str:
