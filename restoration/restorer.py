@@ -154,10 +154,15 @@ class Restorer:
                 except images.ImageError as error:
                     yield Restoration(path, names, str(error))
             bar.set_description(batch[0][0].name)
-            scales = [self._scales.pop(path, None) or self._scale(image) for path, _, image in loaded]
-            for scale in sorted(set(scales)):
-                alike = [one for one, own in zip(loaded, scales, strict=True) if own == scale]
-                yield from self._restored(alike, scale, bar)
+            by_scale: dict[float, list] = {}
+            for path, names, image in loaded:
+                scale = self._scales.pop(path, None) or self._scale(image)
+                if isinstance(scale, str):
+                    yield Restoration(path, names, f"{path} {scale}")
+                else:
+                    by_scale.setdefault(scale, []).append((path, names, image))
+            for scale in sorted(by_scale):
+                yield from self._restored(by_scale[scale], scale, bar)
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
 
@@ -176,9 +181,12 @@ class Restorer:
             return 0.0, 0.0
         others = [one for one in sized if not self._is_searched(max(one[1:]))]
         start = time.perf_counter()
-        self._scales[path] = self._scale(image)
+        found = self._scale(image)
         search = time.perf_counter() - start
-        groups = [(others, scale), (searched, self._scales[path])]
+        if isinstance(found, str):  # which is said in its turn
+            return 0.0, 0.0
+        self._scales[path] = found
+        groups = [(others, scale), (searched, found)]
         pixels = sum(restored_pixels(group, own, max_side) for group, own in groups)
         sides = [(max(one[1:]), own) for group, own in groups for one in group]
         longest = max(side * largest_scale(own, max_side, side) for side, own in sides)
@@ -275,8 +283,8 @@ class Restorer:
             maps.append("bound")
         return Extras(samples, tuple(maps), options.compare)
 
-    def _scale(self, image: ImageFile) -> float:
-        """The scale at which one image is restored."""
+    def _scale(self, image: ImageFile) -> float | str:
+        """The scale at which one image is restored, or why its memory does not suffice to find that."""
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
@@ -285,7 +293,13 @@ class Restorer:
         visible = None if visible is None else visible.to(device)
         mask = None if self.mask is None else self.mask.to(device)
         memory = allowed_memory(self.options.memory, image.pixels[0].numel(), device)
-        return min(most, self.pipeline.working_scale(image.values[None].to(device), visible, mask, memory))
+        try:
+            return min(most, self.pipeline.working_scale(image.values[None].to(device), visible, mask, memory))
+        except (TooLittleMemory, MemoryError, RuntimeError) as error:
+            sentence = refusal(error, *image.pixels.shape[-2:])
+            if sentence is None:
+                raise
+            return sentence
 
     def _require_mask_of(self, image: ImageFile, path: Path) -> None:
         """ImageError if there is a mask of another size than the image's."""

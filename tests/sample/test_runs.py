@@ -16,9 +16,11 @@ import torch
 
 from deblur.data import images
 from deblur.models.base import IdentityPredictor
+from deblur.models.checkpoints import update_index
 from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.restoration import command as sample
+from deblur.restoration import restorer
 from tests import processes
 from tests.processes import torchrun
 from tests.sample.conftest import restored, run, with_presets
@@ -175,6 +177,26 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
     assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
     assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
+
+
+def test_a_photo_whose_scale_is_not_found_within_memory_is_named_and_the_others_restored(tmp_path, monkeypatch, capsys):
+    checkpoint = with_presets(tmp_path, balanced={})
+    update_index(Path(checkpoint), working_size={"largest_kept": 50, "smallest": 10, "region": 1.0})
+    for name, side in (("large", 99), ("small", 20)):
+        images.write(tmp_path / "in" / f"{name}.png", torch.rand(3, side, side))
+    predict = DeblurPipeline.predict
+
+    def small(self, blurry, *arguments, **options):
+        if blurry.numel() > 3 * 20 * 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return predict(self, blurry, *arguments, **options)
+
+    monkeypatch.setattr(DeblurPipeline, "predict", small)
+    for few in (restorer.FEW, 0):  # found when it is restored, or before to say how long that takes
+        monkeypatch.setattr(restorer, "FEW", few)
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / f"out {few}") == 1
+        assert set(restored(tmp_path / f"out {few}")) == {"small.png"}
+        assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
 
 
 PEAK = """
