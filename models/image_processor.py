@@ -11,6 +11,7 @@ import PIL.Image
 import PIL.ImageOps
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
 
 OUTPUT_TYPES = ("pil", "np", "pt")
 SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
@@ -92,12 +93,54 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
 
 
 def visible_pixels(alphas: Sequence[Tensor | None]) -> Tensor | None:
-    """Where images of one size are not wholly transparent, (N, 1, H, W) of bool; None if none has alpha (1, H, W)."""
+    """Where images of one size with these alphas (1, H, W) are not wholly transparent, (N, 1, H, W) of bool.
+
+    None if all pixels are visible.
+    """
     planes = [None if alpha is None else alpha.bool() for alpha in alphas]
-    known = next((plane for plane in planes if plane is not None), None)
-    if known is None:
+    hiding = next((plane for plane in planes if plane is not None and not plane.all()), None)
+    if hiding is None:
         return None
-    return torch.stack([torch.ones_like(known) if plane is None else plane for plane in planes])
+    return torch.stack([torch.ones_like(hiding) if plane is None else plane for plane in planes])
+
+
+def with_hidden_filled(images: Tensor, visible: Tensor | None) -> Tensor:
+    """Images (N, 3, H, W) whose hidden pixels continue the colours of the visible ones, whatever theirs were.
+
+    A network sees hidden pixels beside visible ones, so that their colours would change these. A hidden pixel gets the
+    mean colour of the smallest block around it that has visible pixels, of 2, 4, 8 and so on pixels a side, with smooth
+    transitions (pull-push interpolation, Gortler et al., SIGGRAPH 1996).
+
+    Args:
+        images: any range.
+        visible: (N, 1, H, W) of bool; None: all pixels are, and the images are returned themselves.
+    """
+    if visible is None:
+        return images
+    weights = visible.to(images)
+    return torch.where(visible, images, _spread(torch.where(visible, images, 0.0), weights))
+
+
+def _spread(sums: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums (N, 3, h, w) over their weights (N, 1, h, w), and where those are 0 what lies around."""
+    means = sums / torch.where(weights > 0, weights, 1.0)
+    if (weights > 0).all() or means.shape[-2:] == (1, 1):
+        return means
+    halves = (avg_pool2d(values, 2, ceil_mode=True, count_include_pad=False) for values in (sums, weights))
+    around = interpolate(_spread(*halves), size=means.shape[-2:], mode="bilinear")
+    return torch.where(weights > 0, means, around)
+
+
+def restorable(visible: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """The weight (N, 1, H, W), or of a mask alone (H, W), of what may be restored; None: everything.
+
+    Args:
+        visible: (N, 1, H, W) of bool, what is not transparent; None: all is.
+        mask: (H, W) in [0, 1], what is to be restored; None: anything.
+    """
+    if mask is None:
+        return None if visible is None else visible.float()
+    return mask if visible is None else mask * visible
 
 
 def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) -> list:

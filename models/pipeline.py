@@ -17,7 +17,16 @@ from deblur.models.base import BaseOutput, ConfigMixin, DDPMScheduler
 from deblur.models.calibration import ErrorCurve
 from deblur.models.devices import bytes_per_pixel, require_compiler
 from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.image_processor import OUTPUT_TYPES, Image, read_images, size_of, visible_pixels, write_images
+from deblur.models.image_processor import (
+    OUTPUT_TYPES,
+    Image,
+    read_images,
+    restorable,
+    size_of,
+    visible_pixels,
+    with_hidden_filled,
+    write_images,
+)
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.samples import Samples, blended, kept, restored_share, to_network, to_world
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
@@ -319,7 +328,8 @@ class DeblurPipeline(ConfigMixin):
             scale: above 0 and at most 1, at which images are restored; the change is enlarged and added to them. auto:
                 by `working_scale`.
             mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept.
-            visible: as in `models.samples.restored_share`; None: where alpha is not 0.
+            visible: (N, 1, H, W) of bool; hidden pixels stay as they are, and their colours change no other. None:
+                where alpha is not 0.
 
         Returns:
             `DeblurOutput`. Of images of different sizes `images` and `predictions` are lists, and the rest is None.
@@ -350,20 +360,21 @@ class DeblurPipeline(ConfigMixin):
             )
             return DeblurOutput(*parts, std=None)
         batch, layouts = read_images(image)
-        blurry = batch.to(self.device)
+        given = batch.to(self.device)
         if memory is not None:
-            self._require_memory(blurry, settings, tile, predictor_tile, memory)
+            self._require_memory(given, settings, tile, predictor_tile, memory)
         if visible is None:
             visible = visible_pixels([layout.alpha_plane() for layout in layouts])
         visible = None if visible is None else visible.to(self.device)
         if mask is not None:
-            if mask.shape != blurry.shape[-2:]:
-                raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(blurry.shape[-2:])}")
+            if mask.shape != given.shape[-2:]:
+                raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(given.shape[-2:])}")
             mask, settings = mask.to(self.device).float(), replace(settings, keep_sharp=0.0)
         if scale == "auto":
-            scale = self.working_scale(blurry, visible if mask is None else mask, memory)
+            scale = self.working_scale(given, visible, mask, memory)
         if not 0 < scale <= 1:
             raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
+        blurry = with_hidden_filled(given, visible)
         small = reduced(blurry, scale)
         seen = None if visible is None else reduced(visible.float(), scale) > 0.5
         prediction = self.predict(small, predictor_tile, memory, settings.stages)
@@ -371,21 +382,23 @@ class DeblurPipeline(ConfigMixin):
         output.tiles, output.scale = self.tiles(small), scale
         if scale < 1:
             _enlarge(output, blurry, small)
-        if mask is not None:
-            times = len(output.images) // len(blurry)
-            output.images = kept(output.images, blurry.repeat_interleave(times, 0), mask)
-            output.std = None if output.std is None else output.std.mul_(mask)
-            output.share = mask.expand(len(blurry), 1, -1, -1)
+        _keep(output, given, visible, mask)
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
             output.predictions = write_images(output.predictions, layouts, output_type)
         return output
 
     @torch.no_grad()
-    def working_scale(self, blurry: Tensor, weight: Tensor | None = None, memory: int | None = None) -> float:
+    def working_scale(
+        self,
+        blurry: Tensor,
+        visible: Tensor | None = None,
+        mask: Tensor | None = None,
+        memory: int | None = None,
+    ) -> float:
         """The scale at which images (N, 3, H, W) in [0, 1] are restored by `working_size`: the finest that one needs.
 
-        `weight`, (N, 1, H, W) or (H, W) in [0, 1], says where they count; None: everywhere. `memory` as in `__call__`.
+        The other arguments are those of `__call__`.
         """
         rule = self.working_size
         if rule is None:
@@ -395,6 +408,7 @@ class DeblurPipeline(ConfigMixin):
             x_init = self.predict(region, memory=memory, stages=rule.stages).x_init
             return (to_world(x_init) - region).mul_(restored_share(region, x_init, rule.keep_sharp))
 
+        blurry, weight = with_hidden_filled(blurry, visible), restorable(visible, mask)
         weights = [None] * len(blurry) if weight is None else weight.expand(len(blurry), 1, -1, -1).split(1)
         pairs = zip(blurry.split(1), weights, strict=True)
         return max(chosen_scale(one, change, rule, where) for one, where in pairs)
@@ -467,6 +481,21 @@ def _enlarge(output: DeblurOutput, blurry: Tensor, small: Tensor) -> None:
         values = getattr(output, name)
         if values is not None and values.numel() > len(values):
             setattr(output, name, resized(values, *size).clamp_min_(0))
+
+
+def _keep(output: DeblurOutput, given: Tensor, visible: Tensor | None, mask: Tensor | None) -> None:
+    """Put the given images (N, 3, H, W) back where a mask is black, and where they are hidden."""
+    if visible is not None:
+        output.predictions = kept(output.predictions, given, visible.float())
+    weight = restorable(visible, mask)
+    if weight is None:
+        return
+    weight, times = weight.expand(len(given), 1, -1, -1), len(output.images) // len(given)
+    each = weight.repeat_interleave(times, 0)
+    output.images = kept(output.images, given.repeat_interleave(times, 0), each)
+    output.std = None if output.std is None else output.std.mul_(weight)
+    if mask is not None:
+        output.share = weight
 
 
 def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:

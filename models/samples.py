@@ -49,7 +49,7 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
         blurry: (N, 3, H, W) in [0, 1].
         x_init: the prediction in [-1, 1].
         keep_sharp: in 8-bit levels; 0: every pixel is restored in full, and the weights are (N, 1, 1, 1).
-        visible: (N, 1, H, W) of 0 and 1; what is hidden, as under alpha 0, neither counts nor changes. None: all is.
+        visible: (N, 1, H, W) of bool; what is hidden, as under alpha 0, neither counts nor changes. None: all is.
     """
     if keep_sharp == 0:
         return blurry.new_ones((len(blurry), 1, 1, 1), dtype=torch.float32)
@@ -157,12 +157,18 @@ class Samples:
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
 
 
-def kept_remarks(share: Tensor, blurry: Tensor) -> list[str]:
-    """A sentence that says how much of one image is kept, by its `restored_share` (1, 1, H, W), if that is much.
+def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
+    """How much of the visible part of an image is restored, by its `restored_share` (1, 1, H, W)."""
+    if visible is None or share.numel() == 1:
+        return share.mean().item()
+    return ((share * visible).sum() / visible.sum().clamp_min(1)).item()
+
+
+def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
+    """A sentence that says how much of one image is kept, by its `restored_amount`, if that is much.
 
     `blurry` (3, H, W) in [0, 1] decides whether an image that is kept as it is was sharp or too blurred.
     """
-    amount = share.mean().item()
     if amount > MOSTLY:
         return []
     if amount == 0 and lacks_detail(blurry):
@@ -187,28 +193,40 @@ def lacks_detail(blurry: Tensor) -> bool:
     return bool(_fine_detail(grey).mean().sqrt() < FINE * contrast)
 
 
-def faults(sample: Tensor, prediction: Tensor, blurry: Tensor) -> list[str]:
+def faults(sample: Tensor, prediction: Tensor, blurry: Tensor, visible: Tensor | None = None) -> list[str]:
     """Sentences that say if the sample is less sharp than the input, its colours drifted, or it is no image.
 
     Args:
         sample, prediction: (3, H, W) in [0, 1].
         blurry: (3, H, W), uint8 or uint16.
+        visible: (1, 1, H, W) of bool, the pixels that count; None: all.
     """
     if not sample.isfinite().all():
         return ["the sample has pixels that are no numbers"]
     found = []
-    if _sharpness(sample) < _sharpness(blurry, torch.iinfo(blurry.dtype).max):
+    if _sharpness(sample, visible) < _sharpness(blurry, visible, torch.iinfo(blurry.dtype).max):
         found.append("the sample is less sharp than the input")
-    drift = (sample.mean(dim=(1, 2)) - prediction.mean(dim=(1, 2))).abs().max().item()
+    drift = (_mean_colour(sample, visible) - _mean_colour(prediction, visible)).abs().max().item()
     if drift > COLOUR_DRIFT:
         found.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
     return found
 
 
-def _sharpness(x: Tensor, levels: float = 1.0) -> float:
-    """Mean absolute gradient, computed channel by channel to save memory on large photographs."""
-    sums = [c.diff(dim=0).abs().sum() + c.diff(dim=1).abs().sum() for c in (channel.float() for channel in x)]
-    return sum(sums).item() / levels / x.numel()
+def _mean_colour(x: Tensor, visible: Tensor | None) -> Tensor:
+    return x.mean(dim=(1, 2)) if visible is None else x[:, visible[0, 0].to(x.device)].mean(dim=1)
+
+
+def _sharpness(x: Tensor, visible: Tensor | None, levels: float = 1.0) -> float:
+    """Mean absolute gradient between visible pixels, channel by channel to save memory on large photographs."""
+    total = 0.0
+    for channel in x:
+        for dim in (0, 1):
+            steps = channel.float().diff(dim=dim).abs_()
+            if visible is not None:
+                plane, size = visible[0, 0], visible.shape[dim - 2] - 1
+                steps *= (plane.narrow(dim, 0, size) & plane.narrow(dim, 1, size)).to(steps.device)
+            total += steps.sum().item()
+    return total / levels / x.numel()
 
 
 def to_network(x: Tensor) -> Tensor:

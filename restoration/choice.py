@@ -7,6 +7,7 @@ from typing import Literal
 
 from deblur.data.images import ImageError, header_size
 from deblur.models.hub import PRETRAINED, SHIPPED
+from deblur.models.working_size import WorkingSize
 from deblur.restoration.options import largest_scale
 
 BEST = "maxim"
@@ -24,12 +25,16 @@ def default_checkpoint(
     """
     if not (SHIPPED / BEST).is_dir():
         return PRETRAINED, None
-    pixels = restored_pixels(sizes(files), scale, max_side)
+    sized = list(sizes(files))
+    pixels = restored_pixels(sized, scale, max_side)
     seconds = CORE_SECONDS * pixels / 1e6 / len(os.sched_getaffinity(0))
     if device != "cpu" or seconds <= PATIENCE:
         return str(SHIPPED / BEST), None
     minutes = round(seconds / 60)
-    remark = f"restoring by lite; maxim is better, and would take about {max(1, minutes)} min: --checkpoint maxim"
+    # Which scale auto finds is known only to the checkpoint itself.
+    is_most = scale == "auto" and any(max(size) > WorkingSize.largest_kept for _, *size in sized)
+    length = f"{'up to' if is_most else 'about'} {max(1, minutes)} min"
+    remark = f"restoring by lite; maxim is better, and would take {length}: --checkpoint maxim"
     return PRETRAINED, remark
 
 

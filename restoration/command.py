@@ -70,10 +70,10 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
         (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
     ]
     if rank == 0:
-        sized = list(choice.sizes(path for path, _ in work))
-        if (seconds := restorer.expected_seconds(sized)) > LONG:
+        seconds, longest = restorer.expected(list(choice.sizes(path for path, _ in work)))
+        if seconds > LONG:
             length = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
-            print(f"sample.py: this takes about {length}; faster: {restorer.faster(sized)}", file=sys.stderr)
+            print(f"sample.py: this takes about {length}; faster: {restorer.faster(longest)}", file=sys.stderr)
     failures, written, replaced = list(outputs.missing), 0, 0
     try:
         with ProgressBar(total=len(work) * restorer.steps, unit="step", disable=rank > 0) as bar:

@@ -17,9 +17,9 @@ from deblur.data.images import ImageFile
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, require_memory
 from deblur.models.hub import PRETRAINED, name_of
-from deblur.models.image_processor import visible_pixels
+from deblur.models.image_processor import visible_pixels, with_hidden_filled
 from deblur.models.pipeline import DeblurOutput
-from deblur.models.samples import faults, kept_remarks, scale_remarks
+from deblur.models.samples import faults, kept_remarks, restored_amount, scale_remarks
 from deblur.models.tiling import TooLittleMemory, refusal
 from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels
@@ -49,6 +49,7 @@ class Restoration:
     out: DeblurOutput | None = None
     faults: Sequence[str] = ()  # of the sample; see `models.samples`
     back: bool = False  # whether the prediction is written in place of the sample
+    masked: bool = False  # whether a mask says what is restored
     seconds: float = 0.0  # its share of the batch's time
 
     @property
@@ -63,11 +64,19 @@ class Restoration:
         return self.names.target
 
     @property
+    def amount(self) -> float:
+        """How much of what is visible in the image is restored, from 0 to 1."""
+        return restored_amount(self.out.share.cpu(), visible_pixels([self.image.alpha]))
+
+    @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
         own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
-        return own + kept_remarks(self.out.share, self.image.values)
+        if self.masked:
+            return own
+        values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
+        return own + kept_remarks(self.amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -103,6 +112,7 @@ class Restorer:
         self.pipeline = load_pipeline(source, *how)
         place, precision = self.pipeline.device, self.pipeline.precision
         self.mask = read_mask(options.mask) if options.mask else None
+        self._scales: dict[Path, float] = {}  # that were found before the restoration
         self._choose_settings(numbers)
         self.extras = self._extras()
         if options.compile:
@@ -145,22 +155,63 @@ class Restorer:
                 except images.ImageError as error:
                     yield Restoration(path, names, str(error))
             bar.set_description(batch[0][0].name)
-            scales = [self._scale(image) for _, _, image in loaded]
-            for scale in sorted(set(scales)):
-                alike = [one for one, own in zip(loaded, scales, strict=True) if own == scale]
-                yield from self._restored(alike, scale, bar)
+            by_scale: dict[float, list] = {}
+            for path, names, image in loaded:
+                scale = self._scales.pop(path, None) or self._scale(image)
+                if isinstance(scale, str):
+                    yield Restoration(path, names, f"{path} {scale}")
+                else:
+                    by_scale.setdefault(scale, []).append((path, names, image))
+            for scale in sorted(by_scale):
+                yield from self._restored(by_scale[scale], scale, bar)
             finished += len(batch)
             bar.update(begun + finished * self.steps - bar.n)
 
-    def expected_seconds(self, sized: Sequence[tuple[Path, int, int]]) -> float:
-        """About how long images of these `restoration.choice.sizes` take, from the time of a part of the first one.
+    def expected(self, sized: Sequence[tuple[Path, int, int]]) -> tuple[float, float]:
+        """About how many seconds images of these `restoration.choice.sizes` take, and the longest restored side.
 
-        0 for so few pixels that no checkpoint takes long.
+        The time is that of a part of an image. The scale that is found for the first large image stands for those of
+        the others, and finding it counts, too. No time is expected for so few pixels that no checkpoint takes long.
         """
-        pixels = restored_pixels(sized, self.options.scale, self.options.max_side)
-        if not sized or pixels < FEW:
-            return 0.0
-        part = images.read_file(sized[0][0]).values[None, :, :PART, :PART].to(self.pipeline.device)
+        scale, max_side = self.options.scale, self.options.max_side
+        if restored_pixels(sized, scale, max_side) < FEW:
+            return 0.0, 0.0
+        searched = [one for one in sized if self._is_searched(max(one[1:]))]
+        path, image = self._first_of(searched or sized)
+        if image is None:
+            return 0.0, 0.0
+        others = [one for one in sized if not self._is_searched(max(one[1:]))]
+        start = time.perf_counter()
+        found = self._scale(image)
+        search = time.perf_counter() - start
+        if isinstance(found, str):  # which is said in its turn
+            return 0.0, 0.0
+        self._scales[path] = found
+        groups = [(others, scale), (searched, found)]
+        pixels = sum(restored_pixels(group, own, max_side) for group, own in groups)
+        sides = [(max(one[1:]), own) for group, own in groups for one in group]
+        longest = max(side * largest_scale(own, max_side, side) for side, own in sides)
+        return self._seconds_per_pixel(image) * pixels + search * max(0, len(searched) - 1), longest
+
+    def _is_searched(self, longer: int) -> bool:
+        """Whether the scale is found by measuring an image with such a longer side."""
+        rule = self.pipeline.working_size
+        return self.options.scale == "auto" and rule is not None and longer > rule.largest_kept
+
+    def _first_of(self, sized: Sequence[tuple[Path, int, int]]) -> tuple[Path | None, ImageFile | None]:
+        """The first image that can be restored; the others are reported in their turn."""
+        for path, _, _ in sized:
+            try:
+                image = images.read_file(path)
+                self._require_mask_of(image, path)
+                return path, image
+            except images.ImageError:
+                continue
+        return None, None
+
+    def _seconds_per_pixel(self, image: ImageFile) -> float:
+        """The time of a part of an image, by its number of pixels."""
+        part = image.values[None, :, :PART, :PART].to(self.pipeline.device)
         seconds = []
         for _ in range(2):  # the first call of a network takes longer
             start = time.perf_counter()
@@ -173,13 +224,13 @@ class Restorer:
             seconds.append(predicted - start + drawing)
             if seconds[0] > 1:
                 break
-        return min(seconds) * pixels / part[0, 0].numel()
+        return min(seconds) / part[0, 0].numel()
 
-    def faster(self, sized: Sequence[tuple[Path, int, int]]) -> str:
-        """What would take less time, in words."""
+    def faster(self, longest: float) -> str:
+        """What would take less time than with this longest restored side, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
         ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
-        if any(max(height, width) > SMALLER for _, height, width in sized):
+        if longest > SMALLER:
             ways.append(f"--max_side {SMALLER}")
         return " or ".join(ways) or "a smaller --max_side"
 
@@ -203,7 +254,7 @@ class Restorer:
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
-        found |= {"working_scale": out.scale, "restored_share": round(out.share.mean().item(), 4)}
+        found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
         return written, self._found | found | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
@@ -233,14 +284,23 @@ class Restorer:
             maps.append("bound")
         return Extras(samples, tuple(maps), options.compare)
 
-    def _scale(self, image: ImageFile) -> float:
-        """The scale at which one image is restored."""
+    def _scale(self, image: ImageFile) -> float | str:
+        """The scale at which one image is restored, or why its memory does not suffice to find that."""
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
-        weight = visible_pixels([image.alpha]) if self.mask is None else self.mask
-        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
-        return min(most, self.pipeline.working_scale(image.values[None].to(self.pipeline.device), weight, memory))
+        device = self.pipeline.device
+        visible = visible_pixels([image.alpha])
+        visible = None if visible is None else visible.to(device)
+        mask = None if self.mask is None else self.mask.to(device)
+        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), device)
+        try:
+            return min(most, self.pipeline.working_scale(image.values[None].to(device), visible, mask, memory))
+        except (TooLittleMemory, MemoryError, RuntimeError) as error:
+            sentence = refusal(error, *image.pixels.shape[-2:])
+            if sentence is None:
+                raise
+            return sentence
 
     def _require_mask_of(self, image: ImageFile, path: Path) -> None:
         """ImageError if there is a mask of another size than the image's."""
@@ -286,9 +346,11 @@ class Restorer:
                 continue
             part, start = _part(out, i, len(loaded)), time.perf_counter()
             drawn = self.settings.blend > 0 and bool(part.share.any())
-            found = faults(part.images[0], part.predictions[0], image.pixels) if drawn else []
+            visible = visible_pixels([image.alpha])
+            found = faults(part.images[0], part.predictions[0], image.pixels, visible) if drawn else []
             back = bool(found) and self.options.on_fault == "fallback"
-            yield Restoration(path, names, None, image, part, found, back, seconds + time.perf_counter() - start)
+            took = seconds + time.perf_counter() - start
+            yield Restoration(path, names, None, image, part, found, back, self.mask is not None, took)
 
 
 def read_mask(file: str) -> Tensor:

@@ -14,10 +14,11 @@ import sample
 from deblur.data import images
 from deblur.models.base import IdentityPredictor, ZeroPredictor
 from deblur.models.checkpoints import read_pipeline
-from deblur.models.image_processor import Layout, read_images, size_of, write_images
+from deblur.models.image_processor import Layout, read_images, size_of, with_hidden_filled, write_images
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings, sharing_samples
 from deblur.models.unet import UNetPredictor
+from deblur.models.working_size import WorkingSize
 from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
 
@@ -258,6 +259,57 @@ def test_python_restores_what_the_command_line_does(tmp_path, mode):
     assert sample.main([*command, "--steps", "2", "--precision", "fp32"]) == 0
     theirs = np.asarray(PIL.Image.open(tmp_path / "out" / "a.png"))
     assert restored.mode == mode and np.abs(np.asarray(restored).astype(int) - theirs).max() <= 1
+
+
+def cutout(colours, hidden):
+    """An array (96, 128, 4) of uint16 with a disc that is visible, and these colours under alpha 0."""
+    rows, columns = np.mgrid[:96, :128]
+    visible = (rows - 48) ** 2 + (columns - 60) ** 2 < 35**2
+    alpha = np.where(visible, 40_000, 0)
+    return np.dstack([np.where(visible[..., None], colours, hidden), alpha]).astype(np.uint16), visible
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"mask": torch.ones(96, 128)}, {"scale": 0.4, "seed": 7}])
+@pytest.mark.parametrize("keep_sharp", [0.0, 2.5])
+def test_hidden_colours_change_no_visible_pixel_and_stay(options, keep_sharp):
+    generator = np.random.default_rng(0)
+    colours = np.kron(generator.integers(65536, size=(12, 16, 3)), np.ones((8, 8, 1)))
+    hidden = [0, 65535, colours, generator.integers(65536, size=(96, 128, 3))]
+    pipeline = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True))
+    pipeline.working_size = WorkingSize(largest_kept=50, smallest=20, compared=128, region=0.6)
+    settings = SamplingSettings(steps=2, num_samples=2, keep_sharp=keep_sharp)
+    results, seen = [], []
+    pipeline.predictor.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numpy()))
+    for under in hidden:
+        seen.clear()
+        array, visible = cutout(colours, under)
+        out = pipeline(array, settings, output_type="np", **options)
+        for image in (*out.images, *out.predictions):
+            assert np.array_equal(image[~visible], array[~visible])
+            assert np.array_equal(image[..., 3], array[..., 3])
+        assert not out.std[0, :, ~visible].any()
+        results.append((*(image[visible] for image in out.images), out.std, out.expected_error, out.share, *seen))
+    assert not np.array_equal(results[0][0], array[visible]), "nothing was restored"
+    for result in results[1:]:
+        for one, other in zip(results[0], result, strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_hidden_pixels_continue_the_visible_ones():
+    visible = torch.zeros(2, 1, 37, 50, dtype=torch.bool)
+    visible[0, :, 10:20, 20:40] = True
+    visible[1, :, 36, 49] = True
+    images = torch.full((2, 3, 37, 50), float("nan"))
+    images[0, :, :, :30], images[0, :, :, 30:], images[1] = 0.25, 0.75, 0.5
+    filled = with_hidden_filled(torch.where(visible, images, 3.0), visible)
+    assert torch.equal(filled[0, :, 10:20, 20:40], images[0, :, 10:20, 20:40])
+    assert torch.allclose(filled[0, :, 10:20, 17:20], torch.tensor(0.25), atol=0.15)
+    assert torch.allclose(filled[0, :, 10:20, 40:43], torch.tensor(0.75), atol=0.15)
+    assert filled[0].min() >= 0.25 - 1e-6
+    assert filled[0].max() <= 0.75 + 1e-6
+    assert torch.allclose(filled[1], torch.tensor(0.5))
+    assert not with_hidden_filled(images, torch.zeros_like(visible)).any()
+    assert with_hidden_filled(images, None) is images
 
 
 def test_16_bits_are_kept_and_several_samples_have_their_image_s_alpha():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.functional import gaussian_blur
 
-from deblur.models.samples import faults, kept, kept_remarks, restored_share
+from deblur.models.samples import faults, kept, kept_remarks, restored_amount, restored_share
 from deblur.models.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
@@ -101,19 +101,27 @@ def test_an_image_of_a_few_pixels_has_a_share():
 
 def test_what_is_kept_is_said_with_the_reason():
     sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
-    none, part, whole = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)
-    part[..., :2, :] = 1
-    assert kept_remarks(none, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
-    assert kept_remarks(none, soft) == [
+    assert kept_remarks(0.0, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, soft) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]
-    assert kept_remarks(part, soft) == [
+    assert kept_remarks(0.25, soft) == [
         "looks blurred on 25% of its area, which is restored; the rest is kept (keep_sharp)"
     ]
-    assert kept_remarks(part / 100, soft) == [
+    assert kept_remarks(0.0025, soft) == [
         "looks blurred on less than 1% of its area, which is restored; the rest is kept (keep_sharp)"
     ]
-    assert kept_remarks(whole, sharp) == []
+    assert kept_remarks(1.0, sharp) == []
+
+
+def test_the_restored_amount_is_that_of_the_visible_pixels():
+    share, visible = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.bool)
+    share[..., :2, :] = 1
+    visible[..., :4, :] = True
+    assert restored_amount(share) == 0.25
+    assert restored_amount(share, visible) == 0.5
+    assert restored_amount(torch.ones(1, 1, 1, 1), visible) == 1
+    assert restored_amount(share, torch.zeros_like(visible)) == 0
 
 
 def test_a_kept_image_is_the_input_to_the_last_bit():
@@ -186,6 +194,20 @@ def test_a_channel_s_mean_may_move_by_two_levels(image):
         assert faults(image + 1.9 * shift, image, blurry) == []
         expected = ["the sample's mean colour is 2.1 levels away from the prediction's"]
         assert faults(image - 2.1 * shift, image, blurry) == expected
+
+
+@pytest.mark.parametrize("colour", [0.0, 1.0])
+def test_hidden_pixels_are_no_fault(image, colour):
+    """Beside them a gradient is of no image, and they would dilute a drift."""
+    visible = torch.zeros(1, 1, 20, 24, dtype=torch.bool)
+    visible[..., 5:10, 8:16] = True
+    softer = image.mean(dim=(1, 2), keepdim=True) * 0.1 + image * 0.9
+    darker = image - 2.1 / 255
+    for sample, words in ((softer, "the sample is less sharp"), (darker, "the sample's mean colour is 2.1")):
+        sample, blurry = (torch.where(visible[0], one, colour) for one in (sample, image))
+        [found] = faults(sample, blurry, stored(blurry, torch.uint8), visible)
+        assert found.startswith(words)
+    assert faults(image, image, stored(0.9 * image, torch.uint8), visible) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -31,7 +31,8 @@ def test_a_cpu_gets_lite_where_it_takes_more_and_a_line_says_so(photos, names):
     checkpoint, remark = default_checkpoint([photos[name] for name in names], "cpu")
     assert checkpoint.endswith("lite")
     assert "--checkpoint maxim" in remark
-    assert f"about {len(names)} min" in remark
+    assert f"up to {len(names)} min" in remark, "a large image may be restored at a smaller scale"
+    assert f"about {len(names)} min" in default_checkpoint([photos[name] for name in names], "cpu", scale=1.0)[1]
 
 
 @pytest.mark.parametrize("size", [{"scale": 0.5}, {"max_side": 1000}])

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -15,9 +16,11 @@ import torch
 
 from deblur.data import images
 from deblur.models.base import IdentityPredictor
+from deblur.models.checkpoints import update_index
 from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.restoration import command as sample
+from deblur.restoration import restorer
 from tests import processes
 from tests.processes import torchrun
 from tests.sample.conftest import restored, run, with_presets
@@ -176,6 +179,26 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
 
 
+def test_a_photo_whose_scale_is_not_found_within_memory_is_named_and_the_others_restored(tmp_path, monkeypatch, capsys):
+    checkpoint = with_presets(tmp_path, balanced={})
+    update_index(Path(checkpoint), working_size={"largest_kept": 50, "smallest": 10, "region": 1.0})
+    for name, side in (("large", 99), ("small", 20)):
+        images.write(tmp_path / "in" / f"{name}.png", torch.rand(3, side, side))
+    predict = DeblurPipeline.predict
+
+    def small(self, blurry, *arguments, **options):
+        if blurry.numel() > 3 * 20 * 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return predict(self, blurry, *arguments, **options)
+
+    monkeypatch.setattr(DeblurPipeline, "predict", small)
+    for few in (restorer.FEW, 0):  # found when it is restored, or before to say how long that takes
+        monkeypatch.setattr(restorer, "FEW", few)
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / f"out {few}") == 1
+        assert set(restored(tmp_path / f"out {few}")) == {"small.png"}
+        assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
+
+
 PEAK = """
 import sys
 from pathlib import Path
@@ -202,6 +225,37 @@ def test_a_large_photo_takes_few_tensors_of_its_size(checkpoint, tmp_path, monke
     done = processes.run("-c", [PEAK, checkpoint, "ddim"])
     fields = float(done.stdout.splitlines()[-1]) / 12  # of three floats a pixel
     assert 3 < fields < 7.5
+
+
+@pytest.mark.parametrize("depth", [np.uint8, np.uint16])
+@pytest.mark.parametrize(
+    "flags", [[], ["--scale", "0.5"], ["--restore", "all"], ["--on_fault", "fallback"], ["--keep_sharp", "1e6"]]
+)
+def test_colours_under_alpha_0_change_nothing_but_themselves(tmp_path, capsys, depth, flags):
+    checkpoint = with_presets(tmp_path, balanced={"keep_sharp": 2.5})
+    generator, most = np.random.default_rng(0), np.iinfo(depth).max
+    visible = np.zeros((64, 80), bool)
+    visible[16:56, 8:60] = True
+    colours = np.kron(generator.integers(most, size=(8, 10, 3)), np.ones((8, 8, 1)))
+    is_kept = "--keep_sharp" in flags
+    if is_kept:
+        colours = np.linspace(0, most, 80)[None, :, None] + np.zeros((64, 1, 3))
+    written, said = [], []
+    for name, hidden in (("black", 0), ("white", most), ("noise", generator.integers(most, size=(64, 80, 3)))):
+        array = np.dstack([np.where(visible[..., None], colours, hidden), visible * most]).astype(depth)
+        path, folder = tmp_path / name / "a.png", tmp_path / f"{name} out"
+        path.parent.mkdir()
+        path.write_bytes(imagecodecs.png_encode(array))
+        assert run(path, "--output", folder, "--checkpoint", checkpoint, *flags) == 0
+        restored = imagecodecs.png_decode((folder / "a.png").read_bytes())
+        assert np.array_equal(restored[~visible], array[~visible])
+        assert np.array_equal(restored[visible], array[visible]) == is_kept
+        [entry] = json.loads((folder / "manifest.json").read_text()).values()
+        written.append((restored[visible].tobytes(), entry["restored_share"], entry["faults"]))
+        said.append(capsys.readouterr().err.replace(str(path), ""))
+    assert len(set(map(repr, written))) == 1
+    assert len(set(said)) == 1
+    assert ("looks too blurred" in said[0]) == is_kept
 
 
 def test_two_processes_share_the_list_and_give_the_same_bytes(checkpoint, photos, tmp_path):
@@ -240,8 +294,12 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
     assert restored(tmp_path / "default") == restored(tmp_path / "preset")
 
 
-def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys):
-    images.write(tmp_path / "noise.png", torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0)))
+@pytest.mark.parametrize("visible", [24, 4])
+def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys, visible):
+    """Also one of the few pixels that are visible."""
+    array = np.random.default_rng(0).integers(256, size=(24, 24, 4), dtype=np.uint8)
+    array[..., 3] = 255 * (np.arange(24) < visible) * (np.arange(24) < visible)[:, None]
+    (tmp_path / "noise.png").write_bytes(imagecodecs.png_encode(array))
     pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
     for parameter in pipeline.denoiser.unet.head.parameters():
         torch.nn.init.zeros_(parameter)

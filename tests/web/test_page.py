@@ -146,6 +146,42 @@ def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, p
     visitor.fill("#count input", "1")
 
 
+def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp_path):
+    photo = tmp_path / "photo.png"
+    before = np.random.default_rng(5).integers(0, 1 << 16, (120, 160, 3), np.uint16)
+    photo.write_bytes(imagecodecs.png_encode(before))
+    upload(visitor, photo)
+    visitor.get_by_text("Restore a part only").click()
+    canvas = visitor.locator("#mask canvas").first
+    canvas.wait_for()
+
+    def restored():
+        run(visitor)
+        return imagecodecs.png_decode(saved(visitor, tmp_path / "saved").read_bytes())
+
+    everywhere = restored()
+    with visitor.expect_response(lambda response: response.url.endswith("/upload")):
+        box = canvas.bounding_box()
+        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        visitor.mouse.move(*middle)
+        visitor.mouse.down()
+        visitor.mouse.move(middle[0] + 4, middle[1], steps=3)
+        visitor.mouse.up()
+    part = restored()
+    visitor.get_by_role("tab", name="Numbers").click()
+    expect(visitor.locator("#facts")).to_contain_text("% of the photograph painted")
+    assert np.array_equal(part[60, 70:90], everywhere[60, 70:90]), "the middle"
+    is_same = (part == before).all(2)
+    assert is_same[:10].all()
+    assert is_same[-10:].all()
+    assert is_same[:, :20].all()
+    assert is_same[:, -20:].all()
+    assert not np.array_equal(everywhere[:10], before[:10])
+    upload(visitor, photo)
+    assert np.array_equal(restored(), everywhere)
+    visitor.get_by_text("Restore a part only").click()
+
+
 def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor, photo, capfd):
     """The number stands in its field, but no event has told the page, as when Run is clicked at once."""
     upload(visitor, photo)

@@ -45,8 +45,9 @@ def visit(page, tmp_path):
     page.actions.leave(REQUEST)
 
 
-def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, seed=3, scale="auto"):
-    page.actions.restore(page.actions.restorer.name, preset, sampler, steps, count, strength, seed, scale, REQUEST)
+def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, seed=3, scale="auto", mask=None):
+    fields = preset, sampler, steps, count, strength, seed, scale, mask
+    page.actions.restore(page.actions.restorer.name, *fields, REQUEST)
     return page.actions.visits.of("somebody").results[-1]
 
 
@@ -99,6 +100,103 @@ def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit, cou
     assert "restored at scale 0.6" in result.facts["warning"]
 
 
+def layer(path):
+    """What gradio's ImageEditor sends of a layer that is a file."""
+    return {
+        "background": None,
+        "layers": [{"path": str(path), "meta": {"_type": "gradio.FileData"}}],
+        "composite": None,
+    }
+
+
+def brushed(path, height, width):
+    """A layer whose right half is painted, with a soft edge and any colour; returns its alpha from 0 to 255."""
+    alpha = (np.arange(width) * 255 - 255 * width // 2 + 77).clip(0, 255) * np.ones((height, 1))
+    colours = np.random.default_rng(2).integers(0, 256, (height, width, 3))
+    Image.fromarray(np.dstack([colours, alpha]).astype(np.uint8)).save(path)
+    return alpha.astype(np.uint8)
+
+
+@pytest.mark.parametrize("scale", ["auto", "0.6"])
+def test_what_is_painted_is_restored_as_a_mask_of_sample_py_says(page, visit, tmp_path, monkeypatch, scale):
+    """On the photograph as it is shown, upright; the file of the download is the same to the byte."""
+    settings = replace(PRESET, keep_sharp=1e4)
+    monkeypatch.setattr(page.actions.restorer.pipeline, "preset", lambda name: settings)
+    alpha = brushed(tmp_path / "layer.png", 52, 40)
+    result = run(page, count=2, scale=scale, mask=layer(tmp_path / "layer.png"))
+    mask = torch.from_numpy(alpha).float() / 255
+    assert 0.4 < mask.mean() < 0.6
+    each = replace(result.settings, average=False)
+    call = {"seed": 3, "names": ["a photo"], "output_type": "pt", "mask": mask}
+    given = scale if scale == "auto" else float(scale)
+    out = page.actions.restorer.pipeline(visit.photo.image.pixels, each, scale=given, **call)
+    assert torch.equal(result.image("prediction"), out.predictions[0])
+    for kind, image in zip(result.kinds[1:], out.images, strict=False):
+        assert torch.equal(result.image(kind), image), kind
+        assert torch.equal(image[..., :20], visit.photo.image.values[..., :20])
+        assert not torch.equal(image[..., 21:], visit.photo.image.values[..., 21:])
+    assert torch.equal(result.std(), out.std[0])
+    assert result.facts["mask"] == f"{mask.mean():.0%} of the photograph painted"
+    assert "looks" not in result.facts.get("warning", "")
+    Image.fromarray(alpha).save(tmp_path / "mask.png")
+    result = run(page, scale=scale, mask=layer(tmp_path / "layer.png"))
+    file = Path(page.actions.save(f"{result.number}/restored", REQUEST))
+    numbers = ["--sampler=ddim", "--steps=2", "--eta=1", "--blend=0.35", "--keep_sharp=1e4", "--seed=3"]
+    flags = [f"--checkpoint={page.actions.restorer.name}", "--device=cpu", "--precision=fp32", *numbers]
+    flags += [f"--mask={tmp_path / 'mask.png'}", f"--scale={scale}", f"--output={tmp_path / 'out'}"]
+    assert sample.main([str(tmp_path / "a photo.jpg"), *flags]) == 0
+    assert (tmp_path / "out" / "a photo.jpg").read_bytes() == file.read_bytes()
+
+
+def test_where_nothing_is_painted_all_is_as_without_a_mask(page, visit, tmp_path):
+    before = run(page).image("restored")
+    Image.new("RGBA", (40, 52)).save(tmp_path / "layer.png")
+    for mask in (layer(tmp_path / "layer.png"), {"background": None, "layers": [], "composite": None}, None):
+        result = run(page, mask=mask)
+        assert result.mask is None
+        assert "mask" not in result.facts
+        assert torch.equal(result.image("restored"), before)
+
+
+def test_what_is_painted_on_a_reduced_copy_is_enlarged_for_the_photograph(page, visit, tmp_path, monkeypatch):
+    monkeypatch.setattr("deblur.tools.web.actions.MOST_PAINTED", 600)
+    opened = page.actions.open({"path": str(tmp_path / "a photo.jpg"), "orig_name": "a photo.jpg"}, REQUEST)
+    [canvas] = [value for value in opened if isinstance(value, dict) and "background" in value]
+    with Image.open(canvas["background"]) as shown:
+        width, height = shown.size
+    assert (width, height) == (21, 27), "upright, and of less than 600 pixels"
+    brushed(tmp_path / "layer.png", height, width)
+    result = run(page, mask=layer(tmp_path / "layer.png"))
+    assert result.mask.shape == (52, 40)
+    assert not result.mask[:, :16].any()
+    assert (result.mask[:, 24:] > 1 - 1e-5).all()
+    assert torch.equal(result.image("restored")[..., :16], visit.photo.image.values[..., :16])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.6])
+def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, monkeypatch, scale):
+    """What is hidden stays, and its colours change nothing else."""
+    settings = replace(PRESET, keep_sharp=0.5)
+    monkeypatch.setattr(page.actions.restorer.pipeline, "preset", lambda name: settings)
+    array = np.random.default_rng(1).integers(0, 256, (40, 52, 4), np.uint8)
+    array[..., 3] = 255 * (np.arange(52) > 20)
+    Image.fromarray(array).save(tmp_path / "a photo.png")
+    page.actions.open({"path": str(tmp_path / "a photo.png"), "orig_name": "a photo.png"}, REQUEST)
+    result = run(page, count=2, scale=f"{scale:g}")
+    call = {"seed": 3, "names": ["a photo"], "scale": scale}
+    each = replace(result.settings, average=False)
+    out = page.actions.restorer.pipeline(array, each, output_type="np", **call)
+    for kind, image in zip(result.kinds, [*out.predictions, *out.images], strict=False):
+        found = Path(page.actions.save(f"{result.number}/{kind}", REQUEST))
+        assert np.array_equal(np.asarray(Image.open(found)), image), kind
+        assert np.array_equal(image[:, :21], array[:, :21])
+    assert torch.equal(result.std(), out.std[0])
+    assert not result.std()[..., :21].any()
+    assert not result.share[..., : int(21 * scale)].any()
+    assert result.share.any()
+    assert scale < 1 or torch.equal(result.share, out.share)
+
+
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
     flags = [f"--checkpoint={page.actions.restorer.name}", "--seed=3", "--device=cpu", "--precision=fp32"]
     for count, kind, *more in (
@@ -133,8 +231,19 @@ def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, ca
 
 
 def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
-    """Neither one of the page's own nor another, in a request that no page sends."""
+    """Neither one of the page's own nor another, as a photograph or as a mask, in a request that no page sends."""
     run(page)
+    Image.new("RGBA", (40, 52), "white").save(tmp_path / "layer.png")
+    fields = [page.actions.restorer.name, None, "ddim", 1, 1, 1, 0, "auto"]
+    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "restore"]
+    for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+        file = {"path": str(tmp_path / "layer.png"), "orig_name": "layer.png", **meta}
+        data = [*fields, {"background": None, "layers": [file], "composite": None}]
+        join = {"data": data, "fn_index": event, "session_hash": "somebody"}
+        assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
+        answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": "somebody"}, timeout=60)
+        assert '"success":false' in answer.text
+        assert len(visit.results) == 1
     [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "open"]
     for number, path in enumerate([tmp_path / "a photo.jpg", *visit.folder.glob("*/*")]):
         for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
@@ -170,7 +279,13 @@ def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
         (lambda page: page.actions.save({}, REQUEST), "right cannot be {}"),
         (lambda page: run(page, steps="x"), "steps cannot be 'x'"),
         (lambda page: run(page, preset=[1]), "preset cannot be [1]"),
-        (lambda page: page.actions.restore("x", None, "ddim", 1, 1, 1, 0, "auto", REQUEST), "not x"),
+        (lambda page: page.actions.restore("x", None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST), "not x"),
+        (lambda page: run(page, mask=[1]), "mask cannot be [1]: the page makes no such request"),
+        (lambda page: run(page, mask={"layers": "x"}), "layers cannot be 'x'"),
+        (lambda page: run(page, mask={"layers": [1]}), "layer cannot be 1"),
+        (lambda page: run(page, mask={"layers": [{"path": 1}]}), "path cannot be 1"),
+        (lambda page: run(page, mask=layer(ROOT / "README.md")), "what is painted is not an image"),
+        (lambda page: run(page, mask=layer(ROOT / "docs" / "page.jpg")), "painted cannot be None"),
         (lambda page: (page.actions.leave(REQUEST), run(page)), NO_PHOTO),
         (lambda page: (page.actions.leave(REQUEST), page.actions.save("blurry", REQUEST)), NO_PHOTO),
     ],
@@ -192,6 +307,16 @@ def test_a_forged_request_prints_no_traceback(page, capfd):
             with httpx.stream("GET", f"{address}/data", params={"session_hash": "forged"}, timeout=60) as stream:
                 assert any("process_completed" in line or "close_stream" in line for line in stream.iter_lines())
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_nobody_can_fill_the_memory_with_painted_layers(page):
+    """Gradio's editor would keep what this request sends for good."""
+    [editor] = [block for block in page.blocks.values() if block.elem_id == "mask"]
+    about = {"component_id": editor._id, "fn_name": "accept_blobs", "session_hash": "forged"}
+    form = {**about, "data[type]": "background", "data[index]": "0", "data[id]": "a"}
+    sent = httpx.post(f"{page.local_url}gradio_api/component_server", data=form, files={"file": b"x" * 100})
+    assert sent.status_code == 404
+    assert not editor.blob_storage
 
 
 def test_a_refused_upload_clears_the_field_and_says_so(page):

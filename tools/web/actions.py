@@ -15,7 +15,7 @@ from torch import Tensor
 from deblur.cli import in_words
 from deblur.data import images, metadata
 from deblur.restoration.maps import heat_map, reduced
-from deblur.tools.web.restoration import PhotoRestorer
+from deblur.tools.web.restoration import PhotoRestorer, painted
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.visits import Visit, Visits
 
@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 # By checkpoint; none are installed by pip.
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
+MOST_PAINTED = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
 SHOWN = 20  # seconds that an error is shown
 SCALES = ("auto", "1", "0.6", "0.4", "0.25", "0.1")
 NO_PHOTO = "there is no photograph yet: upload one"
@@ -87,7 +88,8 @@ class Actions:
             height, width = photo.size
             bits = 16 if photo.image.pixels.element_size() == 2 else 8
             words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])
-            return [None, f"<p>{escape(words)}.</p>", *self._view(visit)]
+            canvas = {"background": _shown(visit, Choice(BEFORE, photo), MOST_PAINTED), "layers": [], "composite": None}
+            return [None, f"<p>{escape(words)}.</p>", canvas, *self._view(visit)]
 
     @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
@@ -110,10 +112,14 @@ class Actions:
         strength: float | None,
         seed: int | None,
         scale: str,
+        mask: dict[str, Any] | None,
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio looks for it here)
     ) -> list[Any]:
-        """Restore the open photograph. A number whose field is empty follows the preset."""
+        """Restore the open photograph. A number whose field is empty follows the preset.
+
+        `mask` is what gradio's ImageEditor sends: its layers are what is painted; None before it was looked at.
+        """
         visit = self._visit(request)
         if visit.photo is None:
             raise ValueError(NO_PHOTO)
@@ -137,6 +143,7 @@ class Actions:
                 seed,
                 lambda done, total, words: progress((done, total), desc=words),
                 None if scale == SCALES[0] else float(scale),
+                self._painted(mask, visit.photo),
             )
         except CancelledError:
             return [gr.skip()] * 6
@@ -182,6 +189,20 @@ class Actions:
         """Handle a closed page."""
         self.visits.close(request.session_hash)
 
+    def _painted(self, mask: dict[str, Any] | None, photo: Photo) -> Tensor | None:
+        """What is painted of a photograph, (H, W) in [0, 1]; None: nothing."""
+        _require(dict | None, mask=mask)
+        layers = (mask or {}).get("layers", [])
+        _require(list, layers=layers)
+        if not layers:
+            return None
+        layer = layers[0]  # the editor has one
+        _require(dict, layer=layer)
+        _require(str, path=layer.get("path"))
+        alpha = self.restorer.open(Path(layer["path"]), "what is painted").image.alpha
+        _require(Tensor, painted=alpha)
+        return painted(alpha, *photo.size)
+
     def _visit(self, request: gr.Request) -> Visit:
         return self.visits.of(request.session_hash or uuid4().hex)
 
@@ -208,14 +229,14 @@ class Actions:
         return [*(gr.Dropdown(names, value=key) for key in keys), pair, *_numbers(visit, choices[keys[1]].result)]
 
 
-def _shown(visit: Visit, choice: Choice) -> str:
-    """The file that the browser gets for an image."""
+def _shown(visit: Visit, choice: Choice, most: int = MOST_SHOWN) -> str:
+    """The file that the browser gets for an image, of at most so many pixels."""
 
     def write(path: Path) -> None:
         like = replace(choice.photo.image, exif=None, xmp=None, alpha=None)
-        images.write(path, reduced(choice.image(), MOST_SHOWN), like, depth=8, compress_level=1)
+        images.write(path, reduced(choice.image(), most), like, depth=8, compress_level=1)
 
-    return visit.serve((choice, "shown"), "image.png", write)
+    return visit.serve((choice, most), "image.png", write)
 
 
 def _numbers(visit: Visit, result: Result | None) -> tuple[str, gr.Image | None]:

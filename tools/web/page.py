@@ -41,6 +41,7 @@ TYPED = """(...known) => [...known.slice(0, 3), ...["steps", "count", "strength"
   const field = document.querySelector(`#${id} input[type=number]`);
   return field === null ? known[3 + k] : field.value === "" ? null : Number(field.value);
 }), ...known.slice(7)]"""
+BRUSH = gr.Brush(default_size=30, colors=["#ff3b30"], default_color="#ff3b30", color_mode="fixed")
 
 
 class Page(gr.Blocks):
@@ -113,6 +114,10 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
             ui.count = gr.Number(first.num_samples, label="Samples", precision=0, min_width=80)
             ui.seed = gr.Number(0, label="Seed", precision=0, min_width=80)
             ui.scale = gr.Dropdown(list(SCALES), value=SCALES[0], label="Scale", min_width=80)
+        with gr.Accordion("Restore a part only: paint it", open=False):
+            tools = {"brush": BRUSH, "sources": [], "transforms": [], "layers": False, "buttons": ["fullscreen"]}
+            ui.mask = gr.ImageEditor(show_label=False, height=340, format="png", **tools)
+            ui.mask.accept_blobs = None  # would keep in memory what anybody sends; painted layers are uploaded
         with gr.Row():
             ui.run = gr.Button("Run", variant="primary", min_width=80)
             ui.cancel = gr.Button("Cancel", min_width=80)
@@ -136,7 +141,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     """Connect each control to its event handler."""
     sides, numbers = [ui.left, ui.right], [ui.sampler, ui.steps, ui.count, ui.strength]
     result = [*sides, ui.slider, ui.facts, ui.heat]
-    opened = [ui.photo, ui.status, *result]
+    opened = [ui.photo, ui.status, ui.mask, *result]
     shown = EVENT | {"show_progress_on": ui.status}
     opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
@@ -152,7 +157,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     for event in (ui.preset.input, ui.checkpoint.change):
         event(None, [ui.checkpoint, ui.preset], numbers, js=chosen)
     alone = shown | {"concurrency_id": "device", "concurrency_limit": 1}  # runs the networks
-    settings = [ui.checkpoint, ui.preset, *numbers, ui.seed, ui.scale]
+    settings = [ui.checkpoint, ui.preset, *numbers, ui.seed, ui.scale, ui.mask]
     running = ui.run.click(actions.restore, settings, [ui.status, *result], js=TYPED, **alone)
     ui.cancel.click(actions.cancel, None, ui.status, cancels=running, queue=False, **EVENT)
     # Of events that follow one another the last counts.

@@ -17,11 +17,10 @@ from deblur.data.images import ImageError, header_size, read_file
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, give_back, require_memory
 from deblur.models.hub import find_folder
-from deblur.models.image_processor import read_images
 from deblur.models.samples import faults, kept_remarks, scale_remarks
 from deblur.models.settings import SamplingSettings
 from deblur.models.tiling import refusal, sides_in_words
-from deblur.models.working_size import reduced
+from deblur.models.working_size import reduced, resized
 from deblur.restoration.options import Options
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.served import Served
@@ -78,6 +77,7 @@ class PhotoRestorer:
         seed: int,
         tell: Tell,
         scale: float | None = None,
+        mask: Tensor | None = None,
     ) -> Result:
         """Restore the photograph of a visit and keep the result in the visit's folder.
 
@@ -86,6 +86,7 @@ class PhotoRestorer:
             preset, numbers, seed: as on the command line of sample.py.
             tell: is told of the progress.
             scale: as on the command line; None: auto.
+            mask: (H, W) in [0, 1], what is restored, as on the command line; None: what looks blurred.
 
         Raises:
             ValueError: inconsistent settings, more than the page takes, or an image that does not fit into memory.
@@ -100,7 +101,7 @@ class PhotoRestorer:
             folder = visit.folder / str(visit.runs)
             folder.mkdir()
             try:
-                scale = self._scale(photo, tell) if scale is None else scale
+                scale = self._scale(photo, mask, tell) if scale is None else scale
                 facts = self._draw(photo, folder, settings, seed, scale, visit.stop, tell)
             except BaseException as error:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -110,23 +111,28 @@ class PhotoRestorer:
                     raise ValueError(f"{photo.name} {sentence}") from None
                 raise
         facts = {"preset": preset or "of the checkpoint", "seed": str(seed), **facts}
+        if mask is not None:
+            facts["mask"] = f"{mask.mean():.0%} of the photograph painted"
         name = preset or settings.sampler
-        result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale)
+        result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale, mask)
         warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size)]
-        warnings += kept_remarks(result.share, photo.image.values)
+        warnings += kept_remarks(result.amount, photo.values[0]) if mask is None else []
         if result.samples and settings.blend > 0 and result.share.any():
-            warnings += faults(result.image(result.kinds[1]), result.image("prediction"), photo.image.pixels)
+            pair = result.image(result.kinds[1]), result.image("prediction")
+            warnings += faults(*pair, photo.image.pixels, photo.visible)
         if warnings:
             result.facts = {"warning": "; ".join(warnings)} | facts
         give_back()
         return result
 
-    def _scale(self, photo: Photo, tell: Tell) -> float:
+    def _scale(self, photo: Photo, mask: Tensor | None, tell: Tell) -> float:
         """The scale at which the photograph is restored."""
         tell(0, 1, "looking for the scale")
-        blurry = photo.image.values[None].to(self.pipeline.device)
-        memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), self.pipeline.device)
-        return self.pipeline.working_scale(blurry, memory=memory)
+        device = self.pipeline.device
+        visible = None if photo.visible is None else photo.visible.to(device)
+        mask = None if mask is None else mask.to(device)
+        memory = allowed_memory(self.options.memory, photo.image.pixels[0].numel(), device)
+        return self.pipeline.working_scale(photo.image.values[None].to(device), visible, mask, memory)
 
     def _draw(
         self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell
@@ -157,7 +163,7 @@ class PhotoRestorer:
             np.save(folder / f"{name}.npy", values.cpu().numpy())
 
         report("predicting")
-        blurry = read_images(photo.image.pixels[None])[0].to(pipeline.device)
+        blurry = photo.values.to(pipeline.device)
         memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
         blurry = reduced(blurry, scale)
         prediction = pipeline.predict(blurry, memory=memory, stages=settings.stages)
@@ -176,3 +182,14 @@ class PhotoRestorer:
             "checkpoint": f"{self.name}, licence {self.licence}",
             "sha256": self.sha256,
         }
+
+
+def painted(alpha: Tensor, height: int, width: int) -> Tensor | None:
+    """The mask (height, width) in [0, 1] of what is painted on a copy of a photograph; None: nothing.
+
+    Args:
+        alpha: (1, h, w) uint8 of the painted layer, of the copy's size, which may be smaller than the photograph.
+    """
+    if not alpha.any():
+        return None
+    return resized(alpha[None].float() / 255, height, width).clamp(0, 1)[0, 0]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deblur.data.images import ImageFile
-from deblur.models.samples import Samples, blended, kept, restored_share, to_world
+from deblur.models.image_processor import restorable, visible_pixels, with_hidden_filled
+from deblur.models.samples import Samples, blended, kept, restored_amount, restored_share, to_world
 from deblur.models.settings import SamplingSettings
 from deblur.models.working_size import reduced, resized, with_change
 from deblur.restoration.outputs import Names, named
@@ -27,6 +28,16 @@ class Photo:
         """Height and width, after rotation to upright."""
         return tuple(self.image.pixels.shape[-2:])
 
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Where it is not wholly transparent, (1, 1, H, W) of bool; None: everywhere."""
+        return visible_pixels([self.image.alpha])
+
+    @property
+    def values(self) -> Tensor:
+        """What the networks see: (1, 3, H, W) float32 in [0, 1], whatever colours are hidden."""
+        return with_hidden_filled(self.image.values[None], self.visible)
+
 
 @dataclass(eq=False)
 class Result:
@@ -41,6 +52,7 @@ class Result:
         checkpoint, preset: by their names; without a preset it is the sampler's.
         facts: information about the run, by name.
         scale: at which the photograph was restored.
+        mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
     """
 
     number: int
@@ -51,6 +63,7 @@ class Result:
     preset: str
     facts: dict[str, str]
     scale: float = 1.0
+    mask: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -68,13 +81,23 @@ class Result:
     @cached_property
     def share(self) -> Tensor:
         """The weight of what is restored over the upload, (1, 1, h, w) at the working scale, 0 where it is sharp."""
-        alpha = self.photo.image.alpha
-        visible = None if alpha is None else reduced(alpha[None].float().clamp(0, 1), self.scale) > 0.5
-        return restored_share(self._small, self._read("x_init"), self.settings.keep_sharp, visible)
+        level = self.settings.keep_sharp if self.mask is None else 0.0
+        return restored_share(self._small, self._read("x_init"), level, self._seen)
+
+    @property
+    def amount(self) -> float:
+        """How much of what is visible in the upload is restored, from 0 to 1."""
+        return restored_amount(self.share, self._seen)
 
     @cached_property
     def _small(self) -> Tensor:
-        return reduced(self.photo.image.values[None], self.scale)
+        return reduced(self.photo.values, self.scale)
+
+    @property
+    def _seen(self) -> Tensor | None:
+        """What is visible, at the working scale."""
+        visible = self.photo.visible
+        return None if visible is None else reduced(visible.float(), self.scale) > 0.5
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
@@ -83,14 +106,17 @@ class Result:
             small = to_world(self._read("x_init"))
         else:
             small = self._sample(k) if k < self.samples else self._collected().images()
-        image = small if self.scale == 1 else with_change(self.photo.image.values[None], self._small, small)
-        return image[0]
+        image = small if self.scale == 1 else with_change(self.photo.values, self._small, small)
+        weight = restorable(self.photo.visible, self.mask if k >= 0 else None)
+        return (image if weight is None else kept(image, self.photo.image.values[None], weight))[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
         if self.samples < 2:
             return None
-        return resized(self._collected().std(), *self.photo.size).clamp_min_(0)[0]
+        std = resized(self._collected().std(), *self.photo.size).clamp_min_(0)
+        weight = restorable(self.photo.visible, self.mask)
+        return (std if weight is None else std * weight)[0]
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
