@@ -32,7 +32,7 @@ LATE = {
 # Modules that other modules import only where something optional is asked for.
 OPTIONAL = {ROOT / "models" / "onnx" / "checks.py", ROOT / "tools" / "quantise.py"}
 OPTIONAL |= {ROOT / "tools" / "batch" / "run.py", ROOT / "tools" / "batch" / "worker.py"}
-INDENTED = 46  # imports that do not stand at the top of their module
+INDENTED = 40  # imports that do not stand at the top of their module
 PYTHON = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
 
 

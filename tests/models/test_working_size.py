@@ -172,8 +172,9 @@ def measuring():
 def test_the_scale_is_measured_where_the_image_counts():
     pipeline, (image, mask) = measuring(), half_of_detail()
     assert pipeline.working_scale(image) == 0.5
-    assert pipeline.working_scale(image, mask) == 1
-    assert pipeline.working_scale(image, 1 - mask) == 0.5
+    assert pipeline.working_scale(image, mask=mask) == 1
+    assert pipeline.working_scale(image, mask=1 - mask) == 0.5
+    assert pipeline.working_scale(image, mask[None, None] > 0) == 1
     assert pipeline(image, scale="auto", output_type="pt").scale == 0.5
     assert pipeline(image, scale="auto", mask=mask, output_type="pt").scale == 1
     assert pipeline(image, scale="auto", visible=mask[None, None] > 0, output_type="pt").scale == 1

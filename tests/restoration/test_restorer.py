@@ -13,7 +13,7 @@ from deblur.data import images
 from deblur.models.checkpoints import update_index
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import UNetPredictor
-from deblur.restoration import command, restorer
+from deblur.restoration import restorer
 from deblur.restoration.options import Options
 from tests.sample.conftest import run, with_presets
 
@@ -25,7 +25,7 @@ WAYS = [((40, 52), USUAL), ((8, 1700), f"{USUAL} or --max_side 1600")]
 def test_a_long_job_says_how_long_and_what_is_faster(tmp_path, monkeypatch, capsys, size, ways):
     images.write(tmp_path / "a.png", torch.rand(3, *size))
     checkpoint = with_presets(tmp_path, **{name: vars(SamplingSettings()) for name in ("balanced", "fast")})
-    monkeypatch.setattr(command, "LONG", 0.0)
+    monkeypatch.setattr("deblur.restoration.run.LONG", 0.0)
     monkeypatch.setattr(restorer, "FEW", 0)
     assert run(tmp_path / "a.png", "--output", tmp_path / "out", "--checkpoint", checkpoint) == 0
     assert re.search(rf"this takes about \d+ s; faster: {ways}\n", capsys.readouterr().err)

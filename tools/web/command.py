@@ -7,13 +7,13 @@ python app.py --host 0.0.0.0 --auth name:password
 
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from deblur.cli import make_parser, run_command
-from deblur.models.hub import PRETRAINED, shipped, stored_index
+from deblur.models.hub import stored_index
 from deblur.restoration.options import Options
 from deblur.tools.web.served import LOCAL, Served
 
@@ -24,23 +24,13 @@ SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory", 
 
 
 def start(served: Served, options: Options, folder: Path) -> "Page":
-    """Serve the page in threads of this process, with visitors' files in a folder, which is empty.
-
-    Without a checkpoint visitors choose one of the repository's. ValueError or OSError: the page cannot be served.
-    """
-    named = [options.checkpoint] if options.checkpoint else shipped() or [PRETRAINED]
-    stored_index(named[0])
+    """`serve`, with what gradio reads from the environment when it is imported; a wrong checkpoint is said before."""
+    if options.checkpoint:
+        stored_index(options.checkpoint)
     os.environ |= {"GRADIO_TEMP_DIR": str(folder / "served"), "GRADIO_ANALYTICS_ENABLED": "False"}
-    # Not at the top: these take seconds to import, and gradio reads the environment at import.
-    from deblur.tools.web.actions import Actions
-    from deblur.tools.web.page import Page
-    from deblur.tools.web.restoration import PhotoRestorer
-    from deblur.tools.web.visits import Visits
+    from deblur.tools.web.run import serve
 
-    restorers = {name: PhotoRestorer(replace(options, checkpoint=name), served) for name in named}
-    page = Page(Actions(restorers, Visits(folder)))
-    page.serve(served)
-    return page
+    return serve(served, options, folder)
 
 
 def parsed(args: list[str]) -> tuple[Served, Options]:
