@@ -43,6 +43,9 @@ def test_a_sharp_page_is_read_and_wrong_letters_count(pages):
     assert cer(wrong, ["page"]).item() == pytest.approx(1 / length)
     assert cer(torch.ones_like(printed()), ["page"]) == 1
     assert cer(torch.cat([printed(), wrong]), ["page", "page"]).tolist() == pytest.approx([0, 1 / length])
+    beginning = "Seven quick"
+    (pages / "text" / "beginning.txt").write_text(beginning)
+    assert cer(printed(), ["beginning"]).item() == pytest.approx((length - len(beginning)) / len(beginning))
 
 
 @needs_tesseract
