@@ -118,6 +118,11 @@ def test_a_commit_is_named_and_says_what_differs(tmp_path):
     subprocess.run([*git, "add", "."], check=True, timeout=300)
     assert said() == [f"{head}-dirty", head], "what is staged differs, too"
     assert commit() is None or len(commit().removesuffix("-dirty")) == 40
+    installed = copy / "environment" / "deblur"
+    installed.parent.mkdir()
+    (copy / "deblur").rename(installed)
+    inside = subprocess.run(read, cwd=installed.parent, capture_output=True, text=True, check=True, timeout=300)
+    assert inside.stdout.split() == ["None", "None"], "the project around an installed package is not this one"
 
 
 CODE = """

@@ -14,6 +14,7 @@ import tifffile
 from packaging.requirements import Requirement
 from PIL import ExifTags, Image, ImageCms
 
+from deblur.data import metadata
 from deblur.tools import predict
 from tests.conftest import ROOT
 
@@ -29,6 +30,12 @@ def values():
 def run(place, folder, name, target):
     predict.predict(str(place / "any"), str(folder / name), str(folder / target), "cpu")
     return folder / target
+
+
+def test_the_file_says_that_a_program_has_restored_it(place, tmp_path, values):
+    for suffix in (".jpg", ".png", ".tif"):
+        Image.fromarray(values).save(tmp_path / f"a{suffix}")
+        assert metadata.SOURCE.encode() in run(place, tmp_path, f"a{suffix}", f"b{suffix}").read_bytes()
 
 
 def exif():
