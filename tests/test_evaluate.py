@@ -214,8 +214,8 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):
     other, missing = tmp_path / "other", tmp_path / "missing"
-    for name in ("a", "b", "tiny"):
-        images.write(other / f"{name}.png", images.read(place / "data" / "sharp" / f"{name}.png") * 0.9)
+    for name, suffix in {"a": "tif", "b": "png", "tiny": "bmp"}.items():
+        images.write(other / f"{name}.{suffix}", images.read(place / "data" / "sharp" / f"{name}.png") * 0.9)
     given = arguments(place, tmp_path / "out", checkpoint=None, grid=None, outputs=other)
     score(given)
     table = rows(tmp_path / "out")
@@ -296,6 +296,13 @@ def test_a_change_is_noticed_and_named(begun, tmp_path, what):
         evaluation_run.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
     evaluation_run.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
+
+
+def test_the_checkpoint_is_lite_if_none_is_named(place, tmp_path):
+    given = arguments(place, tmp_path / "scores", checkpoint=None)
+    evaluation_run.prepare(evaluate.Evaluation(**given), ALONE)
+    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
+    assert facts["checkpoint"] == checkpoint_hash("lite")
 
 
 def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):
