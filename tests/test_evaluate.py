@@ -24,6 +24,7 @@ from deblur.evaluation.metrics import psnr
 from deblur.evaluation.rows import CONTROLS
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.settings import SamplingSettings
+from deblur.revision import commit
 from tests import processes
 from tests.conftest import ROOT
 from tests.evaluation.toy import ALONE
@@ -115,6 +116,9 @@ def test_its_json_says_how_the_numbers_were_made(place, offline):
     assert document["checkpoint"]["sha256"] == checkpoint_hash(str(place / "checkpoint"))
     facts = {"root": str(place / "data"), "split": "test", "layout": "flat", "variant": "blur", "images": 3}
     assert {name: document["data"][name] for name in facts} == facts
+    assert len(document["data"]["sha256"]) == 64
+    assert document["git_commit"] == commit()
+    assert torch.__version__.startswith(document["versions"]["torch"])
     assert document["seed"] == 0
     assert document["command"].startswith(str(ROOT / "evaluate.py"))
     assert [line["setting"] for line in document["rows"]] == LABELS
