@@ -157,6 +157,8 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
             remarks += (tiff.SEVERAL,)
         if image.mode == "CMYK":
             remarks += (INKS,)
+        if _has_deep_colours(image):
+            remarks += ("has more than 8 bits, of which 8 are read",)
         icc = None if image.mode == "CMYK" else image.info.get("icc_profile")
         xmp, is_tiff = image.info.get("xmp"), image.format == "TIFF"
         told, icc, more = _colour(path, image, icc)
@@ -171,6 +173,12 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
                 density, aspect = density and density[::-1], aspect and aspect[::-1]
         found = _raster(_parts(array), exif, icc, xmp, remarks + more, is_tiff, density, aspect)
         return replace(found, colour=told)
+
+
+def _has_deep_colours(image: Image.Image) -> bool:
+    """Whether it is a colour PPM, not yet loaded, with more than the 8 bits that Pillow reads."""
+    args = image.tile[0].args if image.format == "PPM" and image.mode == "RGB" else None
+    return isinstance(args, tuple) and args[-1] > 255
 
 
 def _deep(path: Path, image: Image.Image, deep_png: bool) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import yaml
 
-from deblur.data.formats import MOST_METADATA
+from deblur.data.formats import MOST_METADATA, MOST_PIXELS
 from deblur.data.search import READ
 from deblur.restoration import command as sample
 from deblur.tools.web import command as app
@@ -42,5 +42,5 @@ def test_the_citation_and_the_security_page_say_what_the_program_has():
     security = (ROOT / "SECURITY.md").read_text()
     flags = {field.name for kind in (app.Served, sample.Options) for field in fields(kind)}
     assert set(re.findall(r"--(\w+)", security)) - {"require"} <= flags | {"hashes"}
-    assert f"limited to {MOST_METADATA >> 20} MiB" in security
+    assert f"limited to {MOST_METADATA >> 20} MiB, an image to {MOST_PIXELS / 1e6:.0f} megapixels" in security
     assert all(name.lower() in security.lower() for name in READ)

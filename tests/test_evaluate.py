@@ -24,6 +24,7 @@ from deblur.evaluation.metrics import psnr
 from deblur.evaluation.rows import CONTROLS
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.settings import SamplingSettings
+from deblur.revision import commit
 from tests import processes
 from tests.conftest import ROOT
 from tests.evaluation.toy import ALONE
@@ -115,6 +116,9 @@ def test_its_json_says_how_the_numbers_were_made(place, offline):
     assert document["checkpoint"]["sha256"] == checkpoint_hash(str(place / "checkpoint"))
     facts = {"root": str(place / "data"), "split": "test", "layout": "flat", "variant": "blur", "images": 3}
     assert {name: document["data"][name] for name in facts} == facts
+    assert len(document["data"]["sha256"]) == 64
+    assert document["git_commit"] == commit()
+    assert torch.__version__.startswith(document["versions"]["torch"])
     assert document["seed"] == 0
     assert document["command"].startswith(str(ROOT / "evaluate.py"))
     assert [line["setting"] for line in document["rows"]] == LABELS
@@ -214,8 +218,8 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):
     other, missing = tmp_path / "other", tmp_path / "missing"
-    for name in ("a", "b", "tiny"):
-        images.write(other / f"{name}.png", images.read(place / "data" / "sharp" / f"{name}.png") * 0.9)
+    for name, suffix in {"a": "tif", "b": "png", "tiny": "bmp"}.items():
+        images.write(other / f"{name}.{suffix}", images.read(place / "data" / "sharp" / f"{name}.png") * 0.9)
     given = arguments(place, tmp_path / "out", checkpoint=None, grid=None, outputs=other)
     score(given)
     table = rows(tmp_path / "out")
@@ -296,6 +300,13 @@ def test_a_change_is_noticed_and_named(begun, tmp_path, what):
         evaluation_run.prepare(evaluate.Evaluation(**changed), ALONE)
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
     evaluation_run.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
+
+
+def test_the_checkpoint_is_lite_if_none_is_named(place, tmp_path):
+    given = arguments(place, tmp_path / "scores", checkpoint=None)
+    evaluation_run.prepare(evaluate.Evaluation(**given), ALONE)
+    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
+    assert facts["checkpoint"] == checkpoint_hash("lite")
 
 
 def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):

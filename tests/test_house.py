@@ -148,6 +148,11 @@ def test_what_the_program_imports_is_required():
                 assert installs & declared, f"{path.relative_to(ROOT)} imports {name}, which no requirement file names"
 
 
+def test_the_constraints_are_exact_versions():
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert line.startswith("#") or re.match(r"[\w.-]+==[\w.+]+(; |$)", line), line
+
+
 def test_images_are_opened_in_one_place_by_an_allow_list():
     for path in PYTHON:
         for node in ast.walk(ast.parse(path.read_text())):

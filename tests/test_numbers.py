@@ -11,6 +11,7 @@ import torch
 from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from deblur.data.images import SAVED
+from deblur.data.metadata import SOURCE
 from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from deblur.evaluation.grid import read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
@@ -147,6 +148,7 @@ SENTENCES = {
         f"images of up to {WorkingSize().largest_kept} pixels keep their size",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
         f"are written at quality {SAVED['JPEG']['quality']} without chroma subsampling",
+        f"IPTC's digital source type `{SOURCE.rpartition('/')[2]}`",
     ],
     "docs/evaluation.md": [
         *(grid_row(name) for name in ("demo", "presets", "quick", "results", "few_steps", "paper")),

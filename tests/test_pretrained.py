@@ -30,6 +30,7 @@ def test_it_is_small_and_has_presets(name):
     fast = {"fast"} if pipeline.predictor.stages else set()
     assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"} | fast
     assert pipeline.preset() == pipeline.preset("balanced")
+    assert (pipeline.config.sigma_min, pipeline.config.sigma_max) == (0.05, 12.0)
 
 
 def test_a_really_blurred_photograph_gets_sharper(tmp_path):

@@ -126,6 +126,7 @@ def test_the_last_step_is_validated_and_every_step_has_one_row(run_folder):
         (["--trainer.max_steps", "0"], "trainer.max_steps must be 1 or more"),
         (["--trainer.accumulate_grad_batches", "2"], "multiple of trainer.accumulate_grad_batches (2)"),
         (["--trainer.strategy", "fsdp"], "fsdp"),
+        (["--trainer.strategy", "deepspeed"], "deepspeed"),
         (["--trainer.devices", "[a]"], "the trainer cannot be made: "),
         (["--model.init_from", "nowhere"], "checkpoint nowhere"),
         (["--model.schedule.steps", "0"], "steps"),

@@ -55,6 +55,10 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
     assert torch.equal(truth, cut(images, full.margin))
 
 
+def test_all_parts_are_off_by_default(images):
+    assert all(torch.equal(side, images) for side in SyntheticBlur()(images, generators(4)))
+
+
 def everything():
     ranges = {"saturation": (0, 3), "shot_noise": (0, 0.01), "read_noise": (0, 0.01), "jpeg": (60, 90), "halo": (0, 1)}
     shares = {"moving": ObjectMotion(0.5), "soften": Softening(0.5), "file_values": 0.5, "clean": 0.5}

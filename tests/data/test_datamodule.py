@@ -198,8 +198,15 @@ def test_pairs_are_used_as_they_are_where_the_config_blurs(tmp_path, root, caplo
     (batch,) = recorder.seen["train"]
     assert torch.allclose(batch["blurry"], 1 - batch["sharp"], atol=1 / 255)  # as in the files
     assert "used as they are: data.blur is for sharp photographs" in caplog.text
+    assert f"train: 7 pairs of {root} (layout flat, variant blur)" in caplog.text
+    assert f"val: 2 pairs of {root} (layout flat, variant blur)" in caplog.text
     with pytest.raises(DatasetError, match=r"data\.train mixes pairs with sharp photographs"):
         DeblurDataModule([str(root), str(root / "train" / "sharp")], blur=SHAKE, patch_size=16).setup("fit")
+
+
+def test_sharp_photographs_need_blur(root):
+    with pytest.raises(DatasetError, match="sharp holds no pairs"):
+        DeblurDataModule(str(root / "train" / "sharp"), patch_size=16).setup("fit")
 
 
 def test_a_split_may_be_named(tmp_path, root):

@@ -14,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import sample
 from deblur.data import formats, images, search
-from deblur.data.layouts import Pair
+from deblur.data.datamodule import DeblurDataModule
+from deblur.data.layouts import DatasetError, Pair
+from deblur.restoration.options import Options
 from deblur.tools import doctor
 from tests import processes
+from tests.tiny import tiny_pipeline
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
 
@@ -244,3 +248,55 @@ def test_directories_of_exif_that_lead_in_a_circle_end(tmp_path, suffix):
         (tmp_path / "a.tif").write_bytes(content)
     done = processes.run("-c", [LIMITED, tmp_path / f"a{suffix}"])
     assert done.stdout == "read\n", done.stderr[-800:]
+
+
+def said_by_sample_py(folder, capsys):
+    flags = ["--checkpoint", str(folder / "checkpoint"), "--output", str(folder / "out")]
+    assert sample.main([str(folder / "pairs" / "blur"), *flags]) == 1
+    return capsys.readouterr().err
+
+
+def said_by_the_page(folder, capsys):
+    from deblur.tools.web.restoration import PhotoRestorer
+    from deblur.tools.web.served import Served
+
+    restorer = PhotoRestorer(Options("", checkpoint=str(folder / "checkpoint"), device="cpu"), Served())
+    with pytest.raises(images.ImageError) as caught:
+        restorer.open(folder / "pairs" / "blur" / "a.png", "a.png")
+    return str(caught.value)
+
+
+def said_by_a_batch(folder, capsys):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("ray")
+    from deblur.tools.batch.store import Place
+    from deblur.tools.batch.worker import Job, Worker
+
+    options = Options("", checkpoint=str(folder / "checkpoint"), device="cpu")
+    job = Job(options, {}, Place(str(folder / "pairs" / "blur")), Place(str(folder / "out")))
+    row = {"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}
+    [done] = Worker(job)(pa.Table.from_pylist([row])).to_pylist()
+    return done["error"]
+
+
+def said_by_the_doctor(folder, capsys):
+    assert doctor.main(str(folder / "pairs"), num_workers=0) == 1
+    return capsys.readouterr().out
+
+
+def said_by_training(folder, capsys):
+    with pytest.raises((images.ImageError, DatasetError)) as caught:
+        DeblurDataModule(str(folder / "pairs"), patch_size=2).setup("fit")
+    return str(caught.value)
+
+
+PROGRAMS = [said_by_sample_py, said_by_the_page, said_by_a_batch, said_by_the_doctor, said_by_training]
+
+
+@pytest.mark.parametrize("said_by", PROGRAMS, ids=lambda function: function.__name__)
+def test_every_program_refuses_what_holds_too_much_besides_its_pixels(tmp_path, capsys, said_by):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    images.write(tmp_path / "pairs" / "sharp" / "a.png", torch.zeros(3, 2, 3))
+    (tmp_path / "pairs" / "blur").mkdir()
+    (tmp_path / "pairs" / "blur" / "a.png").write_bytes(png(chunk(b"tEXt", b"a\0" + bytes(33 << 20))))
+    assert "more than 32 MiB besides its pixels" in said_by(tmp_path, capsys)

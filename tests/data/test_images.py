@@ -43,6 +43,17 @@ def test_jpeg_comes_back_nearly(tmp_path):
     assert (images.read(tmp_path / "a.jpg") - ramp).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".avif", ".heic"])
+def test_the_colours_of_single_pixels_are_kept(tmp_path, suffix):
+    """Red and blue columns: subsampling of their chroma would make both purple."""
+    if suffix == ".heic":
+        pytest.importorskip("pillow_heif")
+    red, blue = torch.tensor([0.8, 0.2, 0.2]), torch.tensor([0.2, 0.2, 0.8])
+    stripes = torch.stack([red, blue] * 16, dim=1)[:, None].expand(3, 32, 32)
+    images.write(tmp_path / f"a{suffix}", stripes)
+    assert (images.read(tmp_path / f"a{suffix}") - stripes).abs().mean() < 0.05
+
+
 def test_write_clips_and_rounds(tmp_path):
     images.write(tmp_path / "a.png", torch.tensor([-0.5, 0.5 / 255 + 1e-4, 1.5]).view(3, 1, 1))
     assert torch.equal(images.read(tmp_path / "a.png").flatten() * 255, torch.tensor([0.0, 1.0, 255.0]))

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from importlib.util import find_spec
 
 import imagecodecs
 import numpy as np
@@ -130,7 +131,8 @@ def test_colours_told_by_nclx_are_kept_or_told_by_other_formats(tmp_path, colour
 def test_hdr_is_kept_with_a_remark_or_refused(tmp_path, colours, transfer):
     (tmp_path / "a.png").write_bytes(with_chunks(pil(colours), (b"cICP", bytes([9, transfer, 0, 1]))))
     assert chunks_of(again(tmp_path / "a.png", ".png"))[b"cICP"] == bytes([9, transfer, 0, 1])
-    assert nclx_of(again(tmp_path / "a.png", ".avif")) == (9, transfer)
+    for suffix in (".avif", ".heic") if find_spec("pillow_heif") else (".avif",):
+        assert nclx_of(again(tmp_path / "a.png", suffix)) == (9, transfer)
     assert "HDR" in remarks(tmp_path / "a.png", ".png")
     for suffix in (".jpg", ".tif", ".webp", ".bmp"):
         with pytest.raises(images.ImageError, match="cannot say that its colours are HDR"):
@@ -371,6 +373,19 @@ def test_avif_and_heif_of_more_than_8_bits_keep_them(tmp_path, bits, channels, s
     assert torch.equal(images.read_file(again(tmp_path / f"a{suffix}", ".png")).pixels, found.pixels)
     assert "has more than 8 bits" in remarks(tmp_path / f"a{suffix}", suffix)
     assert not remarks(tmp_path / f"a{suffix}", ".png")
+
+
+@pytest.mark.parametrize(("most", "said"), [(255, ()), (1023, ("has more than 8 bits, of which 8 are read",))])
+@pytest.mark.parametrize("plain", [False, True])
+def test_of_colour_ppm_8_bits_are_read_and_it_is_said_if_there_are_more(tmp_path, most, said, plain):
+    array = np.arange(18) * most // 17
+    numbers = array.astype(">u2" if most > 255 else np.uint8).tobytes()
+    content = " ".join(map(str, array)).encode() if plain else numbers
+    (tmp_path / "a.ppm").write_bytes(b"P%d\n3 2\n%d\n" % (3 if plain else 6, most) + content)
+    found = images.read_file(tmp_path / "a.ppm")
+    assert found.pixels.dtype == torch.uint8
+    assert np.abs(found.values.movedim(0, -1).flatten().numpy() - array / most).max() < 0.51 / 255
+    assert found.remarks == said
 
 
 def box(kind, content):

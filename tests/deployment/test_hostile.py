@@ -8,6 +8,7 @@ import pytest
 
 from deblur.models.hub import CheckpointError
 from deblur.models.onnx.files import MOST_BYTES, GraphFacts, read_facts, read_graph
+from deblur.models.onnx.network import OnnxNetwork
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -139,16 +140,27 @@ def test_operators_that_no_export_has_are_refused(path):
     assert "a graph or sparse tensors inside of the operator Relu" in said(path, model(looped, conv()))
 
 
+VALUES = {"precision": "fp32", "opset": 20, "side": 16, "stride": 4, "multiple": 2, "receptive_field": None}
+VALUES |= {"bytes_per_pixel": 9.5}
+
+
+def test_a_network_checks_its_file_before_an_engine_gets_it(path):
+    own = helper.make_node("Conv", ["blurry", "weight"], ["output"], domain="com.example")
+    path.write_bytes(model(own).SerializeToString())
+    path.with_name("graph.json").write_text(json.dumps(VALUES))
+    path.with_name("config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"has the operator com\.example\.Conv"):
+        OnnxNetwork(path.parent, "predictor", "cpu")
+
+
 WRONG = [{"side": 15}, {"side": 1 << 20}, {"stride": 0}, {"multiple": 0}, {"multiple": 3}]
 WRONG += [{"precision": "int4"}, {"bytes_per_pixel": -1}, {"more": 1}]
 
 
 @pytest.mark.parametrize("change", WRONG)
 def test_facts_that_do_not_fit_are_refused(tmp_path, change):
-    values = {"precision": "fp32", "opset": 20, "side": 16, "stride": 4, "multiple": 2, "receptive_field": None}
-    values |= {"bytes_per_pixel": 9.5}
-    (tmp_path / "graph.json").write_text(json.dumps(values))
+    (tmp_path / "graph.json").write_text(json.dumps(VALUES))
     assert read_facts(tmp_path).side == 16
-    (tmp_path / "graph.json").write_text(json.dumps(values | change))
+    (tmp_path / "graph.json").write_text(json.dumps(VALUES | change))
     with pytest.raises(CheckpointError, match=r"graph\.json was not written by tools\.export_onnx: "):
         read_facts(tmp_path)

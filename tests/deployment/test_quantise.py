@@ -14,6 +14,7 @@ from deblur.models.onnx.files import read_facts
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.tools.export_onnx import examples, export_onnx, parity, psnr, write_facts
 from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise, require_small_loss, restored
+from tests.conftest import fresh
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("nncf")
@@ -69,6 +70,13 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
     for provider, precision in (("cpu", "auto"), ("openvino", "auto"), ("openvino", "fp32")):
         ours = load_pipeline(str(folder), provider=provider, precision=precision)
         assert 25 < psnr(ours(blurry, output_type="pt").images, theirs) < 80
+
+
+def test_nncf_sends_no_usage_statistics():
+    code = "import os; os.environ.pop('NNCF_CI', None); import deblur.tools.quantise;"
+    code += "from nncf.telemetry.wrapper import NNCFTelemetry, telemetry; print(isinstance(telemetry, NNCFTelemetry))"
+    done = fresh(code)
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
 
 
 def test_int8_clips_nothing_that_one_of_the_crops_held(folder, pipeline, tmp_path):

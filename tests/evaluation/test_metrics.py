@@ -197,7 +197,7 @@ ELSEWHERE = {"blur/gopro_test_01": 8.92696, "sharp/gopro_test_01": 5.14671}
 ELSEWHERE |= {"blur/reds_000_002": 5.95982, "sharp/reds_000_002": 2.65311}
 
 
-def test_niqe_equals_another_implementation():
+def test_niqe_equals_another_implementation(no_network):
     niqe = Niqe()
     found = {name: niqe(tensor(io.imread(ASSETS / "pairs" / f"{name}.png"))).item() for name in ELSEWHERE}
     assert found == pytest.approx(ELSEWHERE, abs=0.005)

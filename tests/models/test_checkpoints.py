@@ -170,6 +170,12 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
     for name in ("hostile.ckpt", "plain.ckpt"):
         assert "was not loaded" in sentence(tmp_path / name)
+    tiny_pipeline().save_pretrained(tmp_path / "folder")
+    weights = tmp_path / "folder" / "denoiser" / WEIGHTS
+    weights.write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    assert "is damaged" in sentence(tmp_path / "folder")
+    weights.rename(weights.with_suffix(".bin"))
+    assert "has no weights" in sentence(tmp_path / "folder")
     assert not (tmp_path / "executed").exists()
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")

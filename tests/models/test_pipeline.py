@@ -205,6 +205,17 @@ def test_16_bit_grey_of_pil_is_not_cut_off_and_photos_are_turned_upright(tmp_pat
     assert torch.equal(tensor[0], images.read(tmp_path / "photo.png"))
 
 
+def test_an_image_that_comes_back_has_no_metadata(tmp_path):
+    exif = PIL.Image.Exif()
+    exif[0x010F] = "Camera"
+    PIL.Image.fromarray(PIXELS[..., :3]).save(tmp_path / "a.jpg", exif=exif, icc_profile=b"profile", comment=b"me")
+    pipeline, settings = tiny_pipeline(IdentityPredictor()), SamplingSettings(blend=0.0)
+    for given in (tmp_path / "a.jpg", PIL.Image.open(tmp_path / "a.jpg")):
+        (restored,) = pipeline(given, settings).images
+        assert not restored.getexif()
+        assert not restored.info
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

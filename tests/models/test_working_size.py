@@ -216,4 +216,5 @@ def test_sample_py_measures_the_scale_where_the_image_counts(tmp_path, capsys, h
         assert sample.main([str(tmp_path / f"{name}.png"), "--output", str(tmp_path / name), *flags, *more]) == 0
         [entry] = json.loads((tmp_path / name / "manifest.json").read_text()).values()
         scales.append(entry["working_scale"])
+        assert ("restored at scale 0.5" in "".join(capsys.readouterr())) == (name == "a")
     assert scales == [0.5, 1.0]

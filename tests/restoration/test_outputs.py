@@ -33,6 +33,13 @@ def test_images_of_the_same_name_keep_their_folders():
     assert outputs("100/a.jpg", "b.png") == {"100/a.jpg": "out/a.jpg", "b.png": "out/b.png"}
 
 
+@pytest.mark.parametrize("given", ["scans", "scans/**/*.png", "scans/*/*.png", "scans/x/../**/*.png"])
+def test_the_tree_below_a_folder_or_below_the_fixed_part_of_a_pattern_is_kept(given):
+    files = ["scans/x/a.png", "scans/y/b.png"]
+    assert sorted(outputs(given, files=files).values()) == ["out/x/a.png", "out/y/b.png"]
+    assert list(outputs("scans/x/*.png", files=files).values()) == ["out/a.png"]
+
+
 def test_an_image_that_is_named_twice_is_restored_once():
     Path("link").symlink_to(".")
     files = ["x/a.png", "x/y/b.png"]

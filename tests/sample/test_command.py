@@ -4,6 +4,7 @@ import json
 import resource
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import tifffile
 import torch
@@ -28,6 +29,8 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
     assert std.shape == (20, 31, 3)
     assert std.dtype == "float32"
     assert 0 < std.mean() < 0.5
+    [entry] = json.loads((tmp_path / "mean" / "manifest.json").read_text()).values()
+    assert entry["std_white"] == pytest.approx(float(np.quantile(std.mean(-1), 0.995)), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,27 @@ def test_a_signal_to_all_processes_saves_and_the_same_command_resumes(whole, nam
     same(whole, "parts")
 
 
+class CtrlC(Callback):
+    """Ctrl-C in the fourth step, as often as the environment says."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 3:
+            for _ in range(int(os.environ["TIMES"])):
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("times", "step", "words"),
+    [("1", 4, "stopped at step 4, which is saved"), ("2", 2, "stopped in the middle of a step")],
+)
+def test_one_ctrl_c_finishes_the_step_and_a_second_one_ends_the_run_at_once(times, step, words):
+    command = [*COMMAND, "run", "--trainer.callbacks+", "tests.training.test_resume.CtrlC"]
+    done = processes.run("train.py", command, {"TIMES": times})
+    assert done.returncode == 130
+    assert words in done.stdout + done.stderr
+    assert read_checkpoint(Path("run/checkpoints/last.ckpt"))["global_step"] == step
+
+
 @pytest.fixture
 def file_limit():
     """A function that sets the largest size of a file; None, and the test's end, take the limit away."""

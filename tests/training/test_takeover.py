@@ -83,6 +83,12 @@ def test_without_auto_resume_a_run_starts_anew_over_what_is_there(started):
     assert resume(started, "run", "--auto_resume", "false", "--trainer.max_steps", "1")["global_step"] == 1
 
 
+def test_a_checkpoint_that_is_named_is_resumed_in_place_of_the_newest(started, caplog):
+    previous = "run/checkpoints/previous.ckpt"
+    assert resume(started, "run", "--ckpt_path", previous, "--trainer.max_steps", "3")["global_step"] == 3
+    assert f"resumed from {previous}, step 2" in caplog.text
+
+
 class StopAfterOne(Callback):
     """Ends the run after the step at hand."""
 

@@ -269,6 +269,20 @@ def test_the_guard_changes_no_finite_run():
     assert all(torch.equal(off[name], on[name]) for name in off)
 
 
+def test_without_patience_no_batch_is_skipped(caplog):
+    assert train.main([*FIT, "run", "--guard.patience", "0", "--data.val", "null", *plant("[5]")]) == 0
+    checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    assert any(value.isnan().any() for value in checkpoint["current_model_state"].values())
+    assert "is skipped" not in caplog.text
+
+
+def test_gradients_are_logged_as_they_are_before_clipping():
+    flags = ["--data.val", "null", "--trainer.gradient_clip_val", "1e-6", "--trainer.max_steps", "1"]
+    train_run("run", *flags, "--trainer.val_check_interval", "1")
+    (row,) = metrics("run")
+    assert all(float(row[f"grad_norm/{part}"]) > 1e-3 for part in ("predictor", "denoiser"))
+
+
 def test_many_in_a_row_stop_the_run(capsys):
     assert train.main([*FIT, "run", "--guard.patience", "2", *plant("[3,4,5]")]) == 2
     assert re.search(r"2 steps in a row had .* not finite, the last with \w.*: look at", capsys.readouterr().err)

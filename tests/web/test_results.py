@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import socket
-from concurrent.futures import CancelledError
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -347,6 +348,33 @@ def test_a_result_says_how_it_was_made(page, visit, monkeypatch):
     assert "cc-by-sa-4.0" in PhotoRestorer(Options("", checkpoint="lite"), Served()).licence
     monkeypatch.setattr(page.actions.restorer.pipeline, "denoiser", None)
     assert run(page).kinds == ["prediction"]
+
+
+def test_one_run_is_processed_at_a_time(page, visit):
+    """Two visitors begin at once; each call of the network takes long enough for another one to begin meanwhile."""
+    other, denoiser = page.actions.visits.of("other"), page.actions.restorer.pipeline.denoiser
+    other.photo = visit.photo
+    inside, most = [], []
+
+    def enter(*given):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+
+    hooks = [
+        denoiser.register_forward_pre_hook(enter),
+        denoiser.register_forward_hook(lambda *given: inside.pop() and None),
+    ]
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            restore = page.actions.restorer.restore
+            runs = [threads.submit(restore, one, None, {"steps": 5}, 0, print, 1.0) for one in (visit, other)]
+            assert all(run.result() for run in runs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        page.actions.leave(SimpleNamespace(session_hash="other"))
+    assert most == [1] * 10
 
 
 def test_cancelling_leaves_nothing_and_no_further_step_begins(page, visit):
