@@ -337,7 +337,7 @@ def opened(place, tmp_path, monkeypatch):
 
 def restored(actions, steps=2, count=1):
     """The newest result's pixels, and its file."""
-    actions.restore(actions.restorer.name, None, "ddim", steps, count, 1.0, 3, "auto", REQUEST)
+    actions.restore(actions.restorer.name, None, "ddim", steps, count, 1.0, 3, "auto", None, REQUEST)
     [*_, result] = actions.visits.of("somebody").results
     return result.image(result.kinds[-1]), Path(actions.save(f"{result.number}/{result.kinds[-1]}", REQUEST))
 
