@@ -237,7 +237,7 @@ def test_inks_become_the_colours_of_their_profile(tmp_path, suffix, orientation)
     assert codecs.INKS in raster.remarks
 
 
-@pytest.mark.parametrize("profile", [None, b"no profile", PROFILE])
+@pytest.mark.parametrize("profile", [None, b"no profile", PROFILE], ids=["none", "no profile", "of light"])
 def test_inks_without_a_profile_of_inks_are_taken_from_white(tmp_path, profile):
     Image.new("CMYK", (8, 8), (0, 255, 0, 0)).save(tmp_path / "a.tif", icc_profile=profile)
     raster = images.read_file(tmp_path / "a.tif")
