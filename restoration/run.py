@@ -37,14 +37,14 @@ def restore(outputs: Outputs, options: Options, numbers: dict[str, Any]) -> int:
         ValueError, OSError: nothing can be restored.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = choose_device(options.device)
     if options.checkpoint is None:
+        device = choose_device(options.device)
         files = [path for path, _ in outputs.work]
         chosen, remark = choice.default_checkpoint(files, device.type, options.scale, options.max_side)
         options = replace(options, checkpoint=chosen)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)
-    has_own_gpu = processes > 1 and str(device) == "cuda"
+    has_own_gpu = processes > 1 and str(choose_device(options.device)) == "cuda"
     restorer = Restorer(options, numbers, f"cuda:{os.environ['LOCAL_RANK']}" if has_own_gpu else None)
     for remark in restorer.remarks:
         print(f"sample.py: {remark}", file=sys.stderr)
