@@ -149,24 +149,22 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
         if page > 0:
             image.seek(page)
         deep_png = image.format == "PNG" and str(image.tile[0].args).endswith(";16B")  # known until it is loaded
-        exif = exif_of(image)
-        inks = image.info.get("icc_profile") if image.mode == "CMYK" else None
+        exif, profile, has_inks = exif_of(image), image.info.get("icc_profile"), image.mode == "CMYK"
         if image.info.get("exif") == b"":
             remarks += ("has EXIF data that cannot be read, which are left out",)
         if getattr(image, "is_animated", False) and not remarks:
             remarks += (tiff.SEVERAL,)
-        if image.mode == "CMYK":
+        if has_inks:
             remarks += (INKS,)
         if _has_deep_colours(image):
             remarks += ("has more than 8 bits, of which 8 are read",)
-        icc = None if image.mode == "CMYK" else image.info.get("icc_profile")
         xmp, is_tiff = image.info.get("xmp"), image.format == "TIFF"
-        told, icc, more = _colour(path, image, icc)
+        told, icc, more = _colour(path, image, None if has_inks else profile)
         density, aspect = metadata.usable(image.info.get("dpi")), _aspect(image)
         array = _deep(path, image, deep_png)
         if array is None:
             orientation = exif.get(ExifTags.Base.Orientation, 1)
-            array = _upright(path, image, inks)
+            array = _upright(path, image, profile if has_inks else None)
             exif.pop(ExifTags.Base.Orientation, None)
             if orientation >= 5:
                 metadata.turn(exif)

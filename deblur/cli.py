@@ -55,7 +55,7 @@ def one_of(name: str, value: str, choices: list[str]) -> str:
     return f"{name} is one of {', '.join(choices)}, not {value}{nearest(value, choices)}"
 
 
-def counted(number: int, word: str) -> str:
+def number_of(number: int, word: str) -> str:
     """A number and what it counts: 1 step, 2 steps."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 

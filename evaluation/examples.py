@@ -51,18 +51,18 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
         for number, name in enumerate(names):
             blurry, sharp = _read(plan, images[name])
-            prediction = plan.pipeline.predict(blurry)
-            predictions = {None: prediction}  # by the predictor's stages
-            shown = {"blurry": blurry[0], "predictor": prediction.images[0], "sharp": sharp}
+            own = [example for example in examples if example.image == name]
+            stages = {None, *(example.row.settings.stages for example in own)}
+            predictions = {count: plan.pipeline.predict(blurry, stages=count) for count in stages}
+            shown = {"blurry": blurry[0], "predictor": predictions[None].images[0], "sharp": sharp}
             of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
                 write_png(folder / of_image[kind], image)
-            for at, example in enumerate(example for example in examples if example.image == name):
-                stages = example.row.settings.stages
-                if stages not in predictions:
-                    predictions[stages] = plan.pipeline.predict(blurry, stages=stages)
+            for at, example in enumerate(own):
+                settings = example.row.settings
+                prediction, progress = predictions[settings.stages], counted(bar, 1)
                 [output] = plan.pipeline.refine_shared(
-                    blurry, predictions[stages], [example.row.settings], plan.seed, [images[name].name], counted(bar, 1)
+                    blurry, prediction, [settings], plan.seed, [images[name].name], progress
                 )
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 write_png(folder / example.files["restored"], output.images[0])

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from deblur.cli import counted
+from deblur.cli import number_of
 from deblur.evaluation.controls import LABELS
 from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR
 from deblur.evaluation.statistics import Estimate
@@ -160,7 +160,7 @@ def _name_axes(axes: Axes, summary: Summary) -> None:
     axes.grid(color="0.92", zorder=0)
     axes.set_axisbelow(True)
     images = max(row.images for row in summary.rows)
-    title = f"Perception and distortion, mean of {counted(images, 'image')} with 95 % intervals"
+    title = f"Perception and distortion, mean of {number_of(images, 'image')} with 95 % intervals"
     if summary.perception == "ssim":
         reason = "LPIPS has no value." if "lpips" in summary.metrics else "LPIPS was not asked for."
         title += "\n" + textwrap.fill(f"SSIM in place of LPIPS. {reason}", 105)

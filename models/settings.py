@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from deblur.cli import counted, one_of
+from deblur.cli import number_of, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ class SamplingSettings:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
         words = self._sampling_in_words() if self.blend > 0 else ["the prediction alone"]
         if self.stages is not None:
-            words.append(counted(self.stages, "stage"))
+            words.append(number_of(self.stages, "stage"))
         if self.keep_sharp:
             words.append(f"what is sharp kept ({self.keep_sharp:g})")
         if self.blend > 0 and self.num_samples > 1:
@@ -118,7 +118,7 @@ class SamplingSettings:
             words.append(f"eta {self.eta:g}")
         if self.schedule != "training":
             words.append(f"schedule {self.schedule}")
-        words += [counted(self.steps, "step"), f"blend {self.blend:g}"]
+        words += [number_of(self.steps, "step"), f"blend {self.blend:g}"]
         if self.start is not None:
             words.append(f"from sigma {self.start:g}")
         return words
@@ -189,7 +189,7 @@ class SamplingSettings:
         if len(below) < self.steps:
             least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # so that the rounded value still suffices
             raise ValueError(
-                f"start is {self.start:g}, and {counted(self.steps, 'step')} of the training schedule need"
+                f"start is {self.start:g}, and {number_of(self.steps, 'step')} of the training schedule need"
                 f" {least:.3g} or more: give a higher start{', or fewer steps' if self.steps > 1 else ''}"
             )
         return respace(below, self.steps)

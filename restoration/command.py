@@ -22,7 +22,7 @@ from deblur.restoration.outputs import Outputs, outputs_of
 NOT_BEGUN = "stopped, 0 done; run again to resume"
 
 
-def planned(inputs: list[str], options: Options, numbers: dict[str, Any]) -> Outputs:
+def checked(inputs: list[str], options: Options, numbers: dict[str, Any]) -> Outputs:
     """The images and where their restorations go, as far as can be told without the networks.
 
     ValueError or OSError: nothing can be restored.
@@ -60,7 +60,7 @@ def _main(args: list[str]) -> int:
     names = {field.name for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if name in names})
     numbers = {name: value for name, value in values.items() if name not in names}
-    outputs = planned(inputs, options, numbers)
+    outputs = checked(inputs, options, numbers)
     from deblur.restoration.run import restore  # not at the top: torch takes seconds, and wrong input is said at once
 
     return 1 if restore(outputs, options, numbers) else 0

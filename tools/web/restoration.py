@@ -12,7 +12,7 @@ import numpy as np
 from huggingface_hub import metadata_load
 from torch import Tensor
 
-from deblur.cli import counted
+from deblur.cli import number_of
 from deblur.data.images import ImageError, header_size, read_file
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.devices import allowed_memory, give_back, require_memory
@@ -157,7 +157,7 @@ class PhotoRestorer:
                 yield step
                 done += 1
                 left = (time.perf_counter() - predicted) / done * (total - done)
-                report(f"{done} of {counted(total, 'step')} done, {left:.0f} s left")
+                report(f"{done} of {number_of(total, 'step')} done, {left:.0f} s left")
 
         def store(name: str, values: Tensor) -> None:
             np.save(folder / f"{name}.npy", values.cpu().numpy())
