@@ -32,7 +32,7 @@ from deblur.models.samples import Samples, blended, kept, restored_share, to_net
 from deblur.models.sampling import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.models.settings import SamplingSettings, preset_settings
 from deblur.models.tiling import Tiling, TooLittleMemory
-from deblur.models.working_size import WorkingSize, chosen_scale, reduced, resized, with_change
+from deblur.models.working_size import WorkingSize, chosen_scale, reduced, reduced_visible, resized, with_change
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ class DeblurPipeline(ConfigMixin):
             raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
         blurry = with_hidden_filled(given, visible)
         small = reduced(blurry, scale)
-        seen = None if visible is None else reduced(visible.float(), scale) > 0.5
+        seen = reduced_visible(visible, scale)
         prediction = self.predict(small, predictor_tile, memory, settings.stages)
         [output] = self.refine_shared(small, prediction, [settings], seed, names, progress, tile, memory, seen)
         output.tiles, output.scale = self.tiles(small), scale
@@ -408,7 +408,9 @@ class DeblurPipeline(ConfigMixin):
             x_init = self.predict(region, memory=memory, stages=rule.stages).x_init
             return (to_world(x_init) - region).mul_(restored_share(region, x_init, rule.keep_sharp))
 
-        blurry, weight = with_hidden_filled(blurry, visible), restorable(visible, mask)
+        visible = None if visible is None else visible.to(self.device)
+        mask = None if mask is None else mask.to(self.device)
+        blurry, weight = with_hidden_filled(blurry.to(self.device), visible), restorable(visible, mask)
         weights = [None] * len(blurry) if weight is None else weight.expand(len(blurry), 1, -1, -1).split(1)
         pairs = zip(blurry.split(1), weights, strict=True)
         return max(chosen_scale(one, change, rule, where) for one, where in pairs)

@@ -145,23 +145,17 @@ class Restorer:
         # differently.
         size = self.options.batch_size or (1 if self.pipeline.device.type == "cpu" else None)
         for batch in batches(work, size):
-            loaded = []
+            bar.set_description(batch[0][0].name)
+            by_scale: dict[float, list] = {}
             for path, names in batch:
                 try:
                     image = metadata.kept(images.read_file(path), self.options.metadata)
                     images.require_tellable(names.target, image)
                     self._require_mask_of(image, path)
-                    loaded.append((path, names, image))
+                    scale = self._scales.pop(path, None) or self._scale(image, path)
+                    by_scale.setdefault(scale, []).append((path, names, image))
                 except images.ImageError as error:
                     yield Restoration(path, names, str(error))
-            bar.set_description(batch[0][0].name)
-            by_scale: dict[float, list] = {}
-            for path, names, image in loaded:
-                scale = self._scales.pop(path, None) or self._scale(image)
-                if isinstance(scale, str):
-                    yield Restoration(path, names, f"{path} {scale}")
-                else:
-                    by_scale.setdefault(scale, []).append((path, names, image))
             for scale in sorted(by_scale):
                 yield from self._restored(by_scale[scale], scale, bar)
             finished += len(batch)
@@ -182,10 +176,11 @@ class Restorer:
             return 0.0, 0.0
         others = [one for one in sized if not self._is_searched(max(one[1:]))]
         start = time.perf_counter()
-        found = self._scale(image)
-        search = time.perf_counter() - start
-        if isinstance(found, str):  # which is said in its turn
+        try:
+            found = self._scale(image, path)
+        except images.ImageError:  # which is said in its turn
             return 0.0, 0.0
+        search = time.perf_counter() - start
         self._scales[path] = found
         groups = [(others, scale), (searched, found)]
         pixels = sum(restored_pixels(group, own, max_side) for group, own in groups)
@@ -284,23 +279,20 @@ class Restorer:
             maps.append("bound")
         return Extras(samples, tuple(maps), options.compare)
 
-    def _scale(self, image: ImageFile) -> float | str:
-        """The scale at which one image is restored, or why its memory does not suffice to find that."""
+    def _scale(self, image: ImageFile, path: Path) -> float:
+        """The scale at which one image is restored. ImageError if memory does not suffice to find it."""
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
-        device = self.pipeline.device
         visible = visible_pixels([image.alpha])
-        visible = None if visible is None else visible.to(device)
-        mask = None if self.mask is None else self.mask.to(device)
-        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), device)
+        memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
         try:
-            return min(most, self.pipeline.working_scale(image.values[None].to(device), visible, mask, memory))
+            return min(most, self.pipeline.working_scale(image.values[None], visible, self.mask, memory))
         except (TooLittleMemory, MemoryError, RuntimeError) as error:
             sentence = refusal(error, *image.pixels.shape[-2:])
             if sentence is None:
                 raise
-            return sentence
+            raise images.ImageError(f"{path} {sentence}") from None
 
     def _require_mask_of(self, image: ImageFile, path: Path) -> None:
         """ImageError if there is a mask of another size than the image's."""

@@ -128,11 +128,8 @@ class PhotoRestorer:
     def _scale(self, photo: Photo, mask: Tensor | None, tell: Tell) -> float:
         """The scale at which the photograph is restored."""
         tell(0, 1, "looking for the scale")
-        device = self.pipeline.device
-        visible = None if photo.visible is None else photo.visible.to(device)
-        mask = None if mask is None else mask.to(device)
-        memory = allowed_memory(self.options.memory, photo.image.pixels[0].numel(), device)
-        return self.pipeline.working_scale(photo.image.values[None].to(device), visible, mask, memory)
+        memory = allowed_memory(self.options.memory, photo.image.pixels[0].numel(), self.pipeline.device)
+        return self.pipeline.working_scale(photo.image.values[None], photo.visible, mask, memory)
 
     def _draw(
         self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell

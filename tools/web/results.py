@@ -12,7 +12,7 @@ from deblur.data.images import ImageFile
 from deblur.models.image_processor import restorable, visible_pixels, with_hidden_filled
 from deblur.models.samples import Samples, blended, kept, restored_amount, restored_share, to_world
 from deblur.models.settings import SamplingSettings
-from deblur.models.working_size import reduced, resized, with_change
+from deblur.models.working_size import reduced, reduced_visible, resized, with_change
 from deblur.restoration.outputs import Names, named
 
 
@@ -96,8 +96,7 @@ class Result:
     @property
     def _seen(self) -> Tensor | None:
         """What is visible, at the working scale."""
-        visible = self.photo.visible
-        return None if visible is None else reduced(visible.float(), self.scale) > 0.5
+        return reduced_visible(self.photo.visible, self.scale)
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
