@@ -162,18 +162,23 @@ def test_a_batch_gives_what_single_images_give(checkpoint, tmp_path, sampler, mo
         assert max((one - two).abs().max(), (one - four).abs().max()) <= 1 / 255
 
 
+def limit(monkeypatch, name):
+    """Let a method of the pipeline run out of memory on more than one image of 20 x 20 pixels."""
+    method = getattr(DeblurPipeline, name)
+
+    def limited(self, inputs, *arguments, **options):
+        if inputs.numel() > 3 * 20 * 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return method(self, inputs, *arguments, **options)
+
+    monkeypatch.setattr(DeblurPipeline, name, limited)
+
+
 def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, monkeypatch, capsys):
     for i in range(4):
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
     images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
-    call = DeblurPipeline.__call__
-
-    def small(self, inputs, *arguments, **options):
-        if inputs.numel() > 3 * 20 * 20:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return call(self, inputs, *arguments, **options)
-
-    monkeypatch.setattr(DeblurPipeline, "__call__", small)
+    limit(monkeypatch, "__call__")
     assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
     assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
@@ -184,14 +189,7 @@ def test_a_photo_whose_scale_is_not_found_within_memory_is_named_and_the_others_
     update_index(Path(checkpoint), working_size={"largest_kept": 50, "smallest": 10, "region": 1.0})
     for name, side in (("large", 99), ("small", 20)):
         images.write(tmp_path / "in" / f"{name}.png", torch.rand(3, side, side))
-    predict = DeblurPipeline.predict
-
-    def small(self, blurry, *arguments, **options):
-        if blurry.numel() > 3 * 20 * 20:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return predict(self, blurry, *arguments, **options)
-
-    monkeypatch.setattr(DeblurPipeline, "predict", small)
+    limit(monkeypatch, "predict")
     for few in (restorer.FEW, 0):  # found when it is restored, or before to say how long that takes
         monkeypatch.setattr(restorer, "FEW", few)
         assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / f"out {few}") == 1

@@ -89,6 +89,17 @@ def saved(tab, folder):
     return folder / download.value.suggested_filename
 
 
+def drag(tab, target, right):
+    """Drag the middle of a target by some pixels; returns its box."""
+    box = target.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + right, y, steps=3)
+    tab.mouse.up()
+    return box
+
+
 def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
     upload(visitor, photo)
     run(visitor)
@@ -98,12 +109,7 @@ def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
         expect(image).to_have_js_property("naturalHeight", 44)
     assert left.get_attribute("src") != right.get_attribute("src")
     expect(right).to_have_css("clip-path", "inset(0px 0px 0px 50%)")
-    box = left.bounding_box()
-    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    visitor.mouse.move(*middle)
-    visitor.mouse.down()
-    visitor.mouse.move(middle[0] + 10, middle[1], steps=3)
-    visitor.mouse.up()
+    box = drag(visitor, left, 10)
     expect(right).not_to_have_css("clip-path", "inset(0px 0px 0px 50%)")
     visitor.mouse.move(box["x"] + 3, box["y"] + 3)  # off the handle
     visitor.mouse.wheel(0, -200)
@@ -161,12 +167,7 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
 
     everywhere = restored()
     with visitor.expect_response(lambda response: response.url.endswith("/upload")):
-        box = canvas.bounding_box()
-        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        visitor.mouse.move(*middle)
-        visitor.mouse.down()
-        visitor.mouse.move(middle[0] + 4, middle[1], steps=3)
-        visitor.mouse.up()
+        drag(visitor, canvas, 4)
     part = restored()
     visitor.get_by_role("tab", name="Numbers").click()
     expect(visitor.locator("#facts")).to_contain_text("% of the photograph painted")
