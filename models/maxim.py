@@ -100,15 +100,15 @@ class AxesMix(nn.Module):
         x and start are (N, H, W, C); `start` is written over.
         """
         x = self.norm(x)
-        weights_in, biases_in = self.project_in.weight.chunk(2), self.project_in.bias.chunk(2)
-        weights_out = self.project_out.weight.chunk(2, dim=1)
+        width = x.shape[-1]
         start += self.project_out.bias
-        for half, (mix, split) in enumerate([(grid, as_grid), (window, as_windows)]):
+        for first, mix, split in [(0, grid, as_grid), (width, window, as_windows)]:
+            half = slice(first, first + width)  # not chunks: an export stores slices of weights as weights
             parts = strips(split(x, self.side))
             sums = strips(split(start, self.side))
             for part, total in zip(parts, sums, strict=True):
-                hidden = gelu(F.linear(positions_first(part), weights_in[half], biases_in[half]))
-                total += images_first(F.linear(mix(hidden), weights_out[half]), part.shape)
+                hidden = gelu(F.linear(positions_first(part), self.project_in.weight[half], self.project_in.bias[half]))
+                total += images_first(F.linear(mix(hidden), self.project_out.weight[:, half]), part.shape)
         return start
 
 

@@ -192,15 +192,23 @@ class DeblurPipeline(ConfigMixin):
             ValueError: the predictor has no stages, or fewer.
         """
         self._tilings = {}
-        network, most = self.predictor, getattr(self.predictor, "stages", None)
-        if stages is not None and most is None:
-            raise ValueError(f"stages is {stages}, and this checkpoint's predictor has no stages: omit it")
-        if stages is not None and stages > most:
-            raise ValueError(f"stages is {stages}, and this checkpoint's predictor has {most}: give at most that")
-        if stages is not None:
-            network = partial(network, stages=stages)
+        self.require_stages(stages)
+        network = self.predictor if stages is None else partial(self.predictor, stages=stages)
         output = self._tiling("predictor", tile, memory)(network, [to_network(blurry.float())])
         return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
+
+    def require_stages(self, stages: int | None) -> None:
+        """Raise ValueError if the predictor has not this many stages; None asks for none in particular."""
+        most = getattr(self.predictor, "stages", None)
+        if stages is None or (most is not None and 1 <= stages <= most):
+            return
+        if isinstance(self.predictor, OnnxNetwork):
+            told = "an ONNX folder has those of its export: export the checkpoint again with that number, or omit it"
+        elif most is None:
+            told = "this checkpoint's predictor has no stages: omit it"
+        else:
+            told = f"this checkpoint's predictor has {most}: give 1 to {most}"
+        raise ValueError(f"stages is {stages}, and {told}")
 
     def sample(
         self,

@@ -248,7 +248,7 @@ def test_fewer_stages_make_another_image(called, place, tmp_path):
     one, both, three = (called(of_staged, *flag) for flag in (["--stages", "1"], [], ["--stages", "3"]))
     assert differ(one, both)
     assert three.code == 2
-    assert "this checkpoint's predictor has 2: give at most that" in three.said
+    assert "this checkpoint's predictor has 2: give 1 to 2" in three.said
 
 
 def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_path):

@@ -178,6 +178,7 @@ EXPORT_ONNX = {
     "tile": (CHECKPOINTS, "test_a_folder_restores_as_its_checkpoint"),
     "calibration": (INT8, "test_a_loss_that_cannot_be_kept_is_refused_and_nothing_is_left"),
     "max_drop": (INT8, "test_a_loss_that_cannot_be_kept_is_refused_and_nothing_is_left"),
+    "stages": (CHECKPOINTS, "test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says"),
     "classes": ("tests/test_flags_tools.py", "test_own_networks_are_exported_to_onnx_by_their_names"),
 }
 PREDICTION = {

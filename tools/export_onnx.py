@@ -44,6 +44,7 @@ from deblur.models.onnx.files import (
 )
 from deblur.models.onnx.network import OnnxNetwork
 from deblur.models.pipeline import DeblurPipeline
+from deblur.models.working_size import WorkingSize
 
 TargetDevice = Literal["cpu", "tensorrt"]
 
@@ -63,6 +64,7 @@ def export_onnx(
     tile: int | None = None,
     calibration: str | None = None,
     max_drop: float = 0.05,
+    stages: int | None = None,
     classes: str | None = None,
 ) -> None:
     """Export a checkpoint as a folder of ONNX files. They are read back and compared before the folder appears.
@@ -80,11 +82,14 @@ def export_onnx(
             tools.make_pairs.
         max_drop: for int8, the largest loss of PSNR in dB per network on these pairs; layers go back to float until it
             is met.
+        stages: of a predictor that has several, as MAXIM has three: the graph has only the first ones, whatever a
+            preset says. Default: all.
         classes: your own networks that the checkpoint names, such as mypred.MyPredictor, separated by commas.
 
     Raises:
         CheckpointError: the checkpoint cannot be exported, or the graphs' outputs differ from PyTorch's; no folder is
             left behind.
+        ValueError: the predictor has no stages, or fewer.
     """
     require_exporter(precision)
     if (precision == "int8") != (calibration is not None):
@@ -94,12 +99,14 @@ def export_onnx(
     pipeline = load_pipeline(source, "cpu", "fp32", classes=classes or ())
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
+    keep_stages(pipeline, stages)
     side = tile or (TENSORRT_TILE if target_device == "tensorrt" else None)
     sides = {name: side or own_side(network) for name, network in networks(pipeline).items()}
     axes = len(pipeline.config.residual_scale) if isinstance(pipeline.config.residual_scale, list) else 1
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
         for name, network in networks(pipeline).items():
+            print(f"{name}: making the graph", flush=True)
             write_network(network, name, part / name, "fp32" if precision == "int8" else precision, sides[name], axes)
         if precision == "int8":
             from deblur.tools.quantise import quantise
@@ -109,11 +116,31 @@ def export_onnx(
                 write_facts(part / name, replace(read_facts(part / name), precision=precision))
         for name, network in networks(pipeline).items():
             for provider in engines(target_device):
-                print(f"{name}: {parity(network, name, part / name, provider, axes)}")
+                print(f"{name}: {parity(network, name, part / name, provider, axes)}", flush=True)
         load_pipeline(str(part), provider="cpu")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     takes = ", ".join(f"{name} tiles of {side}" if side else f"{name} any size" for name, side in sides.items())
     print(f"wrote {folder}: {precision}, {takes}, {size:.1f} MiB")
+
+
+def keep_stages(pipeline: DeblurPipeline, stages: int | None) -> None:
+    """Let the predictor compute `stages` stages, None: all, and presets and the working size ask for no others.
+
+    Raises ValueError if it has no stages, or fewer.
+    """
+    pipeline.require_stages(stages)
+    if stages is not None:
+        pipeline.predictor.forward = functools.partial(pipeline.predictor.forward, stages=stages)
+
+    def without(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if name != "stages"}
+
+    presets = {name: without(fields) for name, fields in pipeline.config.presets.items()}
+    pipeline.register_to_config(presets=presets)
+    if pipeline.working_size is not None:
+        rule = without(pipeline.config.working_size)
+        pipeline.working_size = WorkingSize(**rule)
+        pipeline.register_to_config(working_size=rule)
 
 
 def own_side(network: nn.Module) -> int | None:
@@ -189,8 +216,6 @@ def write_facts(folder: Path, facts: GraphFacts) -> None:
 
 def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts) -> Any:
     """A network as an ONNX model."""
-    from onnxscript.optimizer import fold_constants
-
     nn.Module.to(network, memory_format=torch.contiguous_format)
     core = _in_half(network) if facts.precision == "fp16" else network
     shapes = None
@@ -211,18 +236,56 @@ def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, .
                 external_data=False,
                 dynamic_shapes=shapes,
                 custom_translation_table={torch.ops.aten.pixel_unshuffle.default: _pixel_unshuffle},
+                optimize=False,  # by `_simplify`
                 verbose=False,
             )
     except Exception as error:  # of torch.export, of the conversion, or of the network
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         kind = type(network).__name__
         raise CheckpointError(f"torch cannot export {kind} to ONNX: {reason.strip()}") from error
-    fold_constants(program.model, input_size_limit=1 << 24, output_size_limit=1 << 24)  # halves of large weights, too
+    _simplify(program.model)
     model = program.model_proto
     for noted in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         noted.ClearField("metadata_props")  # source lines with this computer's paths; a tenth of an INT8 file
     _pad_for_pooling(model)
     return model
+
+
+def _simplify(model: Any) -> None:
+    """Compute what does not depend on the inputs, and leave out what changes nothing, in place.
+
+    It is a part of the exporter's own optimisation. Of its patterns the one that makes a Split of slices is left out:
+    its search takes the square of the number of operators, minutes for MAXIM.
+    """
+    from onnx_ir.passes import Sequential, common
+    from onnxscript.optimizer import fold_constants
+    from onnxscript.rewriter import rewrite
+    from onnxscript.rewriter.rules.common import (
+        cast_cast_rule,
+        collapse_slice2_rule,
+        collapse_slice_rule,
+        materialize_reshape_shape_rule,
+        no_op_cast_rule,
+        no_op_expand_rule,
+        no_op_transpose_rule,
+        reshape_reshape_rule,
+        transpose_transpose_rule,
+    )
+
+    shorter = [cast_cast_rule, no_op_cast_rule, no_op_expand_rule, no_op_transpose_rule, transpose_transpose_rule]
+    shorter += [reshape_reshape_rule, materialize_reshape_shape_rule, collapse_slice_rule, collapse_slice2_rule]
+    common.InlinePass()(model)
+    for _ in range(2):  # what becomes constant, or superfluous, by the other
+        fold_constants(model, input_size_limit=1 << 24, output_size_limit=1 << 24)  # halves of large weights, too
+        rewrite(model, shorter)
+    Sequential(
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+    )(model)
 
 
 def _pad_for_pooling(model: Any) -> None:
@@ -280,15 +343,16 @@ def examples(
 def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
     """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
-    A graph for any size is compared on images as they are, one for tiles on the padded images.
+    A graph for any size is compared on two images as they are, one for tiles on an image that is padded to a tile.
 
     Raises:
         CheckpointError: the difference is too large for its precision.
     """
     facts = read_facts(folder)
     written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
-    sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
-    sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
+    largest = (facts.side, facts.side) if facts.side else (LEAST * facts.stride, 4 * facts.stride)
+    smaller = (largest[0] - 3, largest[1] - facts.stride // 2 - 1)
+    sizes = [smaller] if facts.side else [largest, smaller]
     reference = network if facts.side is None else functools.partial(written.around, network)
     differences, ratios = [], []
     for seed, (height, width) in enumerate(sizes):

@@ -16,6 +16,7 @@ import sample
 from deblur.data import images
 from deblur.evaluation import command as evaluate
 from deblur.files import FolderInUse
+from deblur.models.base import Predictor, register_to_config
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.hub import CheckpointError
 from deblur.models.onnx import engines
@@ -41,6 +42,7 @@ from deblur.tools.export_onnx import (
 from deblur.tools.export_onnx import engines as compared_on
 from tests.conftest import ROOT, fresh
 from tests.deployment.conftest import TILE, slim_pipeline
+from tests.tiny import tiny_pipeline
 
 onnx = pytest.importorskip("onnx")
 pytestmark = pytest.mark.xdist_group("onnx")  # exports take long, so they are made once
@@ -326,7 +328,7 @@ class NoNumber(torch.nn.Module):
 def test_a_difference_at_any_compared_size_counts(place, call):
     network = load_pipeline(str(place / "slim"), precision="fp32").predictor
     with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB"):
-        parity(NoNumber(network, call), "predictor", place / "tiles" / "predictor", "cpu")
+        parity(NoNumber(network, call), "predictor", place / "any" / "predictor", "cpu")
 
 
 @pytest.mark.parametrize("precision", get_args(GraphPrecision))
@@ -464,3 +466,45 @@ def test_a_provider_restores_as_the_cpu(place, provider, kind):
         assert before
         assert load_pipeline(str(place / kind), provider=provider).predict(blurry).images.shape == ours.shape
         assert {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")} == before
+
+
+class Staged(Predictor):
+    """Two stages, each of which makes the image darker."""
+
+    stride = 8
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.Parameter(torch.tensor([0.1, 0.2]))
+
+    @property
+    def stages(self):
+        return 2
+
+    def forward(self, blurry, stages=None):
+        for step in range(stages or self.stages):
+            blurry = blurry - self.steps[step] * (1 + blurry)
+        return blurry
+
+
+@pytest.mark.parametrize(("stages", "share"), [(None, 0.9 * 0.8), (1, 0.9)])
+def test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says(tmp_path, stages, share):
+    pipeline = tiny_pipeline(Staged())
+    pipeline.denoiser = None
+    pipeline.register_to_config(presets={"balanced": {"blend": 0.0}, "fast": {"blend": 0.0, "stages": 1}})
+    pipeline.register_to_config(working_size={"largest_kept": 100, "smallest": 60, "stages": 1})
+    pipeline.save_pretrained(tmp_path / "staged")
+    names = f"{Staged.__module__}.Staged"
+    export_onnx(str(tmp_path / "staged"), str(tmp_path / "graph"), stages=stages, classes=names)
+    exported = load_pipeline(str(tmp_path / "graph"), provider="cpu")
+    assert exported.working_size.largest_kept == 100
+    for preset in ("balanced", "fast"):
+        restored = exported(image(96, 120), preset=preset, output_type="pt").images
+        assert (restored - share * image(96, 120)).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="stages is 1, and an ONNX folder has those of its export: export the check"):
+        exported.predict(image(96, 120), stages=1)
+    for wrong in (0, 3):
+        with pytest.raises(ValueError, match=f"stages is {wrong}, and this checkpoint's predictor has 2: give 1 to 2"):
+            export_onnx(str(tmp_path / "staged"), str(tmp_path / "other"), stages=wrong, classes=names)
+    assert not (tmp_path / "other").exists()

@@ -178,7 +178,7 @@ def test_a_cascade_that_is_not_frozen_trains_both():
     assert cascade.first.unets[0].to_image.weight.grad.any()
 
 
-@pytest.mark.parametrize(("stages", "sentence"), [(2, "has 1: give at most that"), (0, "a whole number of 1 or more")])
+@pytest.mark.parametrize(("stages", "sentence"), [(2, "has 1: give 1 to 1"), (0, "a whole number of 1 or more")])
 def test_stages_that_are_not_there_are_refused(stages, sentence):
     pipeline = DeblurPipeline(Maxim(stages=1), None, tiny_pipeline().scheduler)
     with pytest.raises(ValueError, match=sentence):

@@ -2,8 +2,9 @@
 
 python -m tools.benchmarks.deployment pretrained/lite --calibration PAIRS --threads 1
 python -m tools.benchmarks.deployment pretrained/lite --cases speed --threads 1 --engines 'torch bf16,openvino int8'
+python -m tools.benchmarks.deployment pretrained/maxim --cases speed --stages 1 --width 384 --height 384 --repeats 2
 
-All engines run in turns in one process, on one image of 1280x720. Beside the seconds stands the processor time, which
+All engines run in turns in one process, on one image. Beside the seconds stands the processor time, which
 other programs on the same core do not change; with one thread the ratios are those of the processor time. They are to
 PyTorch in bf16, or in fp32 if bf16 is not among the engines: a processor without it only emulates it. Results are
 merged into the JSON file NAME.json, and the tables in NAME.md beside it are made from that.
@@ -26,13 +27,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deblur.cli import call, run_command
+from deblur.cli import call, number_of, run_command
 from deblur.files import replacing
 from deblur.models.checkpoints import load_pipeline
 from deblur.models.onnx.files import GRAPH
 from deblur.models.pipeline import DeblurPipeline
 from deblur.tools.benchmarks.record import in_own_process, machine, markdown_table, write_json
-from deblur.tools.export_onnx import export_onnx
+from deblur.tools.export_onnx import export_onnx, keep_stages
 
 CASES = ("speed", "start")
 ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of load_pipeline
@@ -70,14 +71,15 @@ def in_turns(runs: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, d
     }
 
 
-def measure_speed(sources: dict[str, str], repeats: int) -> dict:
-    """The predictor alone and the whole preset, by each engine on the same image."""
-    blurry = torch.rand(1, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
-    pipelines = loaded(sources)
+def measure_speed(sources: dict[str, str], width: int, height: int, stages: int | None, repeats: int) -> dict:
+    """The predictor alone and, if it draws samples, the whole preset, by each engine on the same image."""
+    blurry = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+    pipelines = loaded(sources, stages)
     whole = {name: lambda p=pipeline: p(blurry, output_type="pt").images for name, pipeline in pipelines.items()}
     alone = {name: lambda p=pipeline: p.predict(blurry) for name, pipeline in pipelines.items()}
     found = {"predictor": in_turns(alone, repeats)}
-    if next(iter(pipelines.values())).denoiser is not None:
+    one = next(iter(pipelines.values()))
+    if one.denoiser is not None and one.preset().blend > 0:
         found["restoration"] = in_turns(whole, repeats)
     key = "processor_seconds" if torch.get_num_threads() == 1 else "seconds"
     base = "torch bf16" if "torch bf16" in sources else "torch fp32"
@@ -87,9 +89,12 @@ def measure_speed(sources: dict[str, str], repeats: int) -> dict:
     return found
 
 
-def loaded(sources: dict[str, str]) -> dict[str, DeblurPipeline]:
+def loaded(sources: dict[str, str], stages: int | None) -> dict[str, DeblurPipeline]:
     """The pipeline of each engine, from its folder."""
     found = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
+    for name, pipeline in found.items():
+        if ENGINES[name][0] is None:  # a graph has no others
+            keep_stages(pipeline, stages)
     if COMPILED in found:
         found[COMPILED].compile_networks()
     return found
@@ -133,7 +138,8 @@ def markdown(document: dict) -> str:
     for checkpoint, cases in document["checkpoints"].items():
         speeds = {case: parts for case, parts in cases.items() if case.startswith("speed")}
         for case, part, engines in ((case, *one) for case, parts in speeds.items() for one in parts.items()):
-            title = f"{checkpoint}, {part}{case[5:]}, {WIDTH}x{HEIGHT}"
+            width, height = cases["runs"][case].get("size", [WIDTH, HEIGHT])
+            title = f"{checkpoint}, {part}{case[5:]}, {width}x{height}"
             ratio = next(key for key in next(iter(engines.values())) if key.endswith(", times as fast"))
             head = [title, "seconds", "processor time", f"against {ratio.removesuffix(', times as fast')}"]
             rows = [
@@ -148,7 +154,9 @@ def markdown(document: dict) -> str:
     return "\n".join(lines)
 
 
-def sources_of(checkpoint: str, engines: str | None, folder: Path, calibration: str | None) -> dict[str, str]:
+def sources_of(
+    checkpoint: str, engines: str | None, folder: Path, calibration: str | None, stages: int | None
+) -> dict[str, str]:
     """Engine -> what it runs: the checkpoint, or its export in `folder`, which is made if it is missing; arguments as
     of `main`."""
     wanted = engines.split(",") if engines else ENGINES.keys() - {COMPILED}
@@ -159,7 +167,8 @@ def sources_of(checkpoint: str, engines: str | None, folder: Path, calibration: 
             if kind == "int8" and calibration is None:
                 print(f"{engine} is left out: give --calibration PAIRS")
                 continue
-            export_onnx(checkpoint, str(folder / kind), kind, calibration=calibration if kind == "int8" else None)
+            pairs = calibration if kind == "int8" else None
+            export_onnx(checkpoint, str(folder / kind), kind, calibration=pairs, stages=stages)
         sources[engine] = str(folder / kind) if kind else checkpoint
     return sources
 
@@ -170,6 +179,9 @@ def main(
     engines: str | None = None,
     calibration: str | None = None,
     threads: int = 1,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    stages: int | None = None,
     repeats: int = 5,
     work: str = "runs/deployment",
     output: str = "runs/benchmarks",
@@ -184,6 +196,8 @@ def main(
         calibration: pairs of training images for INT8; without them, and without an INT8 folder in --work, INT8 is
             left out.
         threads: of PyTorch and of both engines.
+        width, height: of the image of the case speed, in pixels.
+        stages: of a predictor that has several, as MAXIM has three, in the case speed; none: all.
         repeats: of timed calls.
         work: folder for exported networks, in a folder for each checkpoint; existing ones are reused.
         output: folder for the JSON file and the tables.
@@ -194,23 +208,27 @@ def main(
         raise ValueError(f"the cases are {', '.join(CASES)}, not {cases}")
     if unknown := set((engines or "").split(",")) - ENGINES.keys() - {""}:
         raise ValueError(f"engine {unknown.pop()} is none of {', '.join(ENGINES)}")
+    if stages is not None and chosen != ["speed"]:
+        raise ValueError("--stages is for the case speed: give --cases speed")
     torch.set_num_threads(threads)
-    folder = Path(work) / checkpoint.replace("/", "_").replace(" ", "_")
-    sources = sources_of(checkpoint, engines, folder, calibration)
+    part = "" if stages is None else f"_stages_{stages}"
+    folder = Path(work) / f"{checkpoint.replace('/', '_').replace(' ', '_')}{part}"
+    sources = sources_of(checkpoint, engines, folder, calibration, stages)
     file = Path(output) / f"{name}.json"
     document = json.loads(file.read_text()) if file.is_file() else {}
     document = document if "checkpoints" in document else {"checkpoints": {}}
     for case in chosen:
         if case == "speed":
-            result = measure_speed(sources, repeats)
+            result = measure_speed(sources, width, height, stages, repeats)
         else:  # in a small process, since a child's peak memory counts that of the process that starts it
             result = in_own_process(threads, measure_start, sources, min(repeats, 3))
         kept = document["checkpoints"].setdefault(checkpoint, {})
-        if case == "speed" and threads > 1:
-            case = f"speed, {threads} threads"
+        if case == "speed":
+            more = [number_of(stages, "stage")] * (stages is not None) + [f"{threads} threads"] * (threads > 1)
+            case = ", ".join(["speed", *more])
         kept[case] = result
         versions = {package: version(package) for package in ("onnxruntime", "openvino", "nncf", "onnx")}
-        kept.setdefault("runs", {})[case] = machine(threads=threads) | versions
+        kept.setdefault("runs", {})[case] = machine(threads=threads) | versions | {"size": [width, height]}
         write_json(file, document)
         with replacing(file.with_suffix(".md")) as part:
             part.write_text(markdown(document))
