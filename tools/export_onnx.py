@@ -276,7 +276,7 @@ def _simplify(model: Any) -> None:
     shorter += [reshape_reshape_rule, materialize_reshape_shape_rule, collapse_slice_rule, collapse_slice2_rule]
     common.InlinePass()(model)
     for _ in range(2):  # what becomes constant, or superfluous, by the other
-        fold_constants(model, input_size_limit=1 << 24, output_size_limit=1 << 24)  # halves of large weights, too
+        fold_constants(model, input_size_limit=1 << 24, output_size_limit=1 << 20)  # halves of weights, but no images
         rewrite(model, shorter)
     Sequential(
         common.RemoveUnusedNodesPass(),

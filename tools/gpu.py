@@ -29,8 +29,9 @@ ROOT = Path(__file__).parents[1]
 BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --output {{output}}/sampling_{}.json"
 PREDICTOR = "predictor/bf16-channels_last/eager"
 CASES = f"--cases {PREDICTOR},predictor/bf16-channels_last/compiled,10/bf16-channels_last/eager"
+GPU_TESTS = ["tests/test_gpu.py", "tests/deployment/test_export.py", "tests/evaluation/test_metrics.py"]
 STEPS = {  # the arguments of python; with --quick the tiny ones
-    "tests": "-m pytest -q -m gpu -rs -p no:cacheprovider",
+    "tests": f"-m pytest -q -m gpu -rs -p no:cacheprovider {' '.join(GPU_TESTS)}",
     "lite": f"{BENCHMARK.format('lite', 'lite')} {CASES} {{tiny}}",
     "u2net": f"{BENCHMARK.format('u2net', 'u2net')} {CASES} {{tiny}}",
     "text": f"{BENCHMARK.format('text', 'text')} {CASES} {{tiny}}",

@@ -36,6 +36,12 @@ def test_a_step_that_is_done_is_not_repeated_and_one_that_failed_is(tmp_path, mo
     assert "one: done before" in capsys.readouterr().out
 
 
+def test_the_tests_that_need_a_gpu_are_those_of_the_step():
+    files = (path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text())
+    marked = {path.relative_to(ROOT).as_posix() for path in files}
+    assert marked - {"tests/tools/test_gpu.py"} == set(gpu.GPU_TESTS)
+
+
 def test_a_step_is_stopped_when_the_time_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "STEPS", {"long": '-c "import time; time.sleep(60)"'})
     monkeypatch.setattr(gpu, "TENSORRT", {})
@@ -57,6 +63,7 @@ def test_tests_and_most_codecs_of_the_wheels_stay_behind():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_python_without_the_packages_does_every_step_with_those_taken_along(tmp_path):
     """On the CPU, with tiny images: a new environment sees the installed packages but those that are taken along."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
