@@ -42,6 +42,7 @@ MEASURED = {
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),
     "docs/text.md": (["text.json"], r" [\d.]+"),
+    "docs/deployment.md": (["deployment.md"], r" [\d.]+"),
     "tools/benchmarks/results/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
