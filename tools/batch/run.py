@@ -45,9 +45,9 @@ class Begun:
 
     def first(self, key: str) -> bool:
         """Whether a chunk is begun for the first time; records it."""
-        known = key in self._keys
+        is_begun = key in self._keys
         self._keys.add(key)
-        return not known
+        return not is_begun
 
 
 def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
@@ -95,10 +95,10 @@ def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
     Raises:
         ValueError: there are no images, or two restorations would have the same name.
     """
-    found = place.inputs()
-    names = {key: PurePosixPath(key) for key in found if PurePosixPath(key).suffix.lower() in SUFFIXES}
+    files = place.inputs()
+    names = {key: PurePosixPath(key) for key in files if PurePosixPath(key).suffix.lower() in SUFFIXES}
     rows = [
-        {"key": key, "bytes": found[key].size, "modified": found[key].mtime_ns, "target": target.as_posix()}
+        {"key": key, "bytes": files[key].size, "modified": files[key].mtime_ns, "target": target.as_posix()}
         for key, target in targets(names, options.suffix, options.depth == 16).items()
     ]
     if not rows:
@@ -115,7 +115,7 @@ def named_rows(
     owned = {PurePosixPath(file): image for file, image in manifest.owned(set(work), replaced).items()}
     inputs = [PurePosixPath(key) for key in job.target.inside(job.source, list(work))]
     names = planned(work, extras, inputs, owned)
-    files = {key: [file.as_posix() for file in own.files(extras)] for key, own in names.items()}
+    files = {key: [file.as_posix() for file in name.files(extras)] for key, name in names.items()}
     return [row | {"stem": names[row["key"]].stem, "files": files[row["key"]]} for row in rows]
 
 

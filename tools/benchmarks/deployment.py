@@ -76,23 +76,23 @@ def measure_speed(sources: dict[str, str], repeats: int) -> dict:
     pipelines = loaded(sources)
     whole = {name: lambda p=pipeline: p(blurry, output_type="pt").images for name, pipeline in pipelines.items()}
     alone = {name: lambda p=pipeline: p.predict(blurry) for name, pipeline in pipelines.items()}
-    found = {"predictor": in_turns(alone, repeats)}
+    times = {"predictor": in_turns(alone, repeats)}
     if next(iter(pipelines.values())).denoiser is not None:
-        found["restoration"] = in_turns(whole, repeats)
+        times["restoration"] = in_turns(whole, repeats)
     key = "processor_seconds" if torch.get_num_threads() == 1 else "seconds"
     base = "torch bf16" if "torch bf16" in sources else "torch fp32"
-    for part in found.values():
+    for part in times.values():
         for seconds in part.values():
             seconds[f"{base}, times as fast"] = round(part[base][key] / seconds[key], 3)
-    return found
+    return times
 
 
 def loaded(sources: dict[str, str]) -> dict[str, DeblurPipeline]:
     """The pipeline of each engine, from its folder."""
-    found = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
-    if COMPILED in found:
-        found[COMPILED].compile_networks()
-    return found
+    pipelines = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
+    if COMPILED in pipelines:
+        pipelines[COMPILED].compile_networks()
+    return pipelines
 
 
 def measure_start(sources: dict[str, str], repeats: int) -> dict:
