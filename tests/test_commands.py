@@ -47,6 +47,7 @@ SMALLER = {
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
+    "python -m tools.make_pairs PAIRS --predict pretrained/maxim": "--split=test",  # lite's lie beside train
 }
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
