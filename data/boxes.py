@@ -19,8 +19,8 @@ def properties(path: Path) -> list[tuple[bytes, bytes]]:
         meta = _box(file, b"meta", path.stat().st_size)[FULL:]
     container = _inner(meta, b"iprp")
     every = _boxes(_inner(container, b"ipco"))
-    own = _associated(_inner(container, b"ipma"), _primary(_inner(meta, b"pitm")))
-    return [every[at - 1] for at in own if 0 < at <= len(every)] or every
+    numbers = _associated(_inner(container, b"ipma"), _primary(_inner(meta, b"pitm")))
+    return [every[at - 1] for at in numbers if 0 < at <= len(every)] or every
 
 
 def bits_of(path: Path) -> int:
@@ -50,11 +50,11 @@ def _associated(ipma: bytes, image: int | None) -> list[int]:
     for _ in range(count):
         if at + head.size > len(ipma):
             break
-        own, length = head.unpack_from(ipma, at)
+        owner, length = head.unpack_from(ipma, at)
         at += head.size
         content = ipma[at : at + length * struct.calcsize(number)]
         at += length * struct.calcsize(number)
-        if own == image:
+        if owner == image:
             return [value[0] & ~essential for value in struct.iter_unpack(f">{number}", content[: len(content)])]
     return []
 
@@ -81,14 +81,14 @@ def _box(file: BinaryIO, wanted: bytes, end: int) -> bytes:
 
 def _boxes(content: bytes) -> list[tuple[bytes, bytes]]:
     """The kinds and contents of boxes one after another."""
-    found, at = [], 0
+    boxes, at = [], 0
     while at + 8 <= len(content):
         size, kind = struct.unpack_from(">I4s", content, at)
         if size < 8:
             break
-        found.append((kind, content[at + 8 : at + size]))
+        boxes.append((kind, content[at + 8 : at + size]))
         at += size
-    return found
+    return boxes
 
 
 def _inner(content: bytes, wanted: bytes) -> bytes:

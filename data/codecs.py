@@ -137,11 +137,11 @@ def _read_tiff(path: Path) -> Raster:
     contents = tiff.read(path)
     samples = contents.samples
     if samples is None:
-        found = _read_pillow(path, contents.page, contents.remarks)
-        return replace(found, colour=None if found.icc else contents.colour)
+        raster = _read_pillow(path, contents.page, contents.remarks)
+        return replace(raster, colour=None if raster.icc else contents.colour)
     parts = [samples.colours, samples.alpha, samples.extra]
-    found = _raster(parts, samples.exif, samples.icc, samples.xmp, contents.remarks, True)
-    return replace(found, associated=samples.associated, colour=None if samples.icc else contents.colour)
+    raster = _raster(parts, samples.exif, samples.icc, samples.xmp, contents.remarks, True)
+    return replace(raster, associated=samples.associated, colour=None if samples.icc else contents.colour)
 
 
 def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Raster:
@@ -169,8 +169,8 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Ra
             if orientation >= 5:
                 metadata.turn(exif)
                 density, aspect = density and density[::-1], aspect and aspect[::-1]
-        found = _raster(_parts(array), exif, icc, xmp, remarks + more, is_tiff, density, aspect)
-        return replace(found, colour=told)
+        raster = _raster(_parts(array), exif, icc, xmp, remarks + more, is_tiff, density, aspect)
+        return replace(raster, colour=told)
 
 
 def _has_deep_colours(image: Image.Image) -> bool:

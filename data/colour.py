@@ -120,18 +120,18 @@ def of_codes(primaries: int, transfer: int, chunks: tuple[tuple[bytes, bytes], .
 def of_png(path: Path) -> Colour | None:
     """What the chunks of a PNG say; None: nothing. The profile of one that has both does not count, it has said."""
     chunks = _chunks(path)
-    found = tuple((kind, chunks[kind]) for kind in TOLD if kind in chunks)
+    colour_chunks = tuple((kind, chunks[kind]) for kind in TOLD if kind in chunks)
     if len(chunks.get(b"cICP", b"")) == 4:
-        return of_codes(*chunks[b"cICP"][:2], found)
+        return of_codes(*chunks[b"cICP"][:2], colour_chunks)
     if b"sRGB" in chunks:
-        return Colour(PLAIN, PRIMARIES[1], chunks=found)
-    if not found or len(chunks.get(b"gAMA", bytes(4))) != 4 or len(chunks.get(b"cHRM", bytes(32))) != 32:
+        return Colour(PLAIN, PRIMARIES[1], chunks=colour_chunks)
+    if not colour_chunks or len(chunks.get(b"gAMA", bytes(4))) != 4 or len(chunks.get(b"cHRM", bytes(32))) != 32:
         return None
     primaries = PRIMARIES[1]
     if b"cHRM" in chunks:
         primaries = tuple(value / 1e5 for value in struct.unpack(">8I", chunks[b"cHRM"]))
     stored = struct.unpack(">I", chunks[b"gAMA"])[0] / 1e5 if b"gAMA" in chunks else 0.0
-    return _of_numbers(primaries, 1 / stored if stored else None, found)
+    return _of_numbers(primaries, 1 / stored if stored else None, colour_chunks)
 
 
 def _of_numbers(
@@ -144,7 +144,7 @@ def _of_numbers(
     if gamma is None:
         transfer = SRGB
     else:
-        transfer = next((transfer for transfer, known in GAMMAS.items() if abs(known - gamma) < 0.01), None)
+        transfer = next((transfer for transfer, exponent in GAMMAS.items() if abs(exponent - gamma) < 0.01), None)
     if code is not None and transfer is not None:
         return Colour((code, transfer), primaries, chunks=chunks)
     return Colour(None, primaries, 2.2 if gamma is None else gamma, chunks)
@@ -152,21 +152,23 @@ def _of_numbers(
 
 def _code_of(primaries: tuple[float, ...]) -> int | None:
     """The code point of chromaticities, if they have one."""
-    return next((code for code, known in PRIMARIES.items() if np.allclose(known, primaries, atol=1e-3)), None)
+    return next(
+        (code for code, chromaticities in PRIMARIES.items() if np.allclose(chromaticities, primaries, atol=1e-3)), None
+    )
 
 
 def _chunks(path: Path) -> dict[bytes, bytes]:
     """The chunks TOLD before a PNG's pixels."""
-    found = {}
+    chunks = {}
     with open(path, "rb") as file:
         file.seek(8)
         stream = PngImagePlugin.ChunkStream(file)
         while True:
             kind, start, length = stream.read()
             if kind in (b"IDAT", b"IEND"):
-                return found
+                return chunks
             if kind in TOLD and length <= MOST_OF_CHUNK:
-                found[kind] = file.read(length)
+                chunks[kind] = file.read(length)
             file.seek(start + length + 4)  # and its checksum
 
 
@@ -230,8 +232,8 @@ def _of_table(primaries: tuple[float, ...], light: np.ndarray) -> Colour:
     """The colour of chromaticities and of a transfer function by its values."""
     code = _code_of(primaries)
     for transfer in (SRGB, *GAMMAS, 1):
-        known = Colour((1, transfer), PRIMARIES[1])._light(np.linspace(0, 1, CURVE))
-        if code is not None and np.abs(known - light).max() < 0.003:
+        curve = Colour((1, transfer), PRIMARIES[1])._light(np.linspace(0, 1, CURVE))
+        if code is not None and np.abs(curve - light).max() < 0.003:
             return Colour((code, transfer), primaries)
     return Colour(None, primaries, table=tuple(np.rint(65535 * light).astype(int).tolist()))
 

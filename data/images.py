@@ -59,8 +59,8 @@ def to_float(raw: Tensor) -> Tensor:
 
 def read_file(path: str | Path) -> ImageFile:
     """As `codecs.read_file`, in tensors."""
-    found = codecs.read_file(path)
-    values = {field.name: getattr(found, field.name) for field in fields(Raster)}
+    raster = codecs.read_file(path)
+    values = {field.name: getattr(raster, field.name) for field in fields(Raster)}
     arrays = {name: torch.from_numpy(value) for name, value in values.items() if isinstance(value, np.ndarray)}
     return ImageFile(**values | arrays)
 

@@ -124,10 +124,12 @@ def list_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
     """
     root = Path(root)
     layout = recognise(root, split)
-    if known := VARIANTS.get(layout):
-        variant = known[0] if variant == "blur" else variant
-        if variant not in known and layout != "gopro":
-            raise DatasetError(f"{root} is of the layout {layout}, which knows {' and '.join(known)}, not {variant}.")
+    if variants := VARIANTS.get(layout):
+        variant = variants[0] if variant == "blur" else variant
+        if variant not in variants and layout != "gopro":
+            raise DatasetError(
+                f"{root} is of the layout {layout}, which knows {' and '.join(variants)}, not {variant}."
+            )
     listing = LISTERS[layout](root, split, variant)
     if not listing.pairs and not listing.alone:
         if layout == "gopro":  # which is what anything else is taken for
@@ -199,8 +201,8 @@ def _list_flat(root: Path, split: str, variant: str) -> Listing:
 def _list_gopro(root: Path, split: str, variant: str) -> Listing:
     """Nah et al. 2017: SCENE/{blur,blur_gamma,sharp}; names are SCENE/000001."""
     scenes = [(prefix, _sides(scene, variant)) for prefix, scene in _scenes(split_folder(root, split))]
-    found = [_images(*((prefix, sides[at]) for prefix, sides in scenes if sides[at])) for at in (0, 1)]
-    return _match("gopro", variant, *found)
+    both = [_images(*((prefix, sides[at]) for prefix, sides in scenes if sides[at])) for at in (0, 1)]
+    return _match("gopro", variant, *both)
 
 
 def _list_hide(root: Path, split: str, variant: str) -> Listing:
@@ -299,10 +301,10 @@ def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
     for folder in (blurry, sharp):
         if not folder.is_dir():
             raise DatasetError(f"{folder.parent} has no folder {folder.name}.")
-    found = _images(("", blurry)), _images(("", sharp))
-    if not any(found):
+    both = _images(("", blurry)), _images(("", sharp))
+    if not any(both):
         raise DatasetError(f"{blurry} holds no pairs with {sharp}: both folders are empty.")
-    return _match(layout, variant, *found)
+    return _match(layout, variant, *both)
 
 
 def _match(layout: str, variant: str, blurry: dict[str, Path], sharp: dict[str, Path]) -> Listing:

@@ -210,12 +210,12 @@ def _absent(node: minidom.Node) -> str | None:
 
 def _named_parts(element: minidom.Element) -> list[str]:
     """The remarks on the parts that a directory of parts names; empty for other elements."""
-    found = []
+    remarks = []
     for inner in element.getElementsByTagName("*"):
         for name, value in inner.attributes.items():
             if name.endswith(":Semantic") and value in PARTS:
-                found.append(PARTS[value])
-    return found
+                remarks.append(PARTS[value])
+    return remarks
 
 
 def _sized_xmp(xmp: bytes, width: int, height: int) -> bytes:

@@ -62,13 +62,13 @@ def read_baselines(
         return {}, {}
     root, digest = Path(folder), hashlib.sha256()
     label = f"outputs {root.resolve().name}"
-    found = {file.relative_to(root).with_suffix("").as_posix(): file for file in search.find(folder)}
+    files = {file.relative_to(root).with_suffix("").as_posix(): file for file in search.find(folder)}
     for pair in pairs:
-        if pair.name not in found:
+        if pair.name not in files:
             raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")
-        restored, sharp = images.read(found[pair.name]), images.read(pair.sharp)
+        restored, sharp = images.read(files[pair.name]), images.read(pair.sharp)
         if restored.shape != sharp.shape:
             size, wanted = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
-            raise ValueError(f"{found[pair.name]} has {size} pixels, and {pair.sharp}, its ground truth, {wanted}")
-        digest.update(found[pair.name].read_bytes())
-    return {label: lambda name: images.read(found[name])}, {label: digest.hexdigest()}
+            raise ValueError(f"{files[pair.name]} has {size} pixels, and {pair.sharp}, its ground truth, {wanted}")
+        digest.update(files[pair.name].read_bytes())
+    return {label: lambda name: images.read(files[name])}, {label: digest.hexdigest()}

@@ -51,14 +51,14 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
     with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
         for number, name in enumerate(names):
             blurry, sharp = _read(plan, images[name])
-            own = [example for example in examples if example.image == name]
-            stages = {None, *(example.row.settings.stages for example in own)}
+            chosen = [example for example in examples if example.image == name]
+            stages = {None, *(example.row.settings.stages for example in chosen)}
             predictions = {count: plan.pipeline.predict(blurry, stages=count) for count in stages}
             shown = {"blurry": blurry[0], "predictor": predictions[None].images[0], "sharp": sharp}
             of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
                 write_png(folder / of_image[kind], image)
-            for at, example in enumerate(own):
+            for at, example in enumerate(chosen):
                 settings = example.row.settings
                 prediction, progress = predictions[settings.stages], counted(bar, 1)
                 [output] = plan.pipeline.refine_shared(

@@ -88,13 +88,13 @@ def curve(summaries: Mapping[str, Summary]) -> Figure:
 
 def _points(summary: Summary, letter: str, perception: str) -> list[_Point]:
     """The rows of an evaluation that have a place."""
-    found = []
+    points = []
     for row in summary.rows:
         place = _place(row, perception)
         if place is not None:
-            own = "" if row.label == BLURRY else letter
-            found.append(_Point(place, row, own, summary.preset(row), row in summary.front))
-    return found
+            mark = "" if row.label == BLURRY else letter
+            points.append(_Point(place, row, mark, summary.preset(row), row in summary.front))
+    return points
 
 
 def _of(letter: str, name: str) -> str:

@@ -37,16 +37,16 @@ def score(evaluation: Evaluation) -> None:
         if evaluation.checkpoints is None:
             _evaluate(evaluation, processes)
             return
-        found = {}
+        evaluated = {}
         for name, checkpoint in zip("AB", evaluation.checkpoints, strict=True):
             alone = replace(evaluation, checkpoints=None, checkpoint=checkpoint, output=str(output / name), panel=None)
-            found[name] = _evaluate(alone, processes)
+            evaluated[name] = _evaluate(alone, processes)
         if writes:
-            changes = write_comparison(*(summary for summary, _ in found.values()), output, evaluation.seed)
-            write_joint_report(output, found, changes)
+            changes = write_comparison(*(summary for summary, _ in evaluated.values()), output, evaluation.seed)
+            write_joint_report(output, evaluated, changes)
             a, b = evaluation.checkpoints
             print(f"A: {a}, B: {b}; means over the images, 95 % intervals")
-            print(format_changes(changes, found["A"][0].metrics))
+            print(format_changes(changes, evaluated["A"][0].metrics))
             print(f"wrote {output}: open {output / 'report.html'}")
 
 

@@ -124,10 +124,10 @@ class LocalPredictor(Predictor):
         With a size head the result is (N, 4, H, W); its last channel is the log of the expected |x - x_init|.
         """
         images = [blurry] if estimate is None else [blurry, estimate]
-        out, known = self.unet(*images).float(), images[-1].float()
+        out, base = self.unet(*images).float(), images[-1].float()
         if out.shape[1] > 3:
-            known = F.pad(known, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel
-        return known + out
+            base = F.pad(base, (0, 0, 0, 0, 0, out.shape[1] - 3))  # 0 in the last channel
+        return base + out
 
 
 class Cascade(Predictor):

@@ -59,18 +59,22 @@ def known_networks(classes: Classes = ()) -> dict[str, type]:
     Raises:
         CheckpointError: there is no such class, or it is no network.
     """
-    known = dict(NETWORKS)
+    by_name = dict(NETWORKS)
     for given in classes.split(",") if isinstance(classes, str) else classes:
         try:
-            found = resolve_name(given.strip()) if isinstance(given, str) else given
+            network_class = resolve_name(given.strip()) if isinstance(given, str) else given
         except (ImportError, AttributeError, ValueError) as error:
             raise CheckpointError(
                 f"class {given} cannot be imported ({error}): its folder must be on PYTHONPATH"
             ) from None
-        if not (isinstance(found, type) and issubclass(found, ModelMixin) and issubclass(found, ConfigMixin)):
+        if not (
+            isinstance(network_class, type)
+            and issubclass(network_class, ModelMixin)
+            and issubclass(network_class, ConfigMixin)
+        ):
             raise CheckpointError(f"class {given} is neither a Predictor nor a denoiser (docs/extend.md)")
-        known[found.__name__] = found
-    return known
+        by_name[network_class.__name__] = network_class
+    return by_name
 
 
 def require_network(network: nn.Module, part: str) -> None:
@@ -191,7 +195,7 @@ def read_pipeline(
 
     Raises CheckpointError as `load_pipeline` does.
     """
-    known, found = known_networks(classes), {}
+    by_name, parts = known_networks(classes), {}
     if source.endswith(".ckpt"):
         checkpoint = read_torch(Path(source))
         if not isinstance(checkpoint, dict) or not {"pipeline", "state_dict"} <= checkpoint.keys():
@@ -200,10 +204,10 @@ def read_pipeline(
             )
         values, state = checkpoint["pipeline"], checkpoint["state_dict"]
         for part in [part for part in PARTS if part in values]:
-            own = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
+            weights = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
             name, config = values[part]["class"], values[part]["config"]
-            found[part] = _network(known, name, config, own, f"the {part} in {source}")
-        return _assemble(found, values, source)
+            parts[part] = _network(by_name, name, config, weights, f"the {part} in {source}")
+        return _assemble(parts, values, source)
     folder = find_folder(source)
     index = read_index(folder)
     if index.get("_class_name") != "DeblurPipeline":
@@ -211,14 +215,14 @@ def read_pipeline(
     for part in PARTS:
         _, name = index.get(part, (None, None))
         if name == ONNX:
-            found[part] = OnnxNetwork(folder / part, part, provider, precision)
+            parts[part] = OnnxNetwork(folder / part, part, provider, precision)
         elif name is not None:
             config, state = read_json(folder / part / "config.json"), read_folder(folder / part)
-            found[part] = _network(known, name, config, state, f"{folder / part}")
-    if "predictor" not in found:
+            parts[part] = _network(by_name, name, config, state, f"{folder / part}")
+    if "predictor" not in parts:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
-    return _assemble(found, index | {"betas": betas}, str(folder))
+    return _assemble(parts, index | {"betas": betas}, str(folder))
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
@@ -317,10 +321,10 @@ def _index_text(index: dict) -> str:
 
 def describe(pipeline: DeblurPipeline) -> dict:
     """Everything in a pipeline except its weights, as plain values."""
-    found = {
+    parts = {
         part: {"class": type(n).__name__, "config": _arguments_of(n.config)} for part, n in networks(pipeline).items()
     }
-    return found | {
+    return parts | {
         "betas": list(pipeline.scheduler.config.trained_betas),
         "residual_scale": pipeline.config.residual_scale,
         "scale_kind": pipeline.config.scale_kind,
@@ -329,7 +333,7 @@ def describe(pipeline: DeblurPipeline) -> dict:
     }
 
 
-def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
+def _assemble(parts: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
     betas, residual_scale = values.get("betas"), values.get("residual_scale")
     numbers = residual_scale if isinstance(residual_scale, list) else [residual_scale]
     if not betas or len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
@@ -351,24 +355,24 @@ def _assemble(found: dict[str, nn.Module], values: dict, what: str) -> DeblurPip
         raise CheckpointError(f"{what} has a working_size that is none ({error})") from None
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
     c = numbers if len(numbers) > 1 else numbers[0]
-    parts = found["predictor"], found.get("denoiser"), scheduler, c
+    arguments = parts["predictor"], parts.get("denoiser"), scheduler, c
     try:
         return DeblurPipeline(
-            *parts, values.get("presets"), kind, values.get("error_curve"), **bounds, working_size=rule
+            *arguments, values.get("presets"), kind, values.get("error_curve"), **bounds, working_size=rule
         )
     except (TypeError, ValueError):
         raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 
 
-def _network(known: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
     """A network of a class of this name with these arguments and weights; `what` it is in messages."""
-    if name not in known:
+    if name not in by_name:
         raise CheckpointError(
-            f"{what} holds a network of unknown class {name!r}; known are {', '.join(known)}; name your own class with"
-            f" --classes MODULE.{name} (docs/extend.md)"
+            f"{what} holds a network of unknown class {name!r}; known are {', '.join(by_name)}; name your own"
+            f" class with --classes MODULE.{name} (docs/extend.md)"
         )
     try:
-        network = _build(known, name, config)
+        network = _build(by_name, name, config)
     except (TypeError, ValueError, LookupError) as error:
         raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
     if not state and network.state_dict():
@@ -377,14 +381,14 @@ def _network(known: dict[str, type], name: str, config: dict, state: dict[str, T
     return network
 
 
-def _build(known: dict[str, type], name: str, config: dict) -> nn.Module:
+def _build(by_name: dict[str, type], name: str, config: dict) -> nn.Module:
     """A network of a class of this name with these arguments; a cascade's networks are described as one is."""
-    if known[name] is Cascade:
+    if by_name[name] is Cascade:
         described = config["parts"]
-        parts = [_build(known, described[part]["class"], described[part]["config"]) for part in CASCADE]
+        parts = [_build(by_name, described[part]["class"], described[part]["config"]) for part in CASCADE]
         return Cascade(*parts, config["frozen"])
-    taken = signature(known[name].__init__).parameters  # diffusers and former versions store others, too
-    return known[name].from_config({key: value for key, value in config.items() if key in taken})
+    taken = signature(by_name[name].__init__).parameters  # diffusers and former versions store others, too
+    return by_name[name].from_config({key: value for key, value in config.items() if key in taken})
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
@@ -392,23 +396,28 @@ def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
 
 
-def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> None:
+def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> DeblurPipeline:
     """Start networks from those of another checkpoint: its predictor and, if both sides have one, its denoiser.
 
     Args:
         source: anything that `load_pipeline` accepts.
 
+    Returns:
+        The other checkpoint's pipeline.
+
     Raises:
         CheckpointError: the checkpoint has another architecture.
     """
     classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
-    found = networks(load_pipeline(source, precision="fp32", classes=classes))
+    pipeline = load_pipeline(source, precision="fp32", classes=classes)
+    stored = networks(pipeline)
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
-        if network is not None and part in found:
-            state = found[part].state_dict()
+        if network is not None and part in stored:
+            state = stored[part].state_dict()
             # A size head may be added to a predictor that was trained without one.
             state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
             load_weights(network, state, f"the {part} of {source}")
+    return pipeline
 
 
 def _arguments_of(config: Mapping) -> dict:

@@ -5,6 +5,7 @@ arithmetic here is float32 whatever the precision of the networks.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -19,7 +20,7 @@ MOST = 2.0  # the range: no error is larger
 # three channels as if they were independent, which looks like coloured grain. So chroma can stay the prediction's.
 AXES = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
 AXES /= AXES.norm(dim=1, keepdim=True)
-ResidualColours = Literal["rgb", "luma"]
+ResidualColours = Literal["rgb", "luma", "luma_chroma"]
 
 PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
@@ -57,6 +58,13 @@ def clip_residual(r_0: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
 def along_axes(s: Tensor | float) -> bool:
     """Whether a scale has a channel for each of the AXES."""
     return isinstance(s, Tensor) and s.ndim == 4 and s.shape[1] == 3
+
+
+def colours_of(residual_scale: float | Sequence[float]) -> ResidualColours:
+    """In what colours a checkpoint with this scale c, or these three, has its residual."""
+    if isinstance(residual_scale, int | float):
+        return "rgb"
+    return "luma_chroma" if all(residual_scale) else "luma"
 
 
 def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor:

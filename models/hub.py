@@ -40,8 +40,8 @@ def locate(source: str) -> str:
 def name_of(checkpoint: str | None) -> str:
     """A checkpoint's display name: as the user gave it, or pretrained/NAME for the repository's own."""
     checkpoint = checkpoint or PRETRAINED
-    own = Path(checkpoint).parent == SHIPPED
-    return f"pretrained/{Path(checkpoint).name}" if own else checkpoint
+    is_shipped = Path(checkpoint).parent == SHIPPED
+    return f"pretrained/{Path(checkpoint).name}" if is_shipped else checkpoint
 
 
 def require_hub_id(source: str) -> None:

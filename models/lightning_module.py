@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from deblur.models.base import Cascade, DDPMScheduler
 from deblur.models.checkpoints import copy_weights, describe, network_hash, require_network
 from deblur.models.devices import require_compiler
-from deblur.models.diffusion import residual, residual_size
+from deblur.models.diffusion import colours_of, residual, residual_size
 from deblur.models.losses import Crops, Objective, PredictorLoss, Residual
 from deblur.models.pipeline import DeblurOutput, DeblurPipeline
 from deblur.models.samples import to_network
@@ -236,11 +236,17 @@ class PredictAndRefine(Predict):
         self.schedule_betas = schedule.betas()
         self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
         # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
-        square = torch.tensor(1.0 if residual.colours == "rgb" else [[[1.0]], [[0.0]], [[0.0]]])
-        self.register_buffer("residual_square", square)
+        squares = {"rgb": 1.0, "luma": [[[1.0]], [[0.0]], [[0.0]]], "luma_chroma": [[[1.0]]] * 3}
+        self.register_buffer("residual_square", torch.tensor(squares[residual.colours]))
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
-            copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+            started = copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+            colours = colours_of(started.config.residual_scale)
+            if started.denoiser is not None and colours != residual.colours:
+                raise ValueError(
+                    f"residual.colours is {residual.colours}, and the denoiser of {init_from} was trained with"
+                    f" {colours}: give --model.residual.colours {colours}"
+                )
         self.frozen = predictor_training == "frozen"
         if self.frozen:
             predictor.requires_grad_(False).eval()  # eval also freezes batch statistics; Lightning keeps the mode

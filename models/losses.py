@@ -136,7 +136,8 @@ class Objective:
         r_t = add_noise(crops.r_0, eps, alpha_bar)
         output = denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
         error = output - target(crops.r_0, eps, alpha_bar, denoiser.prediction_type)
-        losses = (error.abs() if self.loss == "l1" else error.square()).mean((1, 2, 3))
+        distance = error.abs() if self.loss == "l1" else error.square()
+        losses = (axis_weights(crops.s) * distance).mean((1, 2, 3))
         noisy = alpha_bar <= level_of(self.perceptual_sigma)
         if self.perceptual is None or not noisy.any():
             return losses, None
@@ -151,6 +152,15 @@ class Objective:
         return min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
 
 
+def axis_weights(s: Tensor) -> Tensor:
+    """How much an error along each of the AXES counts, (N, 3, 1, 1): as its scale, since so it weighs in an image.
+
+    1 for axes without a residual, of which the denoiser learns that they are 0, and without axes.
+    """
+    weights = s[..., :1, :1] / s[:, :1, :1, :1]
+    return weights.masked_fill(weights == 0, 1.0)
+
+
 @dataclass(frozen=True)
 class Residual:
     """The units of r_0 = (x - x_init) / s(p), with s(p) = c m(p).
@@ -160,11 +170,12 @@ class Residual:
             square over about the last 1000 steps. 1, with scale_kind global, for the paper's unscaled residual.
         scale_kind: how m is computed: global (m = 1, the paper's), local (from how much the predictor changed) or
             learned (the predictor's size head); see `models.diffusion.residual_size`.
-        colours: rgb; or luma: the luma of x - x_init alone, so that samples have the prediction's chroma. r_0 then has
-            the three channels of `models.diffusion.AXES`, of which two are 0.
+        colours: rgb, with one scale; luma_chroma: the luma and two axes of chroma of x - x_init
+            (`models.diffusion.AXES`), each with its own scale; luma: the luma alone, so that samples have the
+            prediction's chroma.
 
     Raises:
-        ValueError: luma with a given scale.
+        ValueError: other colours than rgb with a given scale.
     """
 
     scale: float | None = None
@@ -172,8 +183,8 @@ class Residual:
     colours: ResidualColours = "rgb"
 
     def __post_init__(self):
-        if self.colours == "luma" and self.scale is not None:
-            raise ValueError("residual.scale must be null with residual.colours luma: its scale is measured")
+        if self.colours != "rgb" and self.scale is not None:
+            raise ValueError(f"residual.scale must be null with residual.colours {self.colours}: it is measured")
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,9 @@ def _gate(x: Tensor, *convolutions: nn.Conv2d) -> Tensor:
         return a * b
     first = second = x
     for conv in convolutions:  # each half by its own convolution: engines would copy the halves of one
-        n, how = conv.out_channels // 2, (conv.stride, conv.padding, conv.dilation, max(conv.groups // 2, 1))
-        first = F.conv2d(first, conv.weight[:n], conv.bias[:n], *how)
-        second = F.conv2d(second, conv.weight[n:], conv.bias[n:], *how)
+        n, geometry = conv.out_channels // 2, (conv.stride, conv.padding, conv.dilation, max(conv.groups // 2, 1))
+        first = F.conv2d(first, conv.weight[:n], conv.bias[:n], *geometry)
+        second = F.conv2d(second, conv.weight[n:], conv.bias[n:], *geometry)
     return first * second
 
 

@@ -468,12 +468,12 @@ class DeblurPipeline(ConfigMixin):
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""
-        kind, known = self.config.scale_kind, prediction.x_init
+        kind, predicted = self.config.scale_kind, prediction.x_init
         if kind == "local":
             blurry = to_network(blurry.float())
         elif kind == "learned":  # which uses the fourth channel alone
-            known = prediction.log_size.expand(-1, 4, -1, -1)
-        size = residual_size(kind, known, blurry)
+            predicted = prediction.log_size.expand(-1, 4, -1, -1)
+        size = residual_size(kind, predicted, blurry)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
 
 

@@ -203,13 +203,13 @@ def faults(sample: Tensor, prediction: Tensor, blurry: Tensor, visible: Tensor |
     """
     if not sample.isfinite().all():
         return ["the sample has pixels that are no numbers"]
-    found = []
+    sentences = []
     if _sharpness(sample, visible) < _sharpness(blurry, visible, torch.iinfo(blurry.dtype).max):
-        found.append("the sample is less sharp than the input")
+        sentences.append("the sample is less sharp than the input")
     drift = (_mean_colour(sample, visible) - _mean_colour(prediction, visible)).abs().max().item()
     if drift > COLOUR_DRIFT:
-        found.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
-    return found
+        sentences.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
+    return sentences
 
 
 def _mean_colour(x: Tensor, visible: Tensor | None) -> Tensor:

@@ -32,8 +32,8 @@ def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "Sa
         return SamplingSettings(**presets.get("balanced", {}))
     stored = presets.get(name)
     if stored is None:
-        known = ", ".join(presets) or "none"
-        raise ValueError(f"this checkpoint has no preset {name!r} (it has {known}): name one of these, or give numbers")
+        names = ", ".join(presets) or "none"
+        raise ValueError(f"this checkpoint has no preset {name!r} (it has {names}): name one of these, or give numbers")
     return SamplingSettings(**stored)
 
 

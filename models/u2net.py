@@ -186,5 +186,5 @@ def _resize_in_onnx(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:
     ops, shape = torch.onnx.ops, [*x.shape[:2], *like.shape[2:]]
     size = ops.symbolic("Shape", [like], {"start": 2, "end": 4}, dtype=torch.int64, shape=[2], version=20)
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    how = {"axes": [2, 3]} | (nearest if mode == "nearest" else {"mode": "linear"})
-    return ops.symbolic("Resize", [x, None, None, size], how, dtype=x.dtype, shape=shape, version=20)
+    attributes = {"axes": [2, 3]} | (nearest if mode == "nearest" else {"mode": "linear"})
+    return ops.symbolic("Resize", [x, None, None, size], attributes, dtype=x.dtype, shape=shape, version=20)

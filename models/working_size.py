@@ -130,7 +130,7 @@ def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = N
     if weight is not None:
         edges = edges * resized(weight.float(), *edges.shape[-2:]).clamp(0, 1)
     rows, columns = (math.ceil(rule.region * side) for side in edges.shape[-2:])
-    found = []
+    regions = []
     for _ in range(rule.regions):
         sums = avg_pool2d(edges, (rows, columns), stride=1)
         if sums.max() <= 0:
@@ -138,5 +138,5 @@ def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = N
         top, left = divmod(int(sums.flatten().argmax()), sums.shape[-1])
         edges[..., top : top + rows, left : left + columns] = 0
         spans = ((top, rows), (left, columns))
-        found.append(tuple(slice(round(start / scale), round((start + side) / scale)) for start, side in spans))
-    return found
+        regions.append(tuple(slice(round(start / scale), round((start + side) / scale)) for start, side in spans))
+    return regions

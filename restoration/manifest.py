@@ -39,12 +39,12 @@ class Manifest:
 
     def owned(self, images: Iterable[Path], replaced: Iterable[Path]) -> dict[Path, str]:
         """The files of other images than these, and whose they are, without those of restorations that are replaced."""
-        own, gone, found = set(map(str, images)), set(self._names(replaced)), {}
+        current, gone, owners = set(map(str, images)), set(self._names(replaced)), {}
         for image, entry in self.files.items():
             first = entry["written"][:1]
-            if image not in own and not gone.issuperset(first):
-                found |= {self.folder / name: image for name in entry["written"]}
-        return {file: image for file, image in found.items() if file.is_file()}
+            if image not in current and not gone.issuperset(first):
+                owners |= {self.folder / name: image for name in entry["written"]}
+        return {file: image for file, image in owners.items() if file.is_file()}
 
     def _names(self, files: Iterable[Path]) -> list[str]:
         return [file.relative_to(self.folder).as_posix() for file in files]
@@ -54,13 +54,13 @@ class Manifest:
         earlier = [self.folder / name for name in self.files.get(str(image), {"written": []})["written"]]
         return any(file.is_file() for file in [*earlier, *written])
 
-    def add(self, image: Path, written: Sequence[Path], found: dict[str, Any]) -> None:
-        """Record a restored image, the files written for it and what else was `found`, such as faults and tiles.
+    def add(self, image: Path, written: Sequence[Path], outcome: dict[str, Any]) -> None:
+        """Record a restored image, the files written for it and its `outcome`, such as faults and tiles.
 
         Files of an earlier restoration that it replaces are removed.
         """
         names = self._names(written)
-        entry = {"written": names} | found | _stamp(image) | self.facts
+        entry = {"written": names} | outcome | _stamp(image) | self.facts
         with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
             before = self._read()
             # A file that is another's by its name alone, such as a_compare.png, takes nothing else of that one with it.

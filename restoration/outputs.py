@@ -96,24 +96,24 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
         ValueError: two restorations would have the same name, an input would be overwritten, or a format does not
             support the request.
     """
-    found, missing, skipped = {}, [], Counter()  # found: an image's whole path -> the image and its tree
+    by_path, missing, skipped = {}, [], Counter()  # by_path: an image's whole path -> the image and its tree
     for given in inputs:
         try:
             for image in find(given, results=False):
-                found.setdefault(os.path.abspath(image), (image, tree(given)))
+                by_path.setdefault(os.path.abspath(image), (image, tree(given)))
             skipped += passed_over(given)
         except ImageError as error:
             missing.append(str(error))
-    if not found:
+    if not by_path:
         raise ImageError(missing[0])
-    file = _file(output, len(found), suffix)
+    file = _file(output, len(by_path), suffix)
     folder = file.parent if file else Path(output)
-    names = {image: image.relative_to(root) for image, root in found.values() if not _lies_in(image, folder, root)}
+    names = {image: image.relative_to(root) for image, root in by_path.values() if not _lies_in(image, folder, root)}
     if not names:
         raise ImageError(f"{', '.join(inputs)}: all images lie in the output folder {folder}")
     if len(set(names.values())) < len(names):  # of several folders: keep those, too
-        common = os.path.commonpath([os.path.abspath(root) for _, root in found.values()])
-        names = {image: Path(whole).relative_to(common) for whole, (image, _) in found.items() if image in names}
+        common = os.path.commonpath([os.path.abspath(root) for _, root in by_path.values()])
+        names = {image: Path(whole).relative_to(common) for whole, (image, _) in by_path.items() if image in names}
     work = {image: folder / name for image, name in targets(names, suffix, deep).items()}
     if file:
         work = {image: named(file, None, deep) for image in names}
@@ -160,13 +160,13 @@ def planned(
     taken = {_whole(file): f"{file} is an input" for file in inputs}
     taken |= {_whole(file): f"{file} belongs to {image}" for file, image in (owned or {}).items()}
     names = {key: Names.of(target) for key, target in work.items()}
-    often = Counter(_whole(file) for own in names.values() for file in own.files(extras))
-    for key, own in names.items():
-        derived = [file for file in own.files(extras) if file != own.target]
+    often = Counter(_whole(file) for name in names.values() for file in name.files(extras))
+    for key, name in names.items():
+        derived = [file for file in name.files(extras) if file != name.target]
         if any(often[_whole(file)] > 1 or _whole(file) in taken for file in derived):
-            names[key] = own.longer()
-    for key, own in names.items():
-        for file in own.files(extras):
+            names[key] = name.longer()
+    for key, name in names.items():
+        for file in name.files(extras):
             if (whole := _whole(file)) in taken:
                 raise ValueError(f"{taken[whole]} and would be overwritten: choose another --output")
             taken[whole] = f"{file} is written for {key}"

@@ -71,12 +71,12 @@ class Restoration:
     @property
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
-        own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
-        own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
+        remarks = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
+        remarks += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
         if self.masked:
-            return own
+            return remarks
         values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
-        return own + kept_remarks(self.amount, values[0])
+        return remarks + kept_remarks(self.amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -108,8 +108,8 @@ class Restorer:
     def __init__(self, options: Options, numbers: dict[str, Any], device: str | None = None):
         source = options.checkpoint or PRETRAINED
         self.options = options
-        how = device or options.device, options.precision, options.provider, options.classes or ()
-        self.pipeline = load_pipeline(source, *how)
+        arguments = device or options.device, options.precision, options.provider, options.classes or ()
+        self.pipeline = load_pipeline(source, *arguments)
         place, precision = self.pipeline.device, self.pipeline.precision
         self.mask = read_mask(options.mask) if options.mask else None
         self._scales: dict[Path, float] = {}  # that were found before the restoration
@@ -121,8 +121,8 @@ class Restorer:
         name, preset = name_of(options.checkpoint), options.preset
         if preset is None and "balanced" in self.pipeline.config.presets:
             preset = "balanced"
-        how = f"{name}, {preset}" if preset else name
-        self.title = f"{how}: {self.settings}; {self.pipeline.place}, {precision}; "
+        choice_in_words = f"{name}, {preset}" if preset else name
+        self.title = f"{choice_in_words}: {self.settings}; {self.pipeline.place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": self.pipeline.place}
         self.facts = {name: getattr(options, name) for name in FACTS} | {
             "checkpoint_sha256": checkpoint_hash(source),
@@ -177,15 +177,15 @@ class Restorer:
         others = [one for one in sized if not self._is_searched(max(one[1:]))]
         start = time.perf_counter()
         try:
-            found = self._scale(image, path)
+            searched_scale = self._scale(image, path)
         except images.ImageError:  # which is said in its turn
             return 0.0, 0.0
         search = time.perf_counter() - start
-        self._scales[path] = found
-        groups = [(others, scale), (searched, found)]
-        pixels = sum(restored_pixels(group, own, max_side) for group, own in groups)
-        sides = [(max(one[1:]), own) for group, own in groups for one in group]
-        longest = max(side * largest_scale(own, max_side, side) for side, own in sides)
+        self._scales[path] = searched_scale
+        groups = [(others, scale), (searched, searched_scale)]
+        pixels = sum(restored_pixels(group, group_scale, max_side) for group, group_scale in groups)
+        sides = [(max(one[1:]), group_scale) for group, group_scale in groups for one in group]
+        longest = max(side * largest_scale(group_scale, max_side, side) for side, group_scale in sides)
         return self._seconds_per_pixel(image) * pixels + search * max(0, len(searched) - 1), longest
 
     def _is_searched(self, longer: int) -> bool:
@@ -248,9 +248,9 @@ class Restorer:
             restored = next(iter(restoration.files.values()))
             _write_comparison(written[-1], restoration.image.values, out.predictions[0], restored)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
-        found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
-        found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
-        return written, self._found | found | whites
+        entry = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
+        entry |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
+        return written, self._found | entry | whites
 
     def _choose_settings(self, numbers: dict[str, Any]) -> None:
         pipeline, options = self.pipeline, self.options
@@ -339,10 +339,10 @@ class Restorer:
             part, start = _part(out, i, len(loaded)), time.perf_counter()
             drawn = self.settings.blend > 0 and bool(part.share.any())
             visible = visible_pixels([image.alpha])
-            found = faults(part.images[0], part.predictions[0], image.pixels, visible) if drawn else []
-            back = bool(found) and self.options.on_fault == "fallback"
+            sentences = faults(part.images[0], part.predictions[0], image.pixels, visible) if drawn else []
+            back = bool(sentences) and self.options.on_fault == "fallback"
             took = seconds + time.perf_counter() - start
-            yield Restoration(path, names, None, image, part, found, back, self.mask is not None, took)
+            yield Restoration(path, names, None, image, part, sentences, back, self.mask is not None, took)
 
 
 def read_mask(file: str) -> Tensor:
@@ -352,9 +352,9 @@ def read_mask(file: str) -> Tensor:
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
     """The part of a batch's output (of `count` images) that belongs to image `i`."""
-    own = {name: getattr(out, name) for name in ("predictions", "std", "expected_error", "share")}
-    own = {name: None if values is None else values[i : i + 1] for name, values in own.items()}
-    return replace(out, images=out.images.unflatten(0, (count, -1))[i], **own)
+    fields = {name: getattr(out, name) for name in ("predictions", "std", "expected_error", "share")}
+    fields = {name: None if values is None else values[i : i + 1] for name, values in fields.items()}
+    return replace(out, images=out.images.unflatten(0, (count, -1))[i], **fields)
 
 
 def _write_comparison(path: Path, blurry: Tensor, prediction: Tensor, restored: Tensor) -> None:

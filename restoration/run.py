@@ -52,7 +52,7 @@ def restore(outputs: Outputs, options: Options, numbers: dict[str, Any]) -> int:
     names = outputs.plan(restorer.extras, manifest)
     share = list(names.items())[rank::processes]
     work = [
-        (path, own) for path, own in share if options.overwrite or not manifest.has(path, own.files(restorer.extras))
+        (path, name) for path, name in share if options.overwrite or not manifest.has(path, name.files(restorer.extras))
     ]
     if rank == 0:
         _say_if_it_takes_long(restorer, [path for path, _ in work])

@@ -47,6 +47,7 @@ SMALLER = {
     "python -m tools.doctor": "--num_workers=0",
     "python -m tools.make_pages": "--count=1 --size=256 --workers=1",
     "python -m tools.make_pairs": "--size=32 --crops=1",
+    "python -m tools.make_pairs PAIRS --predict pretrained/maxim": "--split=test",  # lite's lie beside train
 }
 # What a command needs that another of the pages makes: its words, and how the other begins.
 MADE = {
@@ -57,7 +58,6 @@ MADE = {
     "data.predictions": "python -m tools.make_pairs PAIRS --predict",
     "checkpoint runs/gopro_lite/": "python train.py fit --config configs/gopro_lite.yaml --data.train PAIRS --data.val"
     " PAIRS --model.predictor mypred",
-    "runs/first/checkpoint": "python train.py fit --config configs/gopro.yaml --data.train GoPro --data.val GoPro:test",
     "deployed/lite photo": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/lite": "python -m tools.export_onnx pretrained/lite --output deployed/lite",
     "checkpoint deployed/int8": "python -m tools.export_onnx pretrained/lite --output deployed/int8",
@@ -68,7 +68,6 @@ MADE = {
 COPIED = [
     ("checkpoints first/checkpoint", "first/checkpoint", "pretrained/lite"),
     ("checkpoints first/checkpoint", "second/checkpoint", "pretrained/text"),
-    ("init_from runs/first/checkpoint", "runs/first", "runs/gopro"),
     ("calibrate CHECKPOINT", "CHECKPOINT", "pretrained/lite"),
     ("best-psnr.ckpt", "best-psnr.ckpt", "runs/demo/checkpoints/best-psnr.ckpt"),
     ("runs/longer", "runs/longer", "runs/demo"),
@@ -81,7 +80,7 @@ EXTRAS["mynafnet"] = "spandrel"
 SLOW = (
     *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints "),
     *("output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
-    *("app.py --host", "app.py --checkpoint", "init_from runs/first", "devices 8", "images true", "lpips,cer"),
+    *("app.py --host", "app.py --checkpoint", "devices 8", "images true", "lpips,cer"),
 )
 
 

@@ -18,10 +18,10 @@ def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
     for page in PAGES:
         links = re.findall(r"\]\(([^)#]+)", page.read_text())
         assert page == glossary or glossary in [(page.parent / link).resolve() for link in links], page
-    words = re.findall(r"^\| `?(\w+)", glossary.read_text(), re.MULTILINE)
+    words = re.findall(r"^- `(\w+)`:", glossary.read_text(), re.MULTILINE)
     assert {"predictor_training", "scale_kind", "noises", "keep_sharp", "start", "blend"} <= set(words)
     sources = "".join(path.read_text() for path in (ROOT / "models").glob("*.py"))
-    for name in re.findall(r"^\| `(\w+)", glossary.read_text(), re.MULTILINE):
+    for name in words:
         assert re.search(rf"\b{name}\b", sources), name
 
 

@@ -77,8 +77,8 @@ def require_small_loss(name: str, before: float, after: float, max_drop: float) 
 
 def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: str) -> tuple[list, list[dict]]:
     """Crops (blurry, sharp) of pairs, and the inputs of a network's graph in every call while they are restored."""
-    found, calls = find_pairs(pairs, "train"), []
-    chosen = [found[k * len(found) // CROPS] for k in range(CROPS)] if len(found) > CROPS else found
+    listed, calls = find_pairs(pairs, "train"), []
+    chosen = [listed[k * len(listed) // CROPS] for k in range(CROPS)] if len(listed) > CROPS else listed
     crops = [[centre_crop(image, graph.side or SIDE)[None] for image in read_pair(pair)] for pair in chosen]
 
     def record(_, inputs: tuple[Tensor, ...]) -> None:
@@ -104,20 +104,20 @@ def nodes_in_float(model: ModelProto) -> list[str]:
     These compute with alpha_bar or what follows from it alone, such as its embedding: a calibration sees few of its
     values, and others would be rounded to the nearest of them. The others are those of normalisations.
     """
-    level, normal, found = {"alpha_bar"}, set(), []
+    level, normal, names = {"alpha_bar"}, set(), []
     constant = {"", *(tensor.name for tensor in model.graph.initializer)}
     for node in model.graph.node:  # in the order of computation
         inputs = set(node.input)
         if node.op_type == "Constant":
             constant |= set(node.output)
         elif level & inputs:
-            found.append(node.name)
+            names.append(node.name)
             if inputs <= level | constant:
                 level |= set(node.output)
         elif node.op_type == "ReduceMean" or (node.op_type in NORM and normal & inputs):
-            found.append(node.name)
+            names.append(node.name)
             normal |= set(node.output)
-    return found
+    return names
 
 
 def layers(model: ModelProto) -> str:

@@ -46,8 +46,9 @@ class GraphFacts:
     def __post_init__(self):
         optional = (n for n in (self.side, self.receptive_field) if n is not None)
         counts = [self.opset, self.stride, self.multiple, *optional]
-        known = self.precision in get_args(GraphPrecision) and isinstance(self.prediction_type, str | None)
-        if not known or not all(type(n) is int and 0 <= n < 1 << 16 for n in counts) or not self.stride * self.multiple:
+        words_fit = self.precision in get_args(GraphPrecision) and isinstance(self.prediction_type, str | None)
+        counts_fit = all(type(n) is int and 0 <= n < 1 << 16 for n in counts) and self.stride * self.multiple > 0
+        if not words_fit or not counts_fit:
             raise ValueError("a value is out of its range")
         if self.stride % self.multiple:
             raise ValueError(f"a multiple of {self.multiple} does not divide a stride of {self.stride}")

@@ -18,7 +18,7 @@ pytest.importorskip("ray")
 from deblur.data import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
-from deblur.tools.batch import command, run
+from deblur.tools.batch import command, run, watch
 from deblur.tools.batch.options import Flags
 from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, row_values
 from deblur.tools.batch.worker import Job, Worker, describe
@@ -171,11 +171,11 @@ def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     ],
 )
 def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, code, is_said):
-    program = f"import os, signal, sys\nfrom deblur.tools.batch.run import watched\nwith watched('out'): {end}"
+    program = f"import os, signal, sys\nfrom deblur.tools.batch.watch import watched\nwith watched('out'): {end}"
     with open(tmp_path / "said", "wb") as said:
         ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=said, timeout=300)
     assert ended.returncode == code
-    sentence = f"batch: error: {run.ENDED.format('out')}\n"
+    sentence = f"batch: error: {watch.ENDED.format('out')}\n"
     until = time.monotonic() + 20
     while is_said and time.monotonic() < until and sentence not in (tmp_path / "said").read_text():
         time.sleep(0.05)

@@ -47,6 +47,15 @@ def test_a_folder_loads_to_the_bit(folder):
         assert not any(parameter.requires_grad for parameter in part.parameters())
 
 
+@pytest.mark.parametrize("name", ["text", "pretrained/text"])
+def test_a_folder_here_comes_before_the_repository_s_checkpoint_of_that_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert index.find_folder(name) == index.SHIPPED / "text"
+    tiny_pipeline().save_pretrained(name)
+    assert index.find_folder(name).resolve() == tmp_path / name
+    assert read_pipeline(name).config.residual_scale == 0.1
+
+
 def test_bf16_stays_close_to_fp32(folder):
     blurry = torch.rand(1, 3, 32, 32)
     pipelines = (load_pipeline(str(folder), precision=precision) for precision in ("fp32", "bf16"))

@@ -160,6 +160,24 @@ class TestTraining:
         expected = 1 + (missed[:2].square().mean().item() - 1) / 1000
         assert late.residual_square.item() == pytest.approx(expected, rel=1e-5)
 
+    def test_of_luma_and_chroma_each_scale_is_measured(self, tmp_path):
+        model = module(predictor_training="frozen", residual={"colours": "luma_chroma"})
+        fit(model, tmp_path, 12)
+        images = Pairs(24)
+        missed = torch.stack([2 * (images[i]["sharp"] - images[i]["blurry"]) for i in range(24)])
+        red, green, blue = missed.unbind(1)
+        axes = [(red + green + blue) / 3**0.5, (red - green) / 2**0.5, (red + green - 2 * blue) / 6**0.5]
+        wanted = [axis.square().mean().sqrt().item() for axis in axes]
+        assert model.pipeline().config.residual_scale == pytest.approx(wanted, rel=1e-5)
+
+    @pytest.mark.parametrize("colours", ["luma", "luma_chroma"])
+    def test_a_denoiser_of_other_colours_is_no_start(self, tmp_path, colours):
+        start = str(tmp_path / "start")
+        module(residual={"colours": colours}).pipeline().save_pretrained(start)
+        assert module(residual={"colours": colours}, init_from=start)
+        with pytest.raises(ValueError, match=f"was trained with {colours}: give --model.residual.colours {colours}"):
+            module(init_from=start)
+
     def test_deep_supervision_is_in_the_loss(self, tmp_path):
         model = module(kind=Predict, predictor=U2NetPredictor("lite"))
         fit(model, tmp_path, 1)

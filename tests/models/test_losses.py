@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deblur.models.diffusion import PREDICTION_TYPES, sample_alpha_bar
-from deblur.models.losses import Crops, Objective, sample_log_normal
+from deblur.models.losses import Crops, Objective, axis_weights, sample_log_normal
 from deblur.models.schedules import cosine, linear
 
 SCHEDULE = (1 - linear(2000)).cumprod(0)
@@ -77,11 +77,24 @@ def test_l1_and_l2_of_each_parameterisation(prediction_type):
 
     denoiser.prediction_type = prediction_type
     image = torch.zeros_like(r_0)
-    crops = Crops(image, image, image, image[:, :1], r_0)
+    crops = Crops(image, image, image, image[:, :1] + 1, r_0)
     for loss, power in (("l1", 1), ("l2", 2)):
         losses, perceptual = Objective(loss=loss).losses(denoiser, crops, LEVELS, eps)
         assert perceptual is None
         assert torch.allclose(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)))
+
+
+def test_an_axis_counts_by_its_scale_and_one_without_a_residual_in_full():
+    sizes = torch.rand(5, 1, 4, 4, generator=seeded(3)) + 0.1
+    for scales, weights in (([4.0, 1.0, 2.0], [1.0, 0.25, 0.5]), ([3.0, 0.0, 0.0], [1.0, 1.0, 1.0])):
+        s = torch.tensor(scales).view(1, 3, 1, 1) * sizes
+        assert torch.allclose(axis_weights(s), torch.tensor(weights).view(1, 3, 1, 1))
+        r_0, eps = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(2))
+        denoiser = lambda r_t, *_: torch.zeros_like(r_t)  # noqa: E731
+        denoiser.prediction_type = "sample"
+        losses, _ = Objective(loss="l2").losses(denoiser, Crops(r_0, r_0, r_0, s, r_0), LEVELS, eps)
+        wanted = sum(weight * r_0[:, k].square().mean((1, 2)) for k, weight in enumerate(weights)) / 3
+        assert torch.allclose(losses, wanted)
 
 
 @pytest.mark.parametrize(

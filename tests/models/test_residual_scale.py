@@ -111,8 +111,9 @@ def test_three_scales_are_measured_stored_and_used(tmp_path):
     settings = SamplingSettings(steps=2)
     restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
     assert torch.equal(*restored)
-    with pytest.raises(ValueError, match="its scale is measured"):
-        Residual(colours="luma", scale=1.0)
+    for colours in ("luma", "luma_chroma"):
+        with pytest.raises(ValueError, match=f"must be null with residual.colours {colours}: it is measured"):
+            Residual(colours=colours, scale=1.0)
 
 
 def test_laplace_loss_is_least_at_the_mean_absolute_error():

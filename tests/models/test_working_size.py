@@ -10,11 +10,13 @@ from PIL import Image
 import sample
 from deblur.models.checkpoints import CheckpointError, load_pipeline, update_index
 from deblur.models.settings import SamplingSettings
+from deblur.models.unet import UNetPredictor
 from deblur.models.working_size import (
     WorkingSize,
     chosen_scale,
     detailed_regions,
     reduced,
+    resized,
     vanishing_scale,
     with_change,
 )
@@ -108,6 +110,19 @@ def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
     assert torch.equal(half.images, with_change(image, small, own.images))
     assert half.predictions.shape == half.std.shape == image.shape
     assert pipeline(image, settings, output_type="pt").scale == 1, "a checkpoint without the rule"
+
+
+@pytest.mark.parametrize("blend", [0.0, 1.0])
+def test_every_map_of_a_reduced_image_has_the_size_of_the_image(blend):
+    pipeline, image = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)), noise(64, 96)
+    settings = SamplingSettings(steps=1, num_samples=2, blend=blend)
+    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    small = pipeline(reduced(image, 0.5), settings, output_type="pt")
+    for name in ("expected_error", "std", "share"):
+        there, wanted = getattr(half, name), getattr(small, name)
+        if wanted.numel() > 1:  # a share of one number is that of all pixels
+            wanted = resized(wanted, 64, 96).clamp_min(0)
+        torch.testing.assert_close(there, wanted, atol=1e-6, rtol=0)
 
 
 def test_images_in_a_batch_get_their_own_changes():

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,9 @@ from deblur.restoration.options import Options
 from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY, Flags
 from deblur.tools.batch.store import PARTS, ManifestTable, Place, row_values
+from deblur.tools.batch.watch import watched
 from deblur.tools.batch.worker import Job, Worker, describe
 
-ENDED = (
-    "the command was ended from outside, by Ray where a process of Ray's own such as its agent was killed, or by a"
-    " signal; what is finished stays in {}, and the same command goes on from there"
-)
 SHOWN = 20  # failures that are printed one by one
 PLACE = Path(__file__).parents[2]  # the checkout, or the package that pip installed
 EXCLUDED = [".*", "runs", "tests", "docs", "tools/benchmarks"]
@@ -45,9 +41,9 @@ class Begun:
 
     def first(self, key: str) -> bool:
         """Whether a chunk is begun for the first time; records it."""
-        known = key in self._keys
+        is_begun = key in self._keys
         self._keys.add(key)
-        return not known
+        return not is_begun
 
 
 def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
@@ -95,10 +91,10 @@ def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
     Raises:
         ValueError: there are no images, or two restorations would have the same name.
     """
-    found = place.inputs()
-    names = {key: PurePosixPath(key) for key in found if PurePosixPath(key).suffix.lower() in SUFFIXES}
+    files = place.inputs()
+    names = {key: PurePosixPath(key) for key in files if PurePosixPath(key).suffix.lower() in SUFFIXES}
     rows = [
-        {"key": key, "bytes": found[key].size, "modified": found[key].mtime_ns, "target": target.as_posix()}
+        {"key": key, "bytes": files[key].size, "modified": files[key].mtime_ns, "target": target.as_posix()}
         for key, target in targets(names, options.suffix, options.depth == 16).items()
     ]
     if not rows:
@@ -115,7 +111,7 @@ def named_rows(
     owned = {PurePosixPath(file): image for file, image in manifest.owned(set(work), replaced).items()}
     inputs = [PurePosixPath(key) for key in job.target.inside(job.source, list(work))]
     names = planned(work, extras, inputs, owned)
-    files = {key: [file.as_posix() for file in own.files(extras)] for key, own in names.items()}
+    files = {key: [file.as_posix() for file in name.files(extras)] for key, name in names.items()}
     return [row | {"stem": names[row["key"]].stem, "files": files[row["key"]]} for row in rows]
 
 
@@ -127,30 +123,6 @@ def require_listening(address: str | None) -> None:
             socket.create_connection((parts.hostname, parts.port), timeout=10).close()
         except OSError as error:
             raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}): start it") from None
-
-
-@contextmanager
-def watched(target: str) -> Iterator[None]:
-    """Say so if this process ends inside the block without a word.
-
-    Ray's library does that where its node is dead, for example since its agent was killed: no error is raised. A second
-    process waits for the end, and speaks unless the block has ended in any other way.
-    """
-    end, alive = os.pipe()
-    watcher = os.fork()
-    if watcher == 0:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.close(alive)
-        if not os.read(end, 1):
-            os.write(2, f"batch: error: {ENDED.format(target)}\n".encode(errors="backslashreplace"))
-        os._exit(0)
-    os.close(end)
-    try:
-        yield
-    finally:
-        os.write(alive, b"1")
-        os.close(alive)
-        os.waitpid(watcher, 0)
 
 
 @contextmanager

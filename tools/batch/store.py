@@ -41,7 +41,7 @@ class StoreError(OSError):
 
 def on_disk(key: str) -> str:
     """The name of a local file by its key: Arrow holds UTF-8 alone, so its other bytes are escaped in keys."""
-    return re.sub(r"\\u(dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), key)
+    return re.sub(r"\\u(dc[89a-f][0-9a-f])", lambda match: chr(int(match[1], 16)), key)
 
 
 def _key(name: str) -> str:
@@ -76,21 +76,21 @@ class Place:
         with self._in_one_sentence("listed"):
             if self._is_local and (not missing or os.path.isdir(root)):
                 # Not by pyarrow, which follows links in circles and knows no names but UTF-8.
-                found = [_file_info(path) for path in search.walk(Path(root))]
+                entries = [_file_info(path) for path in search.walk(Path(root))]
             else:
-                found = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
-        shown = [file for file in found if file.is_file and "/." not in file.path[len(root) :]]
+                entries = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
+        shown = [file for file in entries if file.is_file and "/." not in file.path[len(root) :]]
         return {file.path[len(self.base) + 1 :]: file for file in sorted(shown, key=lambda file: file.path)}
 
     def inputs(self) -> dict[str, fs.FileInfo]:
         """`list` without the folders of restored images. StoreError if this place itself is one."""
-        found = self.list()
-        folders = {key[: -len(MANIFEST)] for key in found if PurePosixPath(key).name == MANIFEST}
-        local = (key for key in found if PurePosixPath(key).name == search.MANIFEST)
+        files = self.list()
+        folders = {key[: -len(MANIFEST)] for key in files if PurePosixPath(key).name == MANIFEST}
+        local = (key for key in files if PurePosixPath(key).name == search.MANIFEST)
         folders |= {key[: -len(search.MANIFEST)] for key in local if search.is_manifest(self.read(key))}
         if "" in folders:
             raise StoreError(f"{self.url} holds restored images (it has a manifest): give the folder of the originals")
-        return {key: info for key, info in found.items() if not key.startswith(tuple(folders))}
+        return {key: info for key, info in files.items() if not key.startswith(tuple(folders))}
 
     def contains(self, other: Place) -> bool:
         """Whether another place is this one, or lies inside it."""
@@ -206,12 +206,12 @@ class ManifestTable:
 
     def owned(self, images: set[str], replaced: set[str]) -> dict[str, str]:
         """The files of other images than these, and whose they are, without those of restorations that are replaced."""
-        found = {}
+        owners = {}
         for row in self._rows_of_table():
             written = row["written"] or []
             if row["image"] not in images and not replaced.issuperset(written[:1]):
-                found |= dict.fromkeys(self._there.intersection(written), row["image"])
-        return found
+                owners |= dict.fromkeys(self._there.intersection(written), row["image"])
+        return owners
 
     def _rows_of_table(self) -> Iterator[dict[str, Any]]:
         return (row for batch in self.table.to_batches(10_000) for row in batch.to_pylist())

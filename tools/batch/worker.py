@@ -75,15 +75,15 @@ class Worker:
     def rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
         """Yield the manifest's rows for a chunk, whose files are kept in a folder meanwhile."""
         unread = self.fetch([row["key"] for row in chunk], folder)
-        found = {folder / on_disk(row["key"]): row for row in chunk}  # the noise depends on the name itself
+        by_path = {folder / on_disk(row["key"]): row for row in chunk}  # the noise depends on the name itself
         out = folder / ".out"  # no key begins with a dot
-        wanted = {path: row for path, row in found.items() if row["key"] not in unread}
+        wanted = {path: row for path, row in by_path.items() if row["key"] not in unread}
         work = [(path, Names(out / row["target"], row["stem"])) for path, row in wanted.items()]
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
         with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
             for restoration in self.restorer.restore(work, tqdm(disable=True)):
-                row = found[restoration.path]
+                row = by_path[restoration.path]
                 if restoration.failure:
                     yield self.row(row, error=restoration.failure.removeprefix(f"{restoration.path} "))
                     continue
@@ -110,9 +110,9 @@ class Worker:
         with ThreadPoolExecutor(THREADS) as threads:
             return {key: why for key, why in zip(keys, threads.map(fetch, keys), strict=True) if why}
 
-    def row(self, row: dict[str, Any], **found: Any) -> dict[str, Any]:
+    def row(self, row: dict[str, Any], **facts: Any) -> dict[str, Any]:
         """A row of the manifest for an image."""
-        return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | found)
+        return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | facts)
 
     def _is_first(self, chunk: pa.Table) -> bool:
         return ray.get(self.begun.first.remote(chunk["key"][0].as_py()))

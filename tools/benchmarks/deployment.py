@@ -77,27 +77,27 @@ def measure_speed(sources: dict[str, str], width: int, height: int, stages: int 
     pipelines = loaded(sources, stages)
     whole = {name: lambda p=pipeline: p(blurry, output_type="pt").images for name, pipeline in pipelines.items()}
     alone = {name: lambda p=pipeline: p.predict(blurry) for name, pipeline in pipelines.items()}
-    found = {"predictor": in_turns(alone, repeats)}
+    times = {"predictor": in_turns(alone, repeats)}
     one = next(iter(pipelines.values()))
     if one.denoiser is not None and one.preset().blend > 0:
-        found["restoration"] = in_turns(whole, repeats)
+        times["restoration"] = in_turns(whole, repeats)
     key = "processor_seconds" if torch.get_num_threads() == 1 else "seconds"
     base = "torch bf16" if "torch bf16" in sources else "torch fp32"
-    for part in found.values():
+    for part in times.values():
         for seconds in part.values():
             seconds[f"{base}, times as fast"] = round(part[base][key] / seconds[key], 3)
-    return found
+    return times
 
 
 def loaded(sources: dict[str, str], stages: int | None) -> dict[str, DeblurPipeline]:
     """The pipeline of each engine, from its folder."""
-    found = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
-    for name, pipeline in found.items():
+    pipelines = {name: load_pipeline(source, **ENGINES[name][1]) for name, source in sources.items()}
+    for name, pipeline in pipelines.items():
         if ENGINES[name][0] is None:  # a graph has no others
             keep_stages(pipeline, stages)
-    if COMPILED in found:
-        found[COMPILED].compile_networks()
-    return found
+    if COMPILED in pipelines:
+        pipelines[COMPILED].compile_networks()
+    return pipelines
 
 
 def measure_start(sources: dict[str, str], repeats: int) -> dict:

@@ -39,13 +39,13 @@ def ratios(predictions: Tensor, samples: Tensor, sharp: Tensor) -> dict[int, flo
         predictions, sharp: (N, 3, H, W).
         samples: (N, K, 3, H, W).
     """
-    base, count, found = (predictions - sharp).square().mean(), 1, {}
+    base, count, measured = (predictions - sharp).square().mean(), 1, {}
     while count <= samples.shape[1]:
         # All means of n of the K samples that share none: less chance in the number than in one mean alone.
         means = samples[:, : samples.shape[1] // count * count].unflatten(1, (-1, count)).mean(2)
-        found[count] = ((means - sharp[:, None]).square().mean() / base).item()
+        measured[count] = ((means - sharp[:, None]).square().mean() / base).item()
         count *= 2
-    return found
+    return measured
 
 
 def reliability(samples: Tensor, sharp: Tensor) -> list[dict[str, float]]:
@@ -107,7 +107,7 @@ def main(
         blurry, sharp = (centre_crop(image, size)[None] for image in read_pair(pair))
         restored = pipeline(blurry, SamplingSettings(**drawn), seed, [pair.name], "pt")
         kept.append((restored.predictions, restored.images[None], sharp))
-    predictions, images, sharp = (torch.cat(own) for own in zip(*kept, strict=True))
+    predictions, images, sharp = (torch.cat(column) for column in zip(*kept, strict=True))
     measured, bins = ratios(predictions, images, sharp), reliability(images, sharp)
     rows = [[str(n), f"{ratio:.3f}", f"{1 + 1 / n:.3f}"] for n, ratio in measured.items()]
     print("\n".join(markdown_table(["samples in the mean", "squared error over the prediction's", "exact"], *rows)))

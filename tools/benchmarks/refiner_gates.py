@@ -100,8 +100,8 @@ def refiner_gates(
             alpha_bar = r_0.new_full((1,), level_of(sigma))
             r_t = add_noise(r_0, eps, alpha_bar)
             output = pipeline.denoiser(r_t, blurry, alpha_bar, x_init, s)
-            found = estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
-            estimate = add_residual(0.0, found, s)
+            r_0_estimate = estimate_r_0(output, r_t, alpha_bar, pipeline.denoiser.prediction_type)
+            estimate = add_residual(0.0, r_0_estimate, s)
             for region, sums in regions.items():
                 sums.add(true, estimate, masks[region])
         if settings.blend > 0:

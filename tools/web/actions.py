@@ -213,8 +213,8 @@ class Actions:
             if result.photo.size == visit.photo.size:
                 blend, checkpoint = result.settings.blend, f"{result.checkpoint} " if len(self.restorers) > 1 else ""
                 for kind in reversed(result.kinds):
-                    how = f", {checkpoint}{result.preset} {blend:.2f}" if kind != "prediction" else ""
-                    name = f"{result.number}: {kind}{how}"
+                    details = f", {checkpoint}{result.preset} {blend:.2f}" if kind != "prediction" else ""
+                    name = f"{result.number}: {kind}{details}"
                     choices[f"{result.number}/{kind}"] = Choice(name, result.photo, result, kind, blend)
         return choices
 
