@@ -31,6 +31,7 @@ from deblur.files import replacing, require_free
 from deblur.models.checkpoints import load_pipeline, networks
 from deblur.models.devices import bytes_per_pixel
 from deblur.models.hub import ONNX, CheckpointError, find_folder
+from deblur.models.maxim import Maxim
 from deblur.models.onnx.engines import Provider
 from deblur.models.onnx.files import (
     FACTS,
@@ -99,6 +100,8 @@ def export_onnx(
     pipeline = load_pipeline(source, "cpu", "fp32", classes=classes or ())
     if isinstance(pipeline.predictor, OnnxNetwork):
         raise CheckpointError(f"{source} is an ONNX folder already: give the checkpoint that it was made of")
+    if precision == "int8" and any(isinstance(part, Maxim) for part in pipeline.predictor.modules()):
+        raise CheckpointError(f"{source} holds MAXIM, which INT8 makes slower and worse: omit --precision int8")
     keep_stages(pipeline, stages)
     side = tile or (TENSORRT_TILE if target_device == "tensorrt" else None)
     sides = {name: side or own_side(network) for name, network in networks(pipeline).items()}
@@ -257,35 +260,24 @@ def _simplify(model: Any) -> None:
     It is a part of the exporter's own optimisation. Of its patterns the one that makes a Split of slices is left out:
     its search takes the square of the number of operators, minutes for MAXIM.
     """
-    from onnx_ir.passes import Sequential, common
-    from onnxscript.optimizer import fold_constants
-    from onnxscript.rewriter import rewrite
-    from onnxscript.rewriter.rules.common import (
-        cast_cast_rule,
-        collapse_slice2_rule,
-        collapse_slice_rule,
-        materialize_reshape_shape_rule,
-        no_op_cast_rule,
-        no_op_expand_rule,
-        no_op_transpose_rule,
-        reshape_reshape_rule,
-        transpose_transpose_rule,
-    )
+    from onnxscript import ir, optimizer, rewriter
 
-    shorter = [cast_cast_rule, no_op_cast_rule, no_op_expand_rule, no_op_transpose_rule, transpose_transpose_rule]
-    shorter += [reshape_reshape_rule, materialize_reshape_shape_rule, collapse_slice_rule, collapse_slice2_rule]
-    common.InlinePass()(model)
-    for _ in range(2):  # what becomes constant, or superfluous, by the other
-        fold_constants(model, input_size_limit=1 << 24, output_size_limit=1 << 20)  # halves of weights, but no images
-        rewrite(model, shorter)
-    Sequential(
-        common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedFunctionsPass(),
-        common.RemoveUnusedOpsetsPass(),
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-    )(model)
+    rules, passes = rewriter.rules.common, ir.passes.common
+    shorter = [rules.cast_cast_rule, rules.no_op_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule]
+    shorter += [rules.transpose_transpose_rule, rules.reshape_reshape_rule, rules.materialize_reshape_shape_rule]
+    shorter += [rules.collapse_slice_rule, rules.collapse_slice2_rule]
+    weights = 1 << 24  # values that may enter, such as weights whose halves are taken
+    features = 1 << 20  # more than may result: images of features are no constants
+    passes.InlinePass()(model)
+    for _ in range(2):  # one makes work for the other
+        optimizer.fold_constants(model, input_size_limit=weights, output_size_limit=features)
+        rewriter.rewrite(model, shorter)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedFunctionsPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.DeduplicateInitializersPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)
 
 
 def _pad_for_pooling(model: Any) -> None:

@@ -16,9 +16,11 @@ import sample
 from deblur.data import images
 from deblur.evaluation import command as evaluate
 from deblur.files import FolderInUse
-from deblur.models.base import Predictor, register_to_config
+from deblur.models.base import Cascade, Predictor, register_to_config
 from deblur.models.checkpoints import checkpoint_hash, load_pipeline
 from deblur.models.hub import CheckpointError
+from deblur.models.maxim import Maxim
+from deblur.models.nafnet import SlimPredictor
 from deblur.models.onnx import engines
 from deblur.models.onnx import files as onnx_files
 from deblur.models.onnx.files import GraphPrecision
@@ -466,6 +468,13 @@ def test_a_provider_restores_as_the_cpu(place, provider, kind):
         assert before
         assert load_pipeline(str(place / kind), provider=provider).predict(blurry).images.shape == ours.shape
         assert {file.name: file.stat().st_mtime_ns for file in engines.glob("*.engine")} == before
+
+
+def test_maxim_is_not_quantised(tmp_path):
+    tiny_pipeline(Cascade(Maxim(stages=1), SlimPredictor((8,), (1,), images=2))).save_pretrained(tmp_path / "maxim")
+    with pytest.raises(CheckpointError, match="holds MAXIM, which INT8 makes slower and worse: omit --precision int8"):
+        export_onnx(str(tmp_path / "maxim"), str(tmp_path / "int8"), "int8", calibration="pairs")
+    assert not (tmp_path / "int8").exists()
 
 
 class Staged(Predictor):
