@@ -224,7 +224,8 @@ class Restorer:
     def faster(self, longest: float) -> str:
         """What would take less time than with this longest restored side, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
-        ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
+        is_quick = name_of(self.options.checkpoint).removeprefix("pretrained/") in QUICK
+        ways += [] if is_quick else ["--checkpoint lite"]
         if longest > SMALLER:
             ways.append(f"--max_side {SMALLER}")
         return " or ".join(ways) or "a smaller --max_side"

@@ -11,6 +11,7 @@ from torch import nn
 
 from deblur.data import images
 from deblur.models.checkpoints import update_index
+from deblur.models.hub import SHIPPED
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import UNetPredictor
 from deblur.restoration import restorer
@@ -29,6 +30,13 @@ def test_a_long_job_says_how_long_and_what_is_faster(tmp_path, monkeypatch, caps
     monkeypatch.setattr(restorer, "FEW", 0)
     assert run(tmp_path / "a.png", "--output", tmp_path / "out", "--checkpoint", checkpoint) == 0
     assert re.search(rf"this takes about \d+ s; faster: {ways}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "lite", "u2net", str(SHIPPED / "lite")])
+def test_a_quick_checkpoint_is_not_advised_to_who_uses_one(checkpoint):
+    restoring = restorer.Restorer(Options("", checkpoint, device="cpu"), {})
+    assert restoring.faster(4000) == "--max_side 1600"
+    assert restoring.faster(400) == "a smaller --max_side"
 
 
 @pytest.fixture
