@@ -72,11 +72,12 @@ class Restoration:
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         own = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
-        own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
+        amount = 1.0 if self.masked else self.amount
+        own += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:]) if amount > 0 else []
         if self.masked:
             return own
         values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
-        return own + kept_remarks(self.amount, values[0])
+        return own + kept_remarks(amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""

@@ -96,3 +96,14 @@ def test_a_short_job_does_not_say_how_long_it_takes(tmp_path, capsys):
     checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings()))
     assert run(tmp_path / "a.png", "--output", tmp_path / "out", "--checkpoint", checkpoint) == 0
     assert "this takes about" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep_sharp", [0, 1e6])
+def test_a_scale_is_said_of_what_is_restored_alone(tmp_path, capsys, keep_sharp):
+    images.write(tmp_path / "a.png", torch.rand(3, 40, 52))
+    checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings()))
+    flags = ["--checkpoint", checkpoint, "--scale", "0.5", "--keep_sharp", keep_sharp]
+    assert run(tmp_path / "a.png", "--output", tmp_path / "out", *flags) == 0
+    said = capsys.readouterr().err
+    assert ("restored at scale 0.5" in said) == (keep_sharp == 0)
+    assert ("kept as it is" in said) == (keep_sharp > 0)
