@@ -98,14 +98,22 @@ def chosen_scale(
     scales = [scale for scale in rule.scales if scale == 1 or scale * longer >= rule.smallest]
     if longer <= rule.largest_kept or len(scales) == 1:
         return 1.0
-    squares = [0.0] * len(scales)
-    for rows, columns in detailed_regions(image, rule, weight):
-        region = image[..., rows, columns]
-        height, width = (max(1, round(side * rule.compared / longer)) for side in region.shape[-2:])
-        for k, scale in enumerate(scales):
-            squares[k] += resized(change(reduced(region, scale)), height, width).square().mean().item()
-    wanted = rule.above * vanishing_scale(scales, [math.sqrt(square) for square in squares], rule.vanished)
-    return min(scales, key=lambda scale: abs(math.log(scale / min(1.0, wanted))))
+    regions = [image[..., rows, columns] for rows, columns in detailed_regions(image, rule, weight)]
+    sizes = []
+    for k in reversed(range(len(scales))):  # a finer scale can only make the wanted one finer
+        squares = [_compared_change(region, scales[k], change, rule.compared / longer) for region in regions]
+        sizes.insert(0, math.sqrt(sum(squares)))
+        wanted = rule.above * vanishing_scale(scales[k:], sizes, rule.vanished)
+        nearest = min(scales, key=lambda scale: abs(math.log(scale / min(1.0, wanted))))
+        if nearest == 1:
+            break
+    return nearest
+
+
+def _compared_change(region: Tensor, scale: float, change: Callable[[Tensor], Tensor], compared: float) -> float:
+    """The mean square of what changes in a region at a scale, measured at another scale."""
+    height, width = (max(1, round(side * compared)) for side in region.shape[-2:])
+    return resized(change(reduced(region, scale)), height, width).square().mean().item()
 
 
 def vanishing_scale(scales: Sequence[float], sizes: Sequence[float], share: float) -> float:

@@ -72,11 +72,12 @@ class Restoration:
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         remarks = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
-        remarks += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:])
+        amount = 1.0 if self.masked else self.amount
+        remarks += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:]) if amount > 0 else []
         if self.masked:
             return remarks
         values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
-        return remarks + kept_remarks(self.amount, values[0])
+        return remarks + kept_remarks(amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""
@@ -224,7 +225,8 @@ class Restorer:
     def faster(self, longest: float) -> str:
         """What would take less time than with this longest restored side, in words."""
         ways = ["--preset fast"] if "fast" in self.pipeline.config.presets and self.options.preset != "fast" else []
-        ways += ["--checkpoint lite"] if name_of(self.options.checkpoint) not in QUICK else []
+        is_quick = name_of(self.options.checkpoint).removeprefix("pretrained/") in QUICK
+        ways += [] if is_quick else ["--checkpoint lite"]
         if longest > SMALLER:
             ways.append(f"--max_side {SMALLER}")
         return " or ".join(ways) or "a smaller --max_side"

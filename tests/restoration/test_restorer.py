@@ -11,6 +11,7 @@ from torch import nn
 
 from deblur.data import images
 from deblur.models.checkpoints import update_index
+from deblur.models.hub import SHIPPED
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import UNetPredictor
 from deblur.restoration import restorer
@@ -29,6 +30,13 @@ def test_a_long_job_says_how_long_and_what_is_faster(tmp_path, monkeypatch, caps
     monkeypatch.setattr(restorer, "FEW", 0)
     assert run(tmp_path / "a.png", "--output", tmp_path / "out", "--checkpoint", checkpoint) == 0
     assert re.search(rf"this takes about \d+ s; faster: {ways}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "lite", "u2net", str(SHIPPED / "lite")])
+def test_a_quick_checkpoint_is_not_advised_to_who_uses_one(checkpoint):
+    restoring = restorer.Restorer(Options("", checkpoint, device="cpu"), {})
+    assert restoring.faster(4000) == "--max_side 1600"
+    assert restoring.faster(400) == "a smaller --max_side"
 
 
 @pytest.fixture
@@ -88,3 +96,14 @@ def test_a_short_job_does_not_say_how_long_it_takes(tmp_path, capsys):
     checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings()))
     assert run(tmp_path / "a.png", "--output", tmp_path / "out", "--checkpoint", checkpoint) == 0
     assert "this takes about" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep_sharp", [0, 1e6])
+def test_a_scale_is_said_of_what_is_restored_alone(tmp_path, capsys, keep_sharp):
+    images.write(tmp_path / "a.png", torch.rand(3, 40, 52))
+    checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings()))
+    flags = ["--checkpoint", checkpoint, "--scale", "0.5", "--keep_sharp", keep_sharp]
+    assert run(tmp_path / "a.png", "--output", tmp_path / "out", *flags) == 0
+    said = capsys.readouterr().err
+    assert ("restored at scale 0.5" in said) == (keep_sharp == 0)
+    assert ("kept as it is" in said) == (keep_sharp > 0)
