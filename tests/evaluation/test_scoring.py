@@ -104,6 +104,7 @@ def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
     for row in rows:
         if row.label != "sharp":
             assert row.mean("ssim") == score_of(plan, row.label, "image0").metrics["ssim"]
+            assert (row.estimates["ssim"].n, row.estimates["psnr"].n) == (1, 2)
             assert row.missing["ssim"].startswith("1 of 2 images, first image1: SSIM needs 11 pixels")
 
 

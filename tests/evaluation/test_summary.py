@@ -162,6 +162,8 @@ def test_the_tables_hold_the_rows_and_the_images(written):
     assert table[1]["psnr"] == "inf"
     assert table[1]["psnr_low"] == ""
     assert {line["lpips"] for line in table} == {""}
+    assert {line["lpips_n"] for line in table} == {"0"}
+    assert {line["images"] for line in table} == {"2"}
     each = pq.read_table(written / "per_image.parquet").to_pylist()
     expected = {"setting": "ddim 5", "image": "a/1", "seconds": 0.25, "psnr": 26.0, "ssim": 0.7, "lpips": None}
     assert next(line for line in each if line["setting"] == "ddim 5") == expected | {"missing": None}
