@@ -87,10 +87,16 @@ def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
 
 
 @needs_tesseract
-def test_a_grid_scores_text_in_blurry_sharp_and_predicted_rows(pages):
+@pytest.mark.parametrize("layout", ["folders", "csv"])
+def test_a_grid_scores_text_in_blurry_sharp_and_predicted_rows(pages, layout):
     for side, image in (("blur", printed(["Seven slow", "geese", "sleep"])), ("sharp", printed())):
         images.write(pages / side / "page.png", image[0])
-    arguments = ["--data", pages, "--output", pages / "scores", "--metrics", "cer", "--outputs", pages / "sharp"]
+    table, data = pages / "pairs.csv", pages
+    if layout == "csv":  # text/ lies beside the table
+        (pages / "blur" / "page.png").rename(pages / "page.png")
+        table.write_text("blurry,sharp\npage.png,sharp/page.png\n")
+        data = table
+    arguments = ["--data", data, "--output", pages / "scores", "--metrics", "cer", "--outputs", pages / "sharp"]
     table = processes.run("evaluate.py", list(map(str, arguments))).stdout
     lines = {line.split()[0]: line for line in table.splitlines() if line.split()}
     assert "0.0000" in lines["sharp"]
