@@ -113,7 +113,7 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
         with gr.Row():
             ui.count = gr.Number(first.num_samples, label="Samples", precision=0, min_width=80)
             ui.seed = gr.Number(0, label="Seed", precision=0, min_width=80)
-            ui.scale = gr.Dropdown(list(SCALES), value=SCALES[0], label="Scale", min_width=80)
+            ui.scale = gr.Dropdown(list(SCALES), value=SCALES[0], label="Scale", min_width=120)
         with gr.Accordion("Restore a part only: paint it", open=False):
             tools = {"brush": BRUSH, "sources": [], "transforms": [], "layers": False, "buttons": ["fullscreen"]}
             ui.mask = gr.ImageEditor(show_label=False, height=340, format="png", **tools)
