@@ -179,11 +179,14 @@ def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
     return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
 
 
-def scale_remarks(scale: float, height: int, width: int) -> list[str]:
-    """A sentence that says at which scale an image of this size was restored, if not at its own size."""
-    return (
-        [] if scale == 1 else [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
-    )
+def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
+    """A sentence that says at which scale an image of this size was restored, if not at its own size.
+
+    None if nothing of it is restored, by its `restored_amount`.
+    """
+    if scale == 1 or amount == 0:
+        return []
+    return [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
 
 
 def lacks_detail(blurry: Tensor) -> bool:

@@ -72,12 +72,11 @@ class Restoration:
     def notes(self) -> list[str]:
         """What is notable in the image, in words."""
         remarks = [*self.image.remarks, *images.remarks_on(self.image, self.target.suffix)]
-        amount = 1.0 if self.masked else self.amount
-        remarks += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:]) if amount > 0 else []
+        remarks += scale_remarks(self.out.scale, *self.image.pixels.shape[-2:], self.amount)
         if self.masked:
             return remarks
         values = with_hidden_filled(self.image.values[None], visible_pixels([self.image.alpha]))
-        return remarks + kept_remarks(amount, values[0])
+        return remarks + kept_remarks(self.amount, values[0])
 
     def remarks(self, named: bool) -> Iterator[str]:
         """Yield what is notable, in words; `named` is whether the output's format was given."""

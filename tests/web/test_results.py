@@ -86,6 +86,8 @@ def test_a_sharp_upload_is_kept_as_the_pipeline_keeps_it(page, visit, monkeypatc
     kept = level == 1e4
     assert torch.equal(result.image("restored"), visit.photo.image.values) == kept
     assert (result.facts.get("warning") == "looks sharp already, and is kept as it is (keep_sharp)") == kept
+    reduced = run(page, scale="0.6").facts["warning"]
+    assert ("restored at scale 0.6" in reduced) != kept
 
 
 @pytest.mark.parametrize("count", [1, 3])

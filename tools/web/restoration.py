@@ -115,7 +115,7 @@ class PhotoRestorer:
             facts["mask"] = f"{mask.mean():.0%} of the photograph painted"
         name = preset or settings.sampler
         result = Result(visit.runs, photo, folder, settings, self.name, name, facts, scale, mask)
-        warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size)]
+        warnings = [*photo.image.remarks, *scale_remarks(scale, *photo.size, result.amount)]
         warnings += kept_remarks(result.amount, photo.values[0]) if mask is None else []
         if result.samples and settings.blend > 0 and result.share.any():
             pair = result.image(result.kinds[1]), result.image("prediction")
