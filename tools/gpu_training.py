@@ -23,8 +23,8 @@ from deblur.cli import call, run_command
 from deblur.data import images, search
 from deblur.models.base import Cascade
 from deblur.models.checkpoints import load_pipeline, load_weights
-from deblur.models.diffusion import add_noise, laplace_loss, residual, residual_size, target
-from deblur.models.losses import SIZE_WEIGHT, Objective
+from deblur.models.diffusion import laplace_loss, residual, residual_size
+from deblur.models.losses import SIZE_WEIGHT, Crops, Objective
 from deblur.models.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.samples import to_network
 
@@ -221,8 +221,6 @@ def train_denoiser(
     objective = Objective(loss="l2", levels="log_normal", log_normal=(0.3, 1.1), sigma_range=SIGMAS, stratified=True)
     device = scales.device
     generator = torch.Generator(device).manual_seed(seed)
-    # Chroma's residual is small, and so is what its error weighs in an image.
-    weights = (scales / scales[0]).view(1, 3, 1, 1)
     for frames, log_size in batches(groups, size, side, seed):
         if trainer.passed >= 1:
             return
@@ -232,11 +230,9 @@ def train_denoiser(
         places = torch.rand(size, dtype=torch.float64, device=device, generator=generator)
         alpha_bar = objective.draw(None, (torch.arange(size, device=device) + places) / size)
         eps = torch.randn(r_0.shape, device=device, generator=generator)
-        r_t = add_noise(r_0, eps, alpha_bar)
         with torch.autocast(device.type, torch.bfloat16):
-            output = denoiser(r_t, blurry, alpha_bar, x_init, s)
-        error = output - target(r_0, eps, alpha_bar, denoiser.prediction_type)
-        trainer.step((weights * error.square()).mean())
+            losses, _ = objective.losses(denoiser, Crops(blurry, sharp, x_init, s, r_0), alpha_bar, eps)
+        trainer.step(losses.mean())
         yield
 
 
