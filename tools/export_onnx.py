@@ -335,16 +335,15 @@ def examples(
 def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
     """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
 
-    A graph for any size is compared on two images as they are, one for tiles on an image that is padded to a tile.
+    A graph for any size is compared on images as they are, one for tiles on the padded images.
 
     Raises:
         CheckpointError: the difference is too large for its precision.
     """
     facts = read_facts(folder)
     written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
-    largest = (facts.side, facts.side) if facts.side else (LEAST * facts.stride, 4 * facts.stride)
-    smaller = (largest[0] - 3, largest[1] - facts.stride // 2 - 1)
-    sizes = [smaller] if facts.side else [largest, smaller]
+    sizes = [(facts.side, facts.side)] if facts.side else [(LEAST * facts.stride, 4 * facts.stride)]
+    sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
     reference = network if facts.side is None else functools.partial(written.around, network)
     differences, ratios = [], []
     for seed, (height, width) in enumerate(sizes):
