@@ -21,7 +21,7 @@ demo: $(VENV)/installed
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
 	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and images (the numbers: results.csv)"
 	@echo "  demo.png          blurry | prediction | sample | mean of samples | std | sharp"
-	@echo "  clock_motion.png  a really blurred photograph, restored; before: photos/clock_motion.png"
+	@echo "  clock_motion.png  photos/clock_motion.png by the model of these few steps: hardly changed"
 
 # Serves a page at http://127.0.0.1:7860 until Ctrl-C.
 web: $(VENV)/installed
