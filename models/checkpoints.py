@@ -297,7 +297,8 @@ def network_hash(network: nn.Module) -> str:
     )
     for name, weight in sorted(network.state_dict().items()):
         digest.update(name.encode())
-        digest.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
+        values = weight.detach().cpu().float() + 0.0  # averages of weights turn -0 into 0
+        digest.update(values.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -30,11 +30,12 @@ def shipped() -> list[str]:
 def locate(source: str) -> str:
     """The path of a checkpoint: lite and pretrained/lite are the repository's own from any folder.
 
-    What exists in the current folder under that name comes first; anything else is returned unchanged.
+    A checkpoint of that name in the current folder comes first; anything else is returned unchanged.
     """
     name = source.removeprefix("pretrained/")
     comes_along = bool(re.fullmatch(r"[\w-]+", name)) and (SHIPPED / name / INDEX).is_file()
-    return str(SHIPPED / name) if comes_along and not os.path.exists(source) else source
+    is_here = os.path.isfile(os.path.join(source, INDEX))
+    return str(SHIPPED / name) if comes_along and not is_here else source
 
 
 def name_of(checkpoint: str | None) -> str:

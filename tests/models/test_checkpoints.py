@@ -13,7 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from deblur.files import FolderInUse
 from deblur.models import hub as index
-from deblur.models.checkpoints import checkpoint_hash, copy_weights, load_pipeline, read_pipeline, save_presets
+from deblur.models.checkpoints import (
+    checkpoint_hash,
+    copy_weights,
+    load_pipeline,
+    network_hash,
+    read_pipeline,
+    save_presets,
+)
 from deblur.models.hub import CheckpointError
 from deblur.models.settings import SamplingSettings
 from deblur.models.unet import Denoiser, UNetPredictor
@@ -56,6 +63,13 @@ def test_a_folder_here_comes_before_the_repository_s_checkpoint_of_that_name(tmp
     assert read_pipeline(name).config.residual_scale == 0.1
 
 
+def test_any_other_folder_of_that_name_is_none_of_it(tmp_path, monkeypatch):
+    """Such as the one that --output lite has just made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lite").mkdir()
+    assert index.find_folder("lite") == index.SHIPPED / "lite"
+
+
 def test_bf16_stays_close_to_fp32(folder):
     blurry = torch.rand(1, 3, 32, 32)
     pipelines = (load_pipeline(str(folder), precision=precision) for precision in ("fp32", "bf16"))
@@ -83,6 +97,17 @@ def test_the_hash_follows_the_weights_and_not_the_presets(folder):
     state["unet.head.bias"] += 1
     save_file(state, folder / "denoiser" / WEIGHTS)
     assert checkpoint_hash(str(folder)) != before
+
+
+def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights():
+    network = tiny_pipeline().predictor
+    weight = next(network.parameters()).data
+    weight.view(-1)[0] = 0.0
+    before = network_hash(network)
+    weight.view(-1)[0] = -0.0
+    assert network_hash(network) == before
+    weight.view(-1)[0] = 1e-30
+    assert network_hash(network) != before
 
 
 CONTENT = ["model_index.json", "scheduler/scheduler_config.json"]
