@@ -28,15 +28,17 @@ from deblur.files import replacing
 ROOT = Path(__file__).parents[1]
 BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --output {{output}}/sampling_{}.json"
 PREDICTOR = "predictor/bf16-channels_last/eager"
-CASES = f"--cases {PREDICTOR},predictor/bf16-channels_last/compiled,10/bf16-channels_last/eager"
+COMPILED, TEN_STEPS = "predictor/bf16-channels_last/compiled", "10/bf16-channels_last/eager"
+CASES = f"--cases {PREDICTOR},{COMPILED},{TEN_STEPS}"
 GPU_TESTS = ["tests/test_gpu.py", "tests/deployment/test_export.py", "tests/evaluation/test_metrics.py"]
 STEPS = {  # the arguments of python; with --quick the tiny ones
     "tests": f"-m pytest -q -m gpu -rs -p no:cacheprovider {' '.join(GPU_TESTS)}",
     "lite": f"{BENCHMARK.format('lite', 'lite')} {CASES} {{tiny}}",
     "u2net": f"{BENCHMARK.format('u2net', 'u2net')} {CASES} {{tiny}}",
     "text": f"{BENCHMARK.format('text', 'text')} {CASES} {{tiny}}",
-    "maxim": f"{BENCHMARK.format('maxim', 'maxim')} {CASES},nafnet {{tiny}}",
-    "maxim_one_stage": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR} --stages 1 {{tiny}}",
+    # Compiling three stages takes minutes of the machine, compiling one says as much.
+    "maxim": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR},{TEN_STEPS},nafnet {{tiny}}",
+    "maxim_one_stage": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR},{COMPILED} --stages 1 {{tiny}}",
     "maxim_4k": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR} --width 3840 --height 2160 {{tiny}}",
     "training": "-m tools.benchmarks.training --device {device} --output {output}/training.json {tiny}",
     "grid": "evaluate.py --checkpoint lite --data tests/assets/pairs --grid {grid} --output {output}/grid"
