@@ -2,40 +2,50 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from deblur.data.images import ImageError, header_size
+from deblur.models.devices import resolve_precision
 from deblur.models.hub import PRETRAINED, SHIPPED
 from deblur.models.working_size import WorkingSize
-from deblur.restoration.options import largest_scale
+from deblur.restoration.options import Options, largest_scale
 
 BEST = "maxim"
 PATIENCE = 60.0  # seconds
-CORE_SECONDS = 64.0  # that BEST takes for a megapixel on one core, measured with bf16 on a Xeon with AMX
+# Seconds that BEST takes for a megapixel on one core: with AMX of a Xeon, and with AVX2 of a Zen 3.
+CORE_SECONDS = {"bf16": 64.0, "fp32": 290.0}
+FAST = 0.4  # of that time, by its preset fast: one stage of three
 
 
-def default_checkpoint(
-    files: Sequence[Path], device: str, scale: float | Literal["auto"] = "auto", max_side: int | None = None
-) -> tuple[str, str | None]:
-    """The checkpoint for these files on this kind of device, and a remark if it is not the best one.
+def with_checkpoint(
+    options: Options, files: Sequence[Path], device: torch.device, numbers: dict[str, Any]
+) -> tuple[Options, str | None]:
+    """The options with the checkpoint for these files on this device, and a remark if there is a better way.
 
-    It depends on the sizes at which the images are restored, by `scale` and `max_side`, and on the number of cores
-    alone, so that a job that is run again gets the same one.
+    It depends on the sizes at which the images are restored, by `scale` and `max_side`, on the precision and on the
+    number of cores alone, so that a job that is run again gets the same one. BEST comes with its preset fast if only
+    that is quick enough, and neither a preset nor the number of stages is given.
     """
     if not (SHIPPED / BEST).is_dir():
-        return PRETRAINED, None
+        return replace(options, checkpoint=PRETRAINED), None
+    best = replace(options, checkpoint=str(SHIPPED / BEST))
     sized = list(sizes(files))
-    pixels = restored_pixels(sized, scale, max_side)
-    seconds = CORE_SECONDS * pixels / 1e6 / len(os.sched_getaffinity(0))
-    if device != "cpu" or seconds <= PATIENCE:
-        return str(SHIPPED / BEST), None
-    minutes = round(seconds / 60)
+    pixels = restored_pixels(sized, options.scale, options.max_side)
+    core_seconds = CORE_SECONDS[resolve_precision(options.precision, device)]
+    seconds = core_seconds * pixels / 1e6 / len(os.sched_getaffinity(0))
+    if device.type != "cpu" or seconds <= PATIENCE:
+        return best, None
     # Which scale auto finds is known only to the checkpoint itself.
-    is_most = scale == "auto" and any(max(size) > WorkingSize.largest_kept for _, *size in sized)
-    length = f"{'up to' if is_most else 'about'} {max(1, minutes)} min"
-    remark = f"restoring by lite; maxim is better, and would take {length}: --checkpoint maxim"
-    return PRETRAINED, remark
+    is_most = options.scale == "auto" and any(max(size) > WorkingSize.largest_kept for _, *size in sized)
+    length = f"{'up to' if is_most else 'about'} {max(1, round(seconds / 60))} min"
+    way = f"would take {length}: --checkpoint maxim"
+    if seconds * FAST <= PATIENCE and options.preset is None and "stages" not in numbers:
+        return replace(best, preset="fast"), f"restoring by maxim's preset fast; all its stages are better, and {way}"
+    return replace(options, checkpoint=PRETRAINED), f"restoring by lite; maxim is better, and {way}"
 
 
 def sizes(files: Iterable[Path]) -> Iterator[tuple[Path, int, int]]:

@@ -23,7 +23,7 @@ class Options:
         checkpoint: maxim (photographs; best and slowest), lite (photographs, a hundred times as fast), text (documents,
             screens, receipts, signs) or u2net (photographs, faster still), which come with the repository; or an
             exported folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a
-            GPU, and where it takes less than about a minute in all; otherwise lite.
+            GPU, and where it takes less than about a minute in all, if need be with its preset fast; otherwise lite.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.

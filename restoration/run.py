@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,8 @@ def restore(outputs: Outputs, options: Options, numbers: dict[str, Any]) -> int:
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if options.checkpoint is None:
-        device = choose_device(options.device)
         files = [path for path, _ in outputs.work]
-        chosen, remark = choice.default_checkpoint(files, device.type, options.scale, options.max_side)
-        options = replace(options, checkpoint=chosen)
+        options, remark = choice.with_checkpoint(options, files, choose_device(options.device), numbers)
         if remark and rank == 0:
             print(f"sample.py: {remark}", file=sys.stderr)
     has_own_gpu = processes > 1 and str(choose_device(options.device)) == "cuda"
