@@ -27,7 +27,10 @@ from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names, batches, usual
 
-PART = 192  # side in pixels of the part whose time is measured
+# Sides in pixels of the parts whose time is measured: the first call of a network takes longer, and small parts do.
+PARTS = (64, 192, 384)
+ENOUGH = 1.0  # seconds: a part that takes longer is large enough
+LONG = 20.0  # seconds: a job that takes longer says so before it begins
 FEW = 400_000  # pixels, for which no checkpoint takes long
 QUICK = ("lite", "u2net")
 SMALLER = 1600  # pixels, the longer side that is recommended for speed
@@ -186,7 +189,7 @@ class Restorer:
         pixels = sum(restored_pixels(group, group_scale, max_side) for group, group_scale in groups)
         sides = [(max(one[1:]), group_scale) for group, group_scale in groups for one in group]
         longest = max(side * largest_scale(group_scale, max_side, side) for side, group_scale in sides)
-        return self._seconds_per_pixel(image) * pixels + search * max(0, len(searched) - 1), longest
+        return self._seconds_of(pixels, image) + search * max(0, len(searched) - 1), longest
 
     def _is_searched(self, longer: int) -> bool:
         """Whether the scale is found by measuring an image with such a longer side."""
@@ -204,11 +207,10 @@ class Restorer:
                 continue
         return None, None
 
-    def _seconds_per_pixel(self, image: ImageFile) -> float:
-        """The time of a part of an image, by its number of pixels."""
-        part = image.values[None, :, :PART, :PART].to(self.pipeline.device)
-        seconds = []
-        for _ in range(2):  # the first call of a network takes longer
+    def _seconds_of(self, pixels: float, image: ImageFile) -> float:
+        """The time of so many pixels, as a part of an image takes it."""
+        for side in PARTS:
+            part = image.values[None, :, :side, :side].to(self.pipeline.device)
             start = time.perf_counter()
             prediction = self.pipeline.predict(part, stages=self.settings.stages)
             predicted = time.perf_counter()
@@ -216,10 +218,11 @@ class Restorer:
                 one = replace(self.settings, num_samples=1, average=False, keep_sharp=0.0)
                 self.pipeline.refine_shared(part, prediction, [one])
             drawing = (time.perf_counter() - predicted) * self.settings.num_samples
-            seconds.append(predicted - start + drawing)
-            if seconds[0] > 1:
+            of_part = predicted - start + drawing
+            seconds = of_part * pixels / part[0, 0].numel()
+            if side > PARTS[0] and (of_part > ENOUGH or seconds <= LONG):
                 break
-        return min(seconds) / part[0, 0].numel()
+        return seconds
 
     def faster(self, longest: float) -> str:
         """What would take less time than with this longest restored side, in words."""

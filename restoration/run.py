@@ -16,9 +16,7 @@ from deblur.restoration import choice
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Outputs
-from deblur.restoration.restorer import Restorer
-
-LONG = 20.0  # seconds: a job that takes longer says so before it begins
+from deblur.restoration.restorer import LONG, Restorer
 
 
 def restore(outputs: Outputs, options: Options, numbers: dict[str, Any]) -> int:

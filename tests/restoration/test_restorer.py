@@ -86,9 +86,25 @@ def test_the_scale_of_the_first_image_is_looked_for_once(tmp_path, monkeypatch, 
             assert run(tmp_path / "a.png", "--output", tmp_path / f"out {few}", "--checkpoint", searched) == 0
         finally:
             hook.remove()
-    timed = [shape for shape in seen[0] if shape == (1, 3, 60, 96)]
-    assert timed
+    timed = [(1, 3, 60, 64), (1, 3, 60, 96)]  # the first and the second part
+    assert set(timed) <= set(seen[0])
     assert [shape for shape in seen[0] if shape not in timed] == seen[usual]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pixels", "side"),
+    [(0.1, 1e9, 384), (2.0, 1e9, 192), (0.1, 1e6, 192)],
+    ids=["quick", "slow", "a short job"],
+)
+def test_a_larger_part_is_measured_where_that_is_quick_and_worth_it(tmp_path, monkeypatch, seconds, pixels, side):
+    images.write(tmp_path / "a.png", torch.rand(3, 400, 500))
+    checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(blend=0.0)))
+    restoring = restorer.Restorer(Options("", checkpoint, device="cpu"), {})
+    clock = SimpleNamespace(perf_counter=count(0, seconds).__next__)
+    monkeypatch.setattr(restorer, "time", clock)
+    measured = restoring._seconds_of(pixels, images.read_file(tmp_path / "a.png"))
+    looks = 2  # at the clock, for each part: after the prediction, and after a sample
+    assert measured == pytest.approx(looks * seconds * pixels / side**2)
 
 
 def test_a_short_job_does_not_say_how_long_it_takes(tmp_path, capsys):
