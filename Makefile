@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-.PHONY: demo web test test-slow lint gpu
+.PHONY: demo web test test-commands test-slow lint gpu
 
 demo: $(VENV)/installed
 	$(PY) sample.py docs/street_blurry.jpg --output runs/demo/restored --compare true
@@ -30,6 +30,9 @@ web: $(VENV)/installed
 # Installs the extras, too, so that what depends on them is tested.
 test: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs $(PYTEST)
+
+test-commands: $(VENV)/extras
+	$(PY) -m pytest -n 2 -rfEs -m "commands and not slow" $(PYTEST)
 
 test-slow: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs -m slow

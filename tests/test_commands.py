@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 from tests.documented import APPS, EXCEPTIONS, RUN, blocks, commands
 from tests.processes import Command, free_port, until
 
+pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("docs")]
 CLUSTER = ("--trainer.devices 8",)  # parsed, and its paths looked for
 
 # What makes a command small, by how it begins.
@@ -222,9 +223,8 @@ def test_there_are_commands_and_every_exception_is_one():
 
 
 def marked(line):
-    marks = [pytest.mark.xdist_group("docs")]
     slow = [pytest.mark.slow] * any(part in line for part in SLOW)
-    return pytest.param(line, id=line.removeprefix("python "), marks=[*marks, *slow])
+    return pytest.param(line, id=line.removeprefix("python "), marks=slow)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -275,7 +275,6 @@ def test_the_page_starts_answers_and_ends(there, capfd, line):
     assert ended.stderr.endswith("app.py: stopped\n")
 
 
-@pytest.mark.xdist_group("docs")
 def test_the_python_of_the_pages(there, capsys):
     there.run(next(one for one in RUN if one.startswith(MADE["runs/demo/checkpoint"])))
     found = [block for block in blocks(("python",)) if block[0] != "extend.md"]  # tests/test_extend.py

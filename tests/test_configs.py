@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
 RECIPES = sorted(ROOT.glob("pretrained/*/recipe.yaml"))
 BLURS = sorted(ROOT.glob("configs/blur/*.yaml"))
-pytestmark = [pytest.mark.usefixtures("no_network"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("no_network"), pytest.mark.filterwarnings("ignore")]
 
 
 def build(config, folder, *flags):

@@ -17,6 +17,7 @@ from deblur.data import images
 from deblur.moved import new_path, with_new_paths
 from tests.conftest import ROOT, fresh
 
+pytestmark = pytest.mark.commands
 FOREIGN = ("models", "data", "training", "evaluation", "tools")
 
 

@@ -17,7 +17,7 @@ from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 SHORT = "[{class_path: deblur.data.camera.CameraShake, init_args: {length: [1.0, 2.0]}}]"  # leaves enough for LPIPS
 
 

@@ -47,7 +47,7 @@ from tests.deployment.conftest import TILE, slim_pipeline
 from tests.tiny import tiny_pipeline
 
 onnx = pytest.importorskip("onnx")
-pytestmark = pytest.mark.xdist_group("onnx")  # exports take long, so they are made once
+pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]  # exports take long, so they are made once
 SETTINGS = SamplingSettings("ddpm", steps=3)
 
 

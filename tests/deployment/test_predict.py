@@ -18,7 +18,7 @@ from deblur.data import metadata
 from deblur.tools import predict
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.xdist_group("onnx")  # which share the exports
+pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]  # which share the exports
 
 
 @pytest.fixture

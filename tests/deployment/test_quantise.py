@@ -18,7 +18,7 @@ from tests.conftest import fresh
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("nncf")
-pytestmark = pytest.mark.xdist_group("onnx")
+pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 

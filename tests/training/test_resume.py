@@ -22,7 +22,7 @@ from tests import processes
 from tests.conftest import Hostile, folder_to_train_in
 from tests.tiny import RUN, metrics, weights
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("processes"), pytest.mark.filterwarnings("ignore")]
 COMMAND = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
 
 

@@ -18,6 +18,7 @@ from tests.tiny import RUN, metrics
 pytestmark = [
     pytest.mark.usefixtures("run_folder"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.commands,
     pytest.mark.xdist_group("takeover"),  # most tests take over the same run
 ]
 EARLY = ["--trainer.max_steps", "4", "--trainer.limit_val_batches", "1"]

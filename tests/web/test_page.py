@@ -20,7 +20,7 @@ from tests.web.conftest import PRESET, serving
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
 STRENGTH = "#strength input[type=number]"
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page")]  # which takes long to start
+pytestmark = [pytest.mark.commands, pytest.mark.browser, pytest.mark.xdist_group("page")]  # which takes long to start
 
 
 def visiting(chromium, url):
