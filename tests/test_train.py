@@ -72,9 +72,9 @@ def test_the_perceptual_term_by_the_config():
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, accumulated):
-    flags = ["--trainer.val_check_interval", "1000", "--trainer.accumulate_grad_batches", str(accumulated)]
+@pytest.mark.parametrize(("interval", "accumulated"), [("1000", 1), ("1000", 2), ("null", 1)])
+def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, interval, accumulated):
+    flags = ["--trainer.val_check_interval", interval, "--trainer.accumulate_grad_batches", str(accumulated)]
     run = train_run("run", "--trainer.max_steps", "3", *flags)
     assert run.trainer.global_step == 3
     assert run.trainer.val_check_interval == 3 * accumulated

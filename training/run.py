@@ -142,7 +142,8 @@ class Command(LightningCLI):
         require_files(self.name, self.config)
         trainer = self.config.trainer
         batches = trainer.max_steps * trainer.accumulate_grad_batches
-        if 0 < batches < trainer.val_check_interval:  # a short run is validated and saved at its end
+        interval = trainer.val_check_interval
+        if batches > 0 and (interval is None or batches < interval):  # a short run is validated and saved at its end
             trainer.val_check_interval = batches
         if self.name != "fit" or self.config.trainer.fast_dev_run:
             return
