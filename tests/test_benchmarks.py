@@ -26,6 +26,8 @@ from deblur.tools.benchmarks.refiner_gates import refiner_gates
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
+pytestmark = pytest.mark.commands
+
 
 def merged(module: str, output: Path, before: dict, *flags: str) -> dict:
     """What a benchmark leaves of a file that held other cases already."""

@@ -30,6 +30,7 @@ from tests.conftest import ROOT
 from tests.evaluation.toy import ALONE
 from tests.tiny import tiny_pipeline
 
+pytestmark = pytest.mark.commands
 GRID = "product: {sampler: [ddim, ddpm], steps: [2, 3]}\n"
 LABELS = ["blurry", "predictor", "sharp", *CONTROLS, "ddim 2", "ddim 3", "ddpm 2", "ddpm 3"]
 

@@ -15,6 +15,8 @@ from tests import processes
 from tests.conftest import ROOT
 from tests.test_evaluate import arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.commands
+
 
 def start_without_torch(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     """In a process that ends where it imports torch."""

@@ -25,7 +25,7 @@ MODEL += ["--model.denoiser", "mydenoiser.MyDenoiser"]
 SHORT = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.default_root_dir", "run"]
 NAMED = "mypredictor.MyPredictor,mydenoiser.MyDenoiser"
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from deblur.models.unet import Denoiser, UNetPredictor
 from deblur.restoration import command as sample
 from tests.tiny import tiny_pipeline
 
+pytestmark = pytest.mark.commands
 PRESET = SamplingSettings("ddpm", steps=3, blend=0.7)
 
 

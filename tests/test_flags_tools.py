@@ -37,6 +37,7 @@ from tests.processes import free_port
 from tests.test_flags import LINEAR, LOG_SNR, SAMPLE
 from tests.tiny import stir, tiny_pipeline
 
+pytestmark = pytest.mark.commands
 BLUR = """
 data:
   blur:

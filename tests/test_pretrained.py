@@ -15,6 +15,7 @@ from deblur.models.settings import SamplingSettings, Schedule
 from tests import golden
 from tests.conftest import ASSETS, ROOT
 
+pytestmark = pytest.mark.commands
 EXAMPLES = ROOT / "docs" / "examples"
 
 

@@ -119,11 +119,19 @@ def overlapping(count, size):
     return b"II*\0" + struct.pack("<L", size + 8) + bytes(size) + struct.pack("<H", count) + entries + bytes(4)
 
 
+def zeros(megabytes):
+    """A zlib stream of so many mebibytes of zeros: one block, and again and again the same."""
+    deflater = zlib.compressobj(9, wbits=-15)
+    block = deflater.compress(bytes(1 << 20)) + deflater.flush(zlib.Z_FULL_FLUSH)
+    adler32 = (megabytes << 20) % 65521 << 16 | 1
+    return b"\x78\xda" + block * megabytes + b"\x03\0" + struct.pack(">I", adler32)
+
+
 def hostile(folder):
     """Files that hold far more than their pixels, or that never end."""
     files = {"text_after.png": png(after=chunk(b"iTXt", b"a\0\0\0\0\0" + bytes(40 << 20)))}
     files["chunks.png"] = png(chunk(b"tEXt", b"a\0b") * 1_000_000)
-    files["profile.png"] = png(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(500_000_000))))
+    files["profile.png"] = png(chunk(b"iCCP", b"a\0\0" + zeros(500)))
     exif = overlapping(3000, 300_000)
     tags = [segment(0xE1, b"Exif\0\0" + exif[at : at + 60_000]) for at in range(0, len(exif), 60_000)]
     files |= {"tags.jpg": jpeg(folder, *tags), "padded.jpg": jpeg(folder, *(b"\xff\0" + part for part in tags))}
@@ -152,8 +160,7 @@ def hostile(folder):
 def inflated(folder):
     """A TIFF of 2 x 3 pixels whose compressed strip has 2 GB."""
     tifffile.imwrite(folder / "plain.tif", np.zeros((2, 3), np.uint8), compression="zlib", rowsperstrip=2)
-    deflater, zeros = zlib.compressobj(9), bytes(1 << 20)
-    strip = b"".join(deflater.compress(zeros) for _ in range(2000)) + deflater.flush()
+    strip = zeros(2000)
     with tifffile.TiffFile(folder / "plain.tif", mode="r+b") as file:
         end = file.filehandle.seek(0, os.SEEK_END)
         file.filehandle.write(strip)

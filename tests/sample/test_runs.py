@@ -26,6 +26,8 @@ from tests.processes import torchrun
 from tests.sample.conftest import restored, run, with_presets
 from tests.tiny import tiny_pipeline
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, number):

@@ -19,6 +19,8 @@ from deblur.models.unet import UNetPredictor
 from deblur.tools import calibrate
 from tests.tiny import tiny_pipeline
 
+pytestmark = pytest.mark.commands
+
 
 class Knowing(IdentityPredictor):
     """Returns the blurry image, and knows that the brighter half is 20 levels too bright."""

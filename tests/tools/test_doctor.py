@@ -19,6 +19,7 @@ from deblur.data.pairs import generator_of
 from deblur.tools.doctor import diagnose, examine, find_shift, leaks, main
 from tests.conftest import ASSETS
 
+pytestmark = pytest.mark.commands
 NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words where they are others
 
 

@@ -13,6 +13,7 @@ from tests import processes
 from tests.conftest import ASSETS
 from tests.tools.printed import ENGLISH, FONTS, digest, page_of, photographed, small
 
+pytestmark = pytest.mark.commands
 RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бумага", "семь", "сад", "замок", "мост", "зима", "дорога"]
 
 

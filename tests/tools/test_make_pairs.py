@@ -19,6 +19,7 @@ from deblur.tools import demo
 from deblur.tools.make_pairs import main, read_blur, write_photo
 from tests.tiny import stir, tiny_pipeline
 
+pytestmark = pytest.mark.commands
 SIDES = ("blur", "sharp")
 NOISE = "      shot_noise: [0.001, 0.001]\n      jpeg: [60, 95]\n"
 BLUR = """

@@ -15,7 +15,7 @@ from deblur.models.nafnet import SlimPredictor
 from deblur.tools.make_pairs import main as make_pairs
 from tests.tiny import RUN, metrics, stir, tiny_pipeline
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 PREDICTOR = "{class_path: deblur.models.nafnet.SlimPredictor, "
 PREDICTOR += "init_args: {widths: [8, 12], blocks: [1, 1], size_head: true}}"

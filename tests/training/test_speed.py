@@ -20,7 +20,7 @@ from deblur.training.callbacks import Averages
 from deblur.training.resume import read_checkpoint
 from tests.tiny import fit, module, train_run
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 class Convolution(Predictor):

@@ -22,7 +22,7 @@ from deblur.training import command as train
 from deblur.training.callbacks import Averages
 from tests.tiny import metrics, train_run, weights
 
-pytestmark = [pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
 
 def save_pairs():
