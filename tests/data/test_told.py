@@ -425,12 +425,18 @@ def test_of_several_nclx_and_depths_those_of_the_primary_image_count(tmp_path, w
     assert boxes.bits_of(tmp_path / "a.avif") == 12
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An AVIF with a description of its colours and its bits."""
+    path = tmp_path_factory.mktemp("whole") / "whole.avif"
+    described(path, [nclx(12, PQ), box(b"pixi", b"\0\0\0\0\3\x0a\x0a\x0a")], [1, 2], False)
+    return path
+
+
 @settings(max_examples=200)
 @given(st.binary(max_size=80), st.integers(0, 300), st.integers(0, 300))
-def test_damaged_descriptions_of_images_are_no_fault_of_the_program(tmp_path_factory, noise, cut, at):
-    path = tmp_path_factory.getbasetemp() / "damaged.avif"
-    described(path, [nclx(12, PQ), box(b"pixi", b"\0\0\0\0\3\x0a\x0a\x0a")], [1, 2], False)
-    content = path.read_bytes()
+def test_damaged_descriptions_of_images_are_no_fault_of_the_program(whole, noise, cut, at):
+    path, content = whole.with_name("damaged.avif"), whole.read_bytes()
     path.write_bytes((content[:at] + noise + content[at + len(noise) :])[: len(content) - cut % 40])
     colour.of_boxes(path)
     boxes.bits_of(path)
