@@ -30,6 +30,7 @@ BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --ou
 PREDICTOR = "predictor/bf16-channels_last/eager"
 COMPILED, TEN_STEPS = "predictor/bf16-channels_last/compiled", "10/bf16-channels_last/eager"
 CASES = f"--cases {PREDICTOR},{COMPILED},{TEN_STEPS}"
+TRAINED = "finetune/default,u2net/default,paper/default,paper/compiled"  # all 35 take longer than the machine is had
 GPU_TESTS = ["tests/test_gpu.py", "tests/deployment/test_export.py", "tests/evaluation/test_metrics.py"]
 STEPS = {  # the arguments of python; with --quick the tiny ones
     "tests": f"-m pytest -q -m gpu -rs -p no:cacheprovider {' '.join(GPU_TESTS)}",
@@ -40,7 +41,8 @@ STEPS = {  # the arguments of python; with --quick the tiny ones
     "maxim": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR},{TEN_STEPS},nafnet {{tiny}}",
     "maxim_one_stage": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR},{COMPILED} --stages 1 {{tiny}}",
     "maxim_4k": f"{BENCHMARK.format('maxim', 'maxim')} --cases {PREDICTOR} --width 3840 --height 2160 {{tiny}}",
-    "training": "-m tools.benchmarks.training --device {device} --output {output}/training.json {tiny}",
+    "training": f"-m tools.benchmarks.training --cases {TRAINED} --device {{device}} --output {{output}}/training.json"
+    " {tiny}",
     "grid": "evaluate.py --checkpoint lite --data tests/assets/pairs --grid {grid} --output {output}/grid"
     " --device {device} --overwrite true",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deblur.tools import gpu
+from deblur.tools.benchmarks import sampling, training
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +41,11 @@ def test_the_tests_that_need_a_gpu_are_those_of_the_step():
     files = (path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text())
     marked = {path.relative_to(ROOT).as_posix() for path in files}
     assert marked - {"tests/tools/test_gpu.py"} == set(gpu.GPU_TESTS)
+
+
+def test_what_is_measured_is_what_the_benchmarks_know():
+    assert {*gpu.CASES.split()[1].split(",")} <= {*sampling.CASES}
+    assert {*gpu.TRAINED.split(",")} <= {*training.CASES}
 
 
 def test_a_step_is_stopped_when_the_time_is_over(tmp_path, monkeypatch):
