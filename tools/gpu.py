@@ -30,7 +30,7 @@ BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --ou
 PREDICTOR = "predictor/bf16-channels_last/eager"
 COMPILED, TEN_STEPS = "predictor/bf16-channels_last/compiled", "10/bf16-channels_last/eager"
 CASES = f"--cases {PREDICTOR},{COMPILED},{TEN_STEPS}"
-TRAINED = "finetune/default,u2net/default,paper/default,paper/compiled"  # all 35 take longer than the machine is had
+TRAINED = "finetune/default,finetune/compiled,u2net/default,paper/default"  # all 35 take longer than the machine is had
 GPU_TESTS = ["tests/test_gpu.py", "tests/deployment/test_export.py", "tests/evaluation/test_metrics.py"]
 STEPS = {  # the arguments of python; with --quick the tiny ones
     "tests": f"-m pytest -q -m gpu -rs -p no:cacheprovider {' '.join(GPU_TESTS)}",
