@@ -63,7 +63,10 @@ class Pairs:
 
 
 def read_pairs(root: str, side: int, device: str) -> Tensor:
-    """The pairs in ROOT/blur and ROOT/sharp, or in a .npy file, whose sides are at least `side`, cut to it."""
+    """The pairs in ROOT/blur and ROOT/sharp, or in a .npy file, whose sides are at least `side`, cut to it.
+
+    Smaller ones are left out, which a line says. Raises ValueError if none is left.
+    """
     if root.endswith(".npy"):
         return torch.from_numpy(np.load(root)).permute(0, 1, 4, 2, 3)[..., :side, :side].contiguous().to(device)
     folder = Path(root)
@@ -74,7 +77,13 @@ def read_pairs(root: str, side: int, device: str) -> Tensor:
         return torch.stack(pair)[..., :side, :side]
 
     with ThreadPoolExecutor(12) as threads:
-        return torch.stack(list(threads.map(read, names))).to(device)
+        pairs = list(threads.map(read, names))
+    large = [pair for pair in pairs if pair.shape[-2:] == (side, side)]
+    if not large:
+        raise ValueError(f"{root} has no pair of {side} pixels or more: give other --pairs, or a smaller --side")
+    if len(large) < len(pairs):
+        print(f"{root}: left out {len(pairs) - len(large)} of {len(pairs)} pairs, smaller than {side} pixels")
+    return torch.stack(large).to(device)
 
 
 @torch.no_grad()

@@ -10,8 +10,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import torch
 
-from deblur.tools import gpu
+from deblur.data import images
+from deblur.tools import gpu, gpu_training
 from deblur.tools.benchmarks import sampling, training
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,18 @@ def test_tests_and_most_codecs_of_the_wheels_stay_behind():
     left = ["tests/test_x.py", "imagecodecs/_avif.abi3.so", "imagecodecs.libs/libaom.so.3"]
     assert all(gpu.is_needed(name) for name in taken)
     assert not any(gpu.is_needed(name) for name in left)
+
+
+def test_pairs_that_are_too_small_are_left_out(tmp_path, capsys):
+    for name, height in (("a", 50), ("b", 64), ("c", 70)):
+        for kind in ("blur", "sharp"):
+            images.write(tmp_path / kind / f"{name}.png", torch.rand(3, height, 80))
+    pairs = gpu_training.read_pairs(str(tmp_path), 64, "cpu")
+    assert pairs.shape == (2, 2, 3, 64, 64)
+    assert torch.equal(pairs[0, 0], images.read_raw(tmp_path / "blur/b.png")[:, :64, :64])
+    assert capsys.readouterr().out == f"{tmp_path}: left out 1 of 3 pairs, smaller than 64 pixels\n"
+    with pytest.raises(ValueError, match="has no pair of 100 pixels or more"):
+        gpu_training.read_pairs(str(tmp_path), 100, "cpu")
 
 
 @pytest.mark.slow
