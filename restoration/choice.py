@@ -33,11 +33,13 @@ def with_checkpoint(
     if not (SHIPPED / BEST).is_dir():
         return replace(options, checkpoint=PRETRAINED), None
     best = replace(options, checkpoint=str(SHIPPED / BEST))
+    if device.type != "cpu":
+        return best, None
     sized = list(sizes(files))
     pixels = restored_pixels(sized, options.scale, options.max_side)
     core_seconds = CORE_SECONDS[resolve_precision(options.precision, device)]
     seconds = core_seconds * pixels / 1e6 / len(os.sched_getaffinity(0))
-    if device.type != "cpu" or seconds <= PATIENCE:
+    if seconds <= PATIENCE:
         return best, None
     # Which scale auto finds is known only to the checkpoint itself.
     is_most = options.scale == "auto" and any(max(size) > WorkingSize.largest_kept for _, *size in sized)
