@@ -1,7 +1,7 @@
 """Use a GPU that is had for minutes: python -m tools.gpu --output runs/gpu --seconds 540 --pairs PAIRS
 
 In this order: the tests that need a GPU, the speed of sampling and training, a grid search of the paper's settings, an
-export for TensorRT where that is installed, and in all time that is left the training of a corrector and a denoiser
+export for TensorRT where that is installed, and in all time that is left the training of maxim's denoiser
 (tools.gpu_training). Each step writes what it says to OUTPUT/NAME.log. The same command continues: what is done
 according to OUTPUT/steps.json is not repeated.
 
@@ -50,7 +50,7 @@ TENSORRT = {
     "tensorrt": "-m tools.export_onnx pretrained/lite --output {output}/lite_tensorrt --precision fp16"
     " --target_device tensorrt"
 }
-TRAINING = "-m tools.gpu_training --maxim pretrained/maxim --start pretrained/lite --output {output}/checkpoint"
+TRAINING = "-m tools.gpu_training pretrained/maxim --output {output}/checkpoint --perceptual [4.0]"
 LEAST = 60  # seconds; in less no training is worth its beginning
 
 # What a Python for training lacks that has torch, lightning and the usual packages of science.
@@ -95,10 +95,10 @@ def use(
         do(name, command.format(**values), folder, end)
     if pairs:
         left = end - time.monotonic()
-        small = "--side 64 --crop 64 --batch 4 --most 4 --widths [8,8,8] --blocks [1,1,1]" if quick else ""
+        size = "--side 64 --crop 64 --batch 4 --most 4" if quick else "--compiled true"
         weights = json.dumps([1.0] * len(pairs)).replace(" ", "")
         given = f"--pairs {shlex.quote(json.dumps(pairs))} --weights {weights} --seconds {max(left, LEAST):.0f}"
-        do("train", f"{TRAINING.format(**values)} {given} --device {device} {small}", folder, end + LEAST)
+        do("train", f"{TRAINING.format(**values)} {given} --device {device} {size}", folder, end + LEAST)
     failed = [name for name, code in done(folder).items() if code != 0]
     if failed:
         raise ValueError(f"these steps failed: {', '.join(failed)}. {folder}/NAME.log says why; repeat to try again.")

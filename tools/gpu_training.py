@@ -1,10 +1,11 @@
-"""Train a corrector of MAXIM and a denoiser on its predictions, with all pairs in the memory of one GPU.
+"""Train a checkpoint's denoiser on its predictions, with all pairs in the memory of one GPU.
 
-python -m tools.gpu_training --maxim pretrained/maxim --start pretrained/lite --pairs PAIRS ... --output FOLDER
+python -m tools.gpu_training pretrained/maxim --pairs PAIRS ... --output FOLDER
 
-MAXIM predicts each pair once. Then the second network of a cascade is trained for a given time, and after it a denoiser
-on the cascade's predictions. No step waits for a disk or runs MAXIM again. For a GPU that is had for minutes; where
-there are hours, train.py does the same with validation, logs and resuming.
+The predictor runs once on each pair. Then the denoiser, which starts with the checkpoint's weights, is trained for a
+given time by the plain diffusion loss, and at the end by a perceptual term, too. No step waits for a disk or runs the
+predictor again. For a GPU that is had for minutes; where there are hours, train.py does the same with validation, logs
+and resuming.
 """
 
 import json
@@ -21,24 +22,24 @@ from torch import Tensor, nn
 
 from deblur.cli import call, run_command
 from deblur.data import images, search
-from deblur.models.base import Cascade
-from deblur.models.checkpoints import load_pipeline, load_weights
-from deblur.models.diffusion import laplace_loss, residual, residual_size
-from deblur.models.losses import SIZE_WEIGHT, Crops, Objective
-from deblur.models.nafnet import SlimDenoiser, SlimPredictor
+from deblur.evaluation.perceptual import PerceptualLoss
+from deblur.models.base import Predictor
+from deblur.models.checkpoints import load_pipeline
+from deblur.models.devices import has_bf16
+from deblur.models.diffusion import ScaleKind, residual, residual_size
+from deblur.models.losses import Crops, Objective
 from deblur.models.samples import to_network
 
-FLOOR = 4e-4  # of the squared error in [-1, 1]: 40 dB; a crop above it hardly counts
-DECAY = 0.4  # the last part of the time, in which the learning rate falls to zero
+DECAY = 0.4  # the last part of a phase, in which the learning rate falls to zero
 SIGMAS = (0.05, 12.0)  # noise levels of training, as sigma in units of r_0
+PERCEPTUAL_SIGMA = 2.0  # the lowest of those at which the perceptual term counts
 SAVE_EVERY = 120.0  # seconds between states of the denoiser: a lent machine may be taken back
-STAGES = (1, 3)  # of MAXIM, whose estimates are both kept
 
 
 class Pairs:
-    """Crops of one size with MAXIM's estimates: uint8 (N, images, 3, side, side) on the device.
+    """Crops of one size: uint8 (N, images, 3, side, side) on the device.
 
-    The images are blurry, sharp, MAXIM's estimate after one stage, after all, and later a cascade's x_init.
+    The images are blurry, sharp, and x_init once they are predicted.
     """
 
     def __init__(self, name: str, weight: float, frames: Tensor):
@@ -86,17 +87,6 @@ def read_pairs(root: str, side: int, device: str) -> Tensor:
     return torch.stack(large).to(device)
 
 
-@torch.no_grad()
-def add_estimates(pairs: Tensor, maxim: nn.Module, batch: int) -> Tensor:
-    """Pairs (N, 2, 3, H, W) uint8 with MAXIM's estimates after each of STAGES."""
-    whole = []
-    for part in pairs.split(batch):
-        estimates = maxim.estimates(to_network(part[:, 0].float() / 255))[::-1]
-        kept = [to_bytes(estimates[min(stage, len(estimates)) - 1]) for stage in STAGES]
-        whole.append(torch.cat([part, torch.stack(kept, dim=1)], dim=1))
-    return torch.cat(whole)
-
-
 def to_bytes(image: Tensor) -> Tensor:
     """[-1, 1] -> 0 .. 255."""
     return ((image[:, :3] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -142,7 +132,8 @@ class Trainer:
         """Share of the time that has passed."""
         return (time.monotonic() - self.start) / self.seconds
 
-    def step(self, loss: Tensor) -> None:
+    def step(self, loss: Tensor, logged: Tensor) -> None:
+        """One step down a loss; `logged` is the number of it for the log."""
         loss.backward()
         nn.utils.clip_grad_norm_(self.weights, self.clip)
         rise = min(1.0, (self.steps + 1) / 200)
@@ -156,7 +147,7 @@ class Trainer:
         torch._foreach_lerp_(self.averages, [weight.detach() for weight in self.weights], 1 - decay)
         if self.steps % 100 == 0:
             seconds = round(time.monotonic() - self.start, 1)
-            self.log.append({"step": self.steps, "seconds": seconds, "loss": loss.item()})
+            self.log.append({"step": self.steps, "seconds": seconds, "loss": logged.item()})
             print(json.dumps(self.log[-1]), flush=True)
 
     def averaged(self) -> dict[str, Tensor]:
@@ -165,61 +156,41 @@ class Trainer:
         return self.network.state_dict() | dict(zip(named, self.averages, strict=True))
 
 
-def train_corrector(
-    cascade: Cascade, groups: Sequence[Pairs], trainer: Trainer, size: int, side: int, seed: int
-) -> None:
-    """Train the second network of a cascade on MAXIM's estimates, of one stage for a third of the parts."""
-    kinds = torch.Generator().manual_seed(seed)
-    for frames, _ in batches(groups, size, side, seed):
-        if trainer.passed >= 1:
-            return
-        few = (torch.rand(size // 4, generator=kinds) < 1 / 3).repeat_interleave(4).to(frames.device)
-        estimate = torch.where(few[:, None, None, None], frames[:, 2], frames[:, 3])
-        blurry, sharp, estimate = in_range(frames[:, 0]), in_range(frames[:, 1]), in_range(estimate)
-        with torch.autocast(frames.device.type, torch.bfloat16):
-            output = cascade.second(blurry, estimate)
-        error = output[:, :3] - sharp
-        loss = (error.square().mean((1, 2, 3)) / FLOOR).log1p().mean()
-        size_loss = laplace_loss(output[:, 3:], -error)
-        trainer.step(loss + SIZE_WEIGHT * size_loss)
-
-
 @torch.no_grad()
-def add_predictions(cascade: Cascade, groups: Sequence[Pairs], batch: int, seed: int) -> None:
-    """Give each pair a cascade's x_init, from one stage of MAXIM for a third of them, and the log of its error."""
-    for group in groups:
-        images, sizes = [], []
-        few = torch.rand(len(group.frames), generator=torch.Generator().manual_seed(seed)) < 1 / 3
-        for part, kind in zip(group.frames.split(batch), few.to(group.frames.device).split(batch), strict=True):
-            estimate = torch.where(kind[:, None, None, None], part[:, 2], part[:, 3])
-            with torch.autocast(part.device.type, torch.bfloat16):
-                output = cascade.second(in_range(part[:, 0]), in_range(estimate))
-            images.append(to_bytes(output))
-            sizes.append(output[:, 3].half())
-        group.frames = torch.stack([group.frames[:, 0], group.frames[:, 1], torch.cat(images)], dim=1)
-        group.log_size = torch.cat(sizes)
+def add_predictions(predictor: Predictor, pairs: Pairs, batch: int) -> None:
+    """Give each pair the predictor's x_init and, where it has a size head, the log of the expected error."""
+    predictions, sizes = [], []
+    for part in pairs.frames.split(batch):
+        output = predictor(to_network(part[:, 0].float() / 255)).float()
+        predictions.append(to_bytes(output))
+        sizes.append(output[:, 3:].half().squeeze(1))
+    pairs.frames = torch.cat([pairs.frames, torch.cat(predictions)[:, None]], dim=1)
+    pairs.log_size = torch.cat(sizes) if sizes[0].numel() else None
 
 
-def crops_of(frames: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def crops_of(frames: Tensor, log_size: Tensor | None, kind: ScaleKind) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Blurry and sharp images, x_init, and the size m of the residual (N, 1, H, W), from a batch of predictions."""
     blurry, sharp, x_init = (in_range(frames[:, image]) for image in range(3))
-    size = residual_size("learned", torch.cat([x_init, log_size[:, None].float()], dim=1), blurry)
-    return blurry, sharp, x_init, size
+    prediction = x_init if log_size is None else torch.cat([x_init, log_size[:, None].float()], dim=1)
+    return blurry, sharp, x_init, residual_size(kind, prediction, blurry)
 
 
 @torch.no_grad()
-def measure_scales(groups: Sequence[Pairs], side: int, seed: int) -> Tensor:
-    """c for each of the AXES (3,): the standard deviation of (x - x_init) / m."""
+def measure_scales(groups: Sequence[Pairs], kind: ScaleKind, units: Tensor, side: int, seed: int) -> Tensor:
+    """c, for each channel of r_0 that the units, 1 or 0, leave: the standard deviation of (x - x_init) / m."""
     squares = []
     for (frames, log_size), _ in zip(batches(groups, 32, side, seed), range(40), strict=False):
-        _, sharp, x_init, size = crops_of(frames, log_size)
-        squares.append(residual(sharp, x_init, size.expand(-1, 3, -1, -1)).square().mean((0, 2, 3)))
+        _, sharp, x_init, size = crops_of(frames, log_size, kind)
+        square = residual(sharp, x_init, units * size).square().mean((0, 2, 3), keepdim=True)
+        squares.append(square if units.shape[1] == 3 else square.mean(1, keepdim=True))
     return torch.stack(squares).mean(0).sqrt()
 
 
 def train_denoiser(
-    denoiser: SlimDenoiser,
-    scales: Tensor,
+    denoiser: nn.Module,
+    objective: Objective,
+    scale: Tensor,
+    kind: ScaleKind,
     groups: Sequence[Pairs],
     trainer: Trainer,
     size: int,
@@ -227,68 +198,64 @@ def train_denoiser(
     seed: int,
 ) -> Iterator[None]:
     """Train a denoiser on predictions (the paper's algorithm 1); yields after each step."""
-    objective = Objective(loss="l2", levels="log_normal", log_normal=(0.3, 1.1), sigma_range=SIGMAS, stratified=True)
-    device = scales.device
+    device = scale.device
     generator = torch.Generator(device).manual_seed(seed)
     for frames, log_size in batches(groups, size, side, seed):
         if trainer.passed >= 1:
             return
-        blurry, sharp, x_init, m = crops_of(frames, log_size)
-        s = scales.view(1, 3, 1, 1) * m
+        blurry, sharp, x_init, m = crops_of(frames, log_size, kind)
+        s = scale * m
         r_0 = residual(sharp, x_init, s)
         places = torch.rand(size, dtype=torch.float64, device=device, generator=generator)
         alpha_bar = objective.draw(None, (torch.arange(size, device=device) + places) / size)
         eps = torch.randn(r_0.shape, device=device, generator=generator)
-        with torch.autocast(device.type, torch.bfloat16):
-            losses, _ = objective.losses(denoiser, Crops(blurry, sharp, x_init, s, r_0), alpha_bar, eps)
-        trainer.step(losses.mean())
+        with torch.autocast(device.type, torch.bfloat16, enabled=has_bf16(device)):
+            losses, perceptual = objective.losses(denoiser, Crops(blurry, sharp, x_init, s, r_0), alpha_bar, eps)
+        loss = losses.mean()
+        trainer.step(loss if perceptual is None else loss + perceptual, loss)
         yield
 
 
-def widened(state: dict[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """A predictor's weights for a network of two images: the second one's channels and the head start at zero."""
-    zeros = {key: torch.zeros_like(value) for key, value in network.state_dict().items()}
-    stem = zeros["unet.stem.weight"]
-    stem[:, : stem.shape[1] // 2] = state["unet.stem.weight"]
-    kept = {key: value for key, value in state.items() if not key.startswith("unet.head")}
-    return zeros | kept | {"unet.stem.weight": stem}
-
-
 def train(
-    maxim: str,
-    start: str,
+    checkpoint: str,
     pairs: list[str],
     weights: list[float],
     output: str,
     seconds: float = 540.0,
-    corrector_share: float = 0.4,
-    widths: tuple[int, int, int] = (64, 128, 192),
-    blocks: tuple[int, int, int] = (2, 2, 4),
-    side: int = 384,
+    perceptual: list[float] = [],  # noqa: B006 (never changed)
+    finish_share: float = 0.2,
+    lr: float = 8e-4,
+    side: int = 256,
     crop: int = 256,
     batch: int = 48,
     most: int | None = None,
+    compiled: bool = False,
     device: str = "cuda",
     seed: int = 0,
 ) -> None:
-    """Train a corrector of MAXIM and a denoiser on its predictions.
+    """Train a checkpoint's denoiser on its predictions.
 
     Args:
-        maxim: checkpoint with MAXIM's weights.
-        start: checkpoint of a SlimPredictor, whose weights the corrector starts with.
+        checkpoint: folder of a checkpoint with a denoiser, which is trained further.
         pairs: folders with blur/ and sharp/, as tools.make_pairs makes them, or .npy files of uint8 numbers
             (N, 2, H, W, 3), blurry and sharp.
         weights: of each of them in a batch.
-        output: folder to write the checkpoint to.
+        output: folder to write to: denoiser/ and training.json, with the residual's scale that belongs to it.
         seconds: of all that; training takes what the preparation leaves.
-        corrector_share: share of that for the corrector.
-        widths, blocks: of the denoiser, as in `models.nafnet.SlimDenoiser`.
+        perceptual: weights of a perceptual term (LPIPS with SqueezeNet); for each one the denoiser is trained further
+            and written to denoiser_perceptual_WEIGHT/.
+        finish_share: share of the training's time for each of those.
+        lr: peak of the learning rate; half of it for those.
         side: pairs are cut to it.
         crop: side of the training crops.
         batch: crops in a step.
         most: pairs of each folder to use; none: all.
+        compiled: train compiled networks, which takes a minute at the start.
         device: torch device name.
         seed: of the crops and the noise.
+
+    Raises:
+        ValueError: the checkpoint has no denoiser, or the finishes leave no time for the rest.
     """
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -298,51 +265,61 @@ def train(
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:6.1f} s  {text}", flush=True)
 
-    first = load_pipeline(maxim, device).predictor
+    pipeline = load_pipeline(checkpoint, device)
+    if pipeline.denoiser is None:
+        raise ValueError(f"{checkpoint} has no denoiser that could be trained")
+    plain_share = 1 - finish_share * len(perceptual)
+    if plain_share <= 0:
+        raise ValueError(f"finish_share is {finish_share:g}, and {len(perceptual)} of it leave no time: give less")
+    report: dict = {"pairs": {}}
     groups = []
     for root, weight in zip(pairs, weights, strict=True):
-        frames = read_pairs(root, side, device)[:most]
-        say(f"{root}: {len(frames)} pairs read")
-        groups.append(Pairs(root, weight, add_estimates(frames, first, max(1, batch // 4))))
-        say(f"{root}: predicted")
-    report = {"pairs": {group.name: gains(group) for group in groups}}
-    say(json.dumps(report))
+        group = Pairs(root, weight, read_pairs(root, side, device)[:most])
+        add_predictions(pipeline.predictor, group, max(1, batch // 4))
+        groups.append(group)
+        report["pairs"][root] = gains(group)
+        say(f"{root}: {json.dumps(gains(group))}")
 
-    config = load_pipeline(start, precision="fp32").predictor
-    arguments = {key: config.config[key] for key in ("widths", "blocks", "block", "unshuffle")}
-    second = SlimPredictor(**arguments, size_head=True, images=2)
-    load_weights(second, widened(config.state_dict(), second), start)
-    cascade = Cascade(first, second.to(device, memory_format=torch.channels_last))
-    left = seconds - (time.monotonic() - begin)
-    trainer = Trainer(second, corrector_share * left, lr=8e-4, clip=0.5, average=0.998)
-    train_corrector(cascade, groups, trainer, batch, crop, seed)
-    second.load_state_dict(trainer.averaged())
-    second.eval()
-    report["corrector"] = trainer.log
-    say(f"corrector: {trainer.steps} steps of {batch} crops")
+    kind = pipeline.config.scale_kind
+    c = torch.as_tensor(pipeline.config.residual_scale, device=device).view(1, -1, 1, 1)
+    scale = measure_scales(groups, kind, (c > 0).float(), crop, seed)
+    report["residual_scale"] = scale.flatten().tolist()
+    say(f"residual_scale {report['residual_scale']}, {c.flatten().tolist()} in {checkpoint}")
+    denoiser = load_pipeline(checkpoint, device, "fp32").denoiser.train().requires_grad_(True)
+    if compiled:
+        denoiser.compile()
     folder = Path(output)
-    second.half().save_pretrained(folder / "predictor" / "second")
-    second.float()
-
-    add_predictions(cascade, groups, batch, seed)
-    scales = measure_scales(groups, crop, seed)
-    say(f"predicted; scales {scales.tolist()}")
-    denoiser = SlimDenoiser(widths, blocks, prediction_type="v_prediction")
-    denoiser.to(device, memory_format=torch.channels_last)
     left = seconds - (time.monotonic() - begin)
-    trainer = Trainer(denoiser, left, lr=8e-4, clip=1.0, average=0.9995)
-    saved = time.monotonic()
-    for _ in train_denoiser(denoiser, scales, groups, trainer, batch, crop, seed):
-        if time.monotonic() - saved > SAVE_EVERY:
-            save(trainer.averaged(), folder / f"denoiser_{trainer.steps}.safetensors")
-            saved = time.monotonic()
-    denoiser.load_state_dict(trainer.averaged())
-    report["denoiser"] = trainer.log
-    report["scales"] = scales.tolist()
-    say(f"denoiser: {trainer.steps} steps of {batch} crops")
-    denoiser.half().save_pretrained(folder / "denoiser")
-    (folder / "training.json").write_text(json.dumps(report) + "\n")
-    say("done")
+    phases = [("denoiser", None, plain_share * left, lr)]
+    for weight in perceptual:
+        term = PerceptualLoss(weight, "squeeze")
+        phases.append((f"denoiser_perceptual_{weight:g}", term, finish_share * left, lr / 2))
+    start = None
+    for name, term, duration, rate in phases:
+        if start is not None:
+            denoiser.load_state_dict(start)
+        objective = Objective(
+            "l2",
+            "log_normal",
+            log_normal=(0.3, 1.1),
+            sigma_range=SIGMAS,
+            stratified=True,
+            perceptual=term,
+            perceptual_sigma=PERCEPTUAL_SIGMA,
+        )
+        trainer = Trainer(denoiser, duration, lr=rate, clip=1.0, average=0.9993)
+        saved = time.monotonic()
+        for _ in train_denoiser(denoiser, objective, scale, kind, groups, trainer, batch, crop, seed):
+            if time.monotonic() - saved > SAVE_EVERY:
+                save(trainer.averaged(), folder / f"{name}_{trainer.steps}.safetensors")
+                saved = time.monotonic()
+        report[name] = trainer.log
+        averaged = trainer.averaged()
+        start = averaged if start is None else start
+        denoiser.save_config(folder / name)
+        save(averaged, folder / name / "diffusion_pytorch_model.safetensors")
+        (folder / "training.json").write_text(json.dumps(report) + "\n")
+        say(f"{name}: {trainer.steps} steps of {batch} crops")
 
 
 def save(state: dict[str, Tensor], path: Path) -> None:
@@ -353,10 +330,10 @@ def save(state: dict[str, Tensor], path: Path) -> None:
 
 @torch.no_grad()
 def gains(group: Pairs) -> dict:
-    """Mean PSNR of the blurry images and of MAXIM's estimates, and how many pairs there are."""
+    """Mean PSNR of the blurry images and of the predictions, and how many pairs there are."""
     sharp = group.frames[:, 1]
     values = {}
-    for name, image in (("blurry", 0), ("one stage", 2), ("all stages", 3)):
+    for name, image in (("blurry", 0), ("prediction", 2)):
         parts = zip(group.frames[:, image].split(64), sharp.split(64), strict=True)
         mse = torch.cat([(x.float() - y.float()).square().mean((1, 2, 3)) for x, y in parts])
         values[name] = round((10 * (255**2 / mse.clamp_min(1e-3)).log10()).mean().item(), 3)
@@ -365,7 +342,7 @@ def gains(group: Pairs) -> dict:
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    call(train, args, "-m tools.gpu_training", positional=0)
+    call(train, args, "-m tools.gpu_training")
 
 
 if __name__ == "__main__":
