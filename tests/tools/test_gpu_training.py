@@ -82,23 +82,47 @@ def test_the_predictions_and_the_scale_are_those_of_the_checkpoint(tmp_path):
     assert scale.flatten().tolist() == pytest.approx((along / m).square().mean((0, 2, 3)).sqrt().tolist(), rel=0.1)
 
 
-def test_the_loss_falls(tmp_path):
+def steps_of(root, perceptual, number):
+    """(loss, logged loss) of the first steps of a fresh denoiser."""
     torch.manual_seed(0)
-    pipeline = with_axes()
-    write_pairs(tmp_path, 4)
-    group = gpu_training.Pairs("pairs", 1.0, gpu_training.read_pairs(str(tmp_path), 40, "cpu"))
-    gpu_training.add_predictions(pipeline.predictor, group, 4)
+    write_pairs(root, 4)
+    group = gpu_training.Pairs("pairs", 1.0, gpu_training.read_pairs(str(root), 40, "cpu"))
+    gpu_training.add_predictions(with_axes().predictor, group, 4)
     scale = gpu_training.measure_scales([group], "learned", torch.ones(1, 3, 1, 1), 40, 0)
     denoiser = SlimDenoiser((8,), (1,), prediction_type="v_prediction")
     trainer = gpu_training.Trainer(denoiser, seconds=60.0, lr=5e-2, clip=1.0, average=0.9)
-    objective = Objective("l2", "log_normal", sigma_range=(0.05, 12.0), stratified=True)
+    options = {"sigma_range": (0.05, 12.0), "stratified": True, "perceptual": perceptual}
+    objective = Objective("l2", "log_normal", **options)
     losses = []
     step = trainer.step
-    trainer.step = lambda loss, logged: (losses.append(logged.item()), step(loss, logged))
+    trainer.step = lambda loss, logged: (losses.append((loss.item(), logged.item())), step(loss, logged))
     steps = gpu_training.train_denoiser(denoiser, objective, scale, "learned", [group], trainer, 4, 32, 0)
-    for _ in range(150):
+    for _ in range(number):
         next(steps)
+    return losses
+
+
+def test_the_loss_falls(tmp_path):
+    losses = [loss for loss, _ in steps_of(tmp_path, None, 150)]
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
+
+
+def test_a_perceptual_term_adds_to_the_loss_but_not_to_the_log(tmp_path):
+    assert all(loss == logged for loss, logged in steps_of(tmp_path / "a", None, 2))
+    assert all(loss == pytest.approx(logged + 3.0) for loss, logged in steps_of(tmp_path / "b", lambda *_: 3.0, 2))
+
+
+def test_a_finish_starts_with_the_averaged_weights(tmp_path):
+    with_axes().save_pretrained(tmp_path / "checkpoint")
+    write_pairs(tmp_path / "pairs", 2)
+    options = {"perceptual": [1.0, 2.0], "finish_share": 1e-9, "side": 40, "crop": 32, "batch": 4, "device": "cpu"}
+    pairs = [str(tmp_path / "pairs")]
+    gpu_training.train(str(tmp_path / "checkpoint"), pairs, [1.0], str(tmp_path / "out"), seconds=2.0, **options)
+    files = [tmp_path / "out" / f"denoiser{name}" for name in ("", "_perceptual_1", "_perceptual_2")]
+    plain, one, two = (load_file(file / "diffusion_pytorch_model.safetensors") for file in files)
+    for key, value in plain.items():
+        assert torch.equal(one[key], value)
+        assert torch.equal(two[key], value)
 
 
 def test_finishes_that_leave_no_time_are_refused(tmp_path):
