@@ -184,6 +184,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.xdist_group("forked")  # by one server, whose start takes ten seconds
 def test_what_is_not_pixels_is_bounded_in_memory_and_time(tmp_path):
     names = hostile(tmp_path)
     done = processes.run("-c", [LIMITED, *(tmp_path / name for name in names)])
@@ -225,6 +226,7 @@ def test_a_profile_within_the_limits_of_its_file_is_bounded_too(tmp_path, suffix
             images.read_file(tmp_path / f"a{suffix}")
 
 
+@pytest.mark.xdist_group("forked")
 @pytest.mark.parametrize("count", [1, 2, 1_000_000])
 def test_a_chain_of_pages_is_not_followed(tmp_path, count):
     """Pages that lead back to the first, or a million empty ones."""
@@ -243,6 +245,7 @@ def test_a_chain_of_pages_is_not_followed(tmp_path, count):
     assert (found.pixels == 7).all()
 
 
+@pytest.mark.xdist_group("forked")
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
 def test_directories_of_exif_that_lead_in_a_circle_end(tmp_path, suffix):
     exif = b"II*\0\x08\0\0\0" + struct.pack("<HHHLLHHLLL", 2, 0x010F, 2, 3, 0x00626143, 0x8769, 4, 1, 8, 8)

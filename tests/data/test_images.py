@@ -261,6 +261,7 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
             images.read(tmp_path / "bomb.png")
 
 
+@pytest.mark.xdist_group("forked")
 def test_heif_says_what_to_install(tmp_path):
     """In a process in which pillow-heif is not to be found when the module is imported."""
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")

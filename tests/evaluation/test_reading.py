@@ -86,6 +86,7 @@ def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
     assert "package pytesseract is not installed" in make_metrics(["cer"], pages)["cer"].reason
 
 
+@pytest.mark.commands
 @needs_tesseract
 @pytest.mark.parametrize("layout", ["folders", "csv"])
 def test_a_grid_scores_text_in_blurry_sharp_and_predicted_rows(pages, layout):

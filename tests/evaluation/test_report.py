@@ -129,6 +129,7 @@ def pressed(tab, column):
     return tab.locator("#scores").evaluate(values, column)
 
 
+@pytest.mark.commands
 def test_in_a_browser_the_table_sorts_by_any_column_in_both_directions(tab):
     psnr = [float(value) for value in pressed(tab, 2)]
     assert psnr == sorted(psnr, reverse=True)
@@ -144,6 +145,7 @@ def test_in_a_browser_the_table_sorts_by_any_column_in_both_directions(tab):
     assert state == ["ascending", *[None] * (len(state) - 1)]
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("differences", [False, True])
 def test_in_a_browser_the_table_shows_intervals_or_differences(tab, differences):
     tab.set_checked("#paired", differences)
@@ -155,6 +157,7 @@ def style(tab, place, name):
     return tab.locator(place).evaluate(f"element => element.style.{name}")
 
 
+@pytest.mark.commands
 def test_in_a_browser_the_slider_moves_by_its_field_and_by_its_handle(tab):
     def drag():
         tab.hover("#grip")
@@ -170,6 +173,7 @@ def test_in_a_browser_the_slider_moves_by_its_field_and_by_its_handle(tab):
         assert style(tab, "#line", "left") == f"{place}%"
 
 
+@pytest.mark.commands
 def test_in_a_browser_the_images_are_zoomed_and_moved(tab):
     tab.click("#in")
     tab.click("#in")
@@ -181,6 +185,7 @@ def test_in_a_browser_the_images_are_zoomed_and_moved(tab):
     assert zoomed != panned
 
 
+@pytest.mark.commands
 def test_in_a_browser_other_images_and_settings_are_chosen(tab):
     left, kept = tab.locator("#image-a"), [row.label for row in summary_of().settings_front[:2]]
     source = left.get_attribute("src")

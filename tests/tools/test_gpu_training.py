@@ -35,6 +35,7 @@ def with_axes():
     return DeblurPipeline(predictor, denoiser, scheduler, list(SCALES), scale_kind="learned")
 
 
+@pytest.mark.commands
 def test_a_denoiser_is_trained_and_then_once_for_each_perceptual_term(tmp_path):
     with_axes().save_pretrained(tmp_path / "checkpoint")
     write_pairs(tmp_path / "pairs", 3)
