@@ -278,7 +278,7 @@ def train(
         add_predictions(pipeline.predictor, group, max(1, batch // 4))
         groups.append(group)
         report["pairs"][root] = gains(group)
-        say(f"{root}: {json.dumps(gains(group))}")
+        say(f"{root}: {json.dumps(report['pairs'][root])}")
 
     kind = pipeline.config.scale_kind
     c = torch.as_tensor(pipeline.config.residual_scale, device=device).view(1, -1, 1, 1)
@@ -290,14 +290,9 @@ def train(
         denoiser.compile()
     folder = Path(output)
     left = seconds - (time.monotonic() - begin)
-    phases = [("denoiser", None, plain_share * left, lr)]
-    for weight in perceptual:
-        term = PerceptualLoss(weight, "squeeze")
-        phases.append((f"denoiser_perceptual_{weight:g}", term, finish_share * left, lr / 2))
-    start = None
-    for name, term, duration, rate in phases:
-        if start is not None:
-            denoiser.load_state_dict(start)
+
+    def run(name: str, term: PerceptualLoss | None, share: float, rate: float) -> dict[str, Tensor]:
+        """Train for a share of the time that is left, and write and return the averaged weights."""
         objective = Objective(
             "l2",
             "log_normal",
@@ -307,7 +302,7 @@ def train(
             perceptual=term,
             perceptual_sigma=PERCEPTUAL_SIGMA,
         )
-        trainer = Trainer(denoiser, duration, lr=rate, clip=1.0, average=0.9993)
+        trainer = Trainer(denoiser, share * left, lr=rate, clip=1.0, average=0.9993)
         saved = time.monotonic()
         for _ in train_denoiser(denoiser, objective, scale, kind, groups, trainer, batch, crop, seed):
             if time.monotonic() - saved > SAVE_EVERY:
@@ -315,11 +310,16 @@ def train(
                 saved = time.monotonic()
         report[name] = trainer.log
         averaged = trainer.averaged()
-        start = averaged if start is None else start
         denoiser.save_config(folder / name)
         save(averaged, folder / name / "diffusion_pytorch_model.safetensors")
         (folder / "training.json").write_text(json.dumps(report) + "\n")
         say(f"{name}: {trainer.steps} steps of {batch} crops")
+        return averaged
+
+    plain = run("denoiser", None, plain_share, lr)
+    for weight in perceptual:
+        denoiser.load_state_dict(plain)
+        run(f"denoiser_perceptual_{weight:g}", PerceptualLoss(weight, "squeeze"), finish_share, lr / 2)
 
 
 def save(state: dict[str, Tensor], path: Path) -> None:
