@@ -91,6 +91,7 @@ def saved(tab, folder):
 
 def drag(tab, target, right):
     """Drag the middle of a target by some pixels; returns its box."""
+    target.scroll_into_view_if_needed()  # which also waits until it stands still
     box = target.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     tab.mouse.move(x, y)
@@ -166,8 +167,7 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
         return imagecodecs.png_decode(saved(visitor, tmp_path / "saved").read_bytes())
 
     everywhere = restored()
-    with visitor.expect_response(lambda response: response.url.endswith("/upload")):
-        drag(visitor, canvas, 4)
+    drag(visitor, canvas, 4)
     part = restored()
     visitor.get_by_role("tab", name="Numbers").click()
     expect(visitor.locator("#facts")).to_contain_text("% of the photograph painted")
