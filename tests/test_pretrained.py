@@ -34,6 +34,15 @@ def test_it_is_small_and_has_presets(name):
     assert (pipeline.config.sigma_min, pipeline.config.sigma_max) == (0.05, 12.0)
 
 
+@pytest.mark.parametrize("name", shipped())
+def test_by_default_a_sample_is_blended_with_the_prediction(name):
+    pipeline = load_pipeline(name)
+    default = pipeline.preset()
+    assert 0 < default.blend < 1
+    assert default.steps == pipeline.preset("perceptual").steps
+    assert default.steps <= 2
+
+
 def test_a_really_blurred_photograph_gets_sharper(tmp_path):
     assert sample.main([str(EXAMPLES / "rsblur_2.jpg"), "--output", str(tmp_path), "--preset", "fidelity"]) == 0
     blurry, restored = (images.read(folder / "rsblur_2.jpg") for folder in (EXAMPLES, tmp_path))
