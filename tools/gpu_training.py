@@ -255,7 +255,7 @@ def train(
         seed: of the crops and the noise.
 
     Raises:
-        ValueError: the checkpoint has no denoiser, or the finishes leave no time for the rest.
+        ValueError: the checkpoint has no denoiser, or the preparation or the finishes leave no time for the rest.
     """
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -290,6 +290,9 @@ def train(
         denoiser.compile()
     folder = Path(output)
     left = seconds - (time.monotonic() - begin)
+    if left <= 0:
+        used = f"the preparation took {seconds - left:.0f} s"
+        raise ValueError(f"seconds is {seconds:g}, and {used}: give more, or a smaller --most")
 
     def run(name: str, term: PerceptualLoss | None, share: float, rate: float) -> dict[str, Tensor]:
         """Train for a share of the time that is left, and write and return the averaged weights."""

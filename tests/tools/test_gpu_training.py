@@ -1,6 +1,8 @@
 """Training a checkpoint's denoiser from a GPU's memory, here on the CPU."""
 
 import json
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,13 @@ from deblur.tools import gpu_training
 from tests.tiny import stir, tiny_pipeline
 
 SCALES = 0.2, 0.04, 0.05
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A hundredth of a second passes whenever the time is asked, so that other load changes no number of steps."""
+    ticks = count()
+    monkeypatch.setattr(gpu_training, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
 
 
 def write_pairs(root, number):
@@ -127,6 +136,16 @@ def test_a_finish_starts_with_the_averaged_weights(tmp_path):
     for key, value in plain.items():
         assert torch.equal(one[key], value)
         assert torch.equal(two[key], value)
+
+
+def test_a_preparation_that_leaves_no_time_is_refused(tmp_path):
+    with_axes().save_pretrained(tmp_path / "checkpoint")
+    write_pairs(tmp_path / "pairs", 2)
+    options = {"side": 40, "crop": 32, "batch": 4, "device": "cpu"}
+    pairs = [str(tmp_path / "pairs")]
+    with pytest.raises(ValueError, match=r"seconds is 0.001, and the preparation took .* s: give more"):
+        gpu_training.train(str(tmp_path / "checkpoint"), pairs, [1.0], str(tmp_path / "out"), seconds=1e-3, **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_finishes_that_leave_no_time_are_refused(tmp_path):
