@@ -32,7 +32,7 @@ def test_a_long_job_says_how_long_and_what_is_faster(tmp_path, monkeypatch, caps
     assert re.search(rf"this takes about \d+ s; faster: {ways}\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("checkpoint", [None, "lite", "u2net", str(SHIPPED / "lite")])
+@pytest.mark.parametrize("checkpoint", [None, "lite", "u2net", "text", str(SHIPPED / "lite")])
 def test_a_quick_checkpoint_is_not_advised_to_who_uses_one(checkpoint):
     restoring = restorer.Restorer(Options("", checkpoint, device="cpu"), {})
     assert restoring.faster(4000) == "--max_side 1600"
