@@ -106,7 +106,7 @@ def test_no_sampler_destroys_what_was_predicted(name):
 @pytest.mark.parametrize(("sampler", "eta"), SAMPLERS)
 @pytest.mark.parametrize("name", shipped())
 def test_no_setting_up_to_200_steps_destroys_what_was_predicted(name, sampler, eta, schedule):
-    steps = (1, 2, 3, 5, 10, 25, 200)
+    steps = (1, 2, 3, 5, 10, 25, 50, 100, 200)
     points = [SamplingSettings(sampler, schedule, steps=count, eta=eta) for count in steps]
     assert {words: loss for words, loss in lost(name, points).items() if loss > MOST_LOST} == {}
 

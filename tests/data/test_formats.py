@@ -3,8 +3,6 @@
 import io
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from contextlib import nullcontext
 
@@ -22,7 +20,7 @@ from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import DatasetError, Pair
 from deblur.restoration.options import Options
 from deblur.tools import doctor
-from tests.conftest import ROOT
+from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
@@ -188,7 +186,7 @@ for path in sys.argv[1:]:
 
 def said_within_limits(paths):
     """What reading each file says, in a process that may use little more memory, and 20 seconds for each."""
-    done = subprocess.run([sys.executable, "-c", LIMITED, *paths], cwd=ROOT, capture_output=True, text=True)
+    done = fresh(LIMITED, *paths)
     assert done.returncode == 0, done.stderr[-800:]
     return done.stdout.splitlines()
 

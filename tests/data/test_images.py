@@ -1,6 +1,4 @@
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms
 
 from deblur.data import codecs, images
-from tests.conftest import ROOT
+from tests.conftest import fresh
 from tests.data.test_formats import chunk
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -267,7 +265,7 @@ def test_heif_says_what_to_install(tmp_path):
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
     code = "import sys\nsys.modules['pillow_heif'] = None\nfrom deblur.data import images\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = fresh(code)
     assert "pip install pillow-heif" in done.stdout, done.stderr
 
 
