@@ -53,6 +53,25 @@ def zeroed(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def reflected(image: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
+    """(N, C, H, W) padded by reflection, which goes to and fro where the padding is wider than the image.
+
+    Repeated border pixels would do for photographs. Noise that is repeated is no noise: samples were several times as
+    uncertain there.
+    """
+    rows = reflected_places(image.shape[-2], top, bottom, image.device)
+    columns = reflected_places(image.shape[-1], left, right, image.device)
+    return image[:, :, rows][..., columns]
+
+
+def reflected_places(side: int, before: int, after: int, device: torch.device) -> Tensor:
+    """Indices into `side` pixels that pad them by reflection."""
+    places = torch.arange(-before, side + after, device=device)
+    period = max(1, 2 * side - 2)
+    places = places % period
+    return torch.minimum(places, period - places) if side > 1 else places
+
+
 class SizeHead(nn.Module):
     """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
 
@@ -73,9 +92,9 @@ class PixelBlocks(nn.Module):
     """A local network: a stem, a trunk, and a head that starts at zero.
 
     Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
-    is padded to a multiple of `stride` by repeating its border, and the output is cropped. Blocks of k x k pixels are
-    moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads` and has
-    `trunk` and `receptive_field`.
+    is padded to a multiple of `stride` by reflection, and the output is cropped. Blocks of k x k pixels are moved to
+    channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads` and has `trunk` and
+    `receptive_field`.
     """
 
     def __init__(self, unshuffle: int, stride: int):
@@ -92,7 +111,7 @@ class PixelBlocks(nn.Module):
         (height, width), dtype = images[0].shape[-2:], self.stem.weight.dtype
         x = torch.cat(images, dim=1).to(dtype)
         if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
-            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+            x = reflected(x, 0, -height % self.stride, 0, -width % self.stride)
         h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
         h = self.trunk(h, None if embedding is None else embedding.to(dtype))
         return self.outputs(h)[..., :height, :width]

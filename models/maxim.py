@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deblur.models.base import Predictor, SizeHead, register_to_config, zeroed
+from deblur.models.base import Predictor, SizeHead, reflected, register_to_config, zeroed
 
 WIDTHS = (32, 64, 128)  # channels at the full size, 1/2 and 1/4
 SIDES = (16, 16, 8)  # of the windows and of the grid there
@@ -451,18 +451,8 @@ def shrink(x: Tensor, factor: int) -> Tensor:
 
 
 def padded(image: Tensor) -> Tensor:
-    """(N, C, H, W) with sides that are multiples of MULTIPLE: centred, by reflection, repeated where that is far."""
-    height, width = image.shape[-2:]
-    if height % MULTIPLE == 0 and width % MULTIPLE == 0:
+    """(N, C, H, W) with sides that are multiples of MULTIPLE, padded by reflection and centred."""
+    rows, columns = (-side % MULTIPLE for side in image.shape[-2:])
+    if rows == 0 and columns == 0:
         return image
-    rows, columns = (padded_places(side, image.device) for side in (height, width))
-    return image[:, :, rows][..., columns]
-
-
-def padded_places(side: int, device: torch.device) -> Tensor:
-    """Indices that pad `side` pixels to a multiple of MULTIPLE: centred, by reflection, repeated where that is far."""
-    padding = -side % MULTIPLE
-    places = torch.arange(-(padding // 2), side + padding - padding // 2, device=device)
-    period = max(1, 2 * side - 2)
-    places = places % period
-    return torch.minimum(places, period - places) if side > 1 else places
+    return reflected(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from deblur.models import maxim
 from deblur.models.base import Cascade
 from deblur.models.checkpoints import load_pipeline
-from deblur.models.maxim import Maxim, images_first, padded_places, positions_first, resize
+from deblur.models.maxim import Maxim, images_first, padded, positions_first, resize
 from deblur.models.nafnet import SlimPredictor
 from deblur.models.pipeline import DeblurPipeline
 from deblur.models.settings import SamplingSettings
@@ -61,11 +61,12 @@ def test_any_size_is_kept(size):
 
 
 def test_padding_is_a_reflection_centred_on_the_image():
-    places = padded_places(60, torch.device("cpu"))
-    assert places.tolist() == [2, 1, *range(60), 58, 57]
-    far = padded_places(3, torch.device("cpu"))
-    assert len(far) == 64
-    assert far[30:36].tolist() == [0, 1, 2, 1, 0, 1]
+    image = torch.arange(60.0).expand(1, 1, 3, 60)
+    places = padded(image)[0, 0]
+    assert places.shape == (64, 64)
+    assert places[0].tolist() == [2, 1, *range(60), 58, 57]
+    rows = padded(image.mT)[0, 0]
+    assert torch.equal(rows, places.T)
 
 
 def test_every_weight_has_a_gradient():

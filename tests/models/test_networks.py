@@ -1,11 +1,17 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from deblur.models.base import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor
+from deblur.data import images
+from deblur.models.base import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor, reflected
+from deblur.models.checkpoints import load_pipeline
 from deblur.models.nafnet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
+from deblur.models.settings import SamplingSettings
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
 from tests.tiny import stir
@@ -200,11 +206,35 @@ def test_an_unknown_prediction_type_is_named():
         Denoiser(8, (1,), 1, prediction_type="x0")
 
 
-def test_borders_are_repeated_up_to_the_stride():
+@given(
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    padding=st.tuples(*[st.integers(0, 40)] * 4),
+)
+def test_padding_is_a_reflection_however_far(height, width, padding):
+    top, bottom, left, right = padding
+    image = torch.arange(float(height * width)).view(1, 1, height, width)
+    expected = np.pad(image[0, 0].numpy(), [(top, bottom), (left, right)], mode="reflect")
+    assert np.array_equal(reflected(image, top, bottom, left, right)[0, 0].numpy(), expected)
+
+
+def test_a_network_pads_by_reflection_up_to_its_stride():
     network, image = stir(UNetPredictor(8, (1, 2, 3), 1)), torch.rand(1, 3, 17, 22) * 2 - 1
     with torch.no_grad():
-        padded = network(nn.functional.pad(image, (0, 2, 0, 3), mode="replicate"))
+        padded = network(nn.functional.pad(image, (0, 2, 0, 3), mode="reflect"))
         assert torch.allclose(network(image), padded[..., :17, :22], atol=1e-6)
+
+
+def test_samples_are_no_more_uncertain_where_a_network_pads():
+    pipeline = load_pipeline("lite", precision="fp32")
+    settings = SamplingSettings("ddim", "log_snr", steps=4, eta=1.0, num_samples=6)
+    blurry = images.read("docs/street_blurry.jpg")[None, :, 100:196, 900:996]
+    whole, cut = (
+        pipeline(part, settings, names=["street"], output_type="pt").std[0].mean(0)
+        for part in (blurry, blurry[..., :89, :89])
+    )
+    assert cut[-2:].mean() < 2 * whole[87:89, :89].mean()
+    assert cut[:, -2:].mean() < 2 * whole[:89, 87:89].mean()
 
 
 def test_dropout_drops_in_training_alone():
