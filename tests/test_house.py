@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -36,10 +37,16 @@ INDENTED = 40  # imports that do not stand at the top of their module
 PYTHON = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path):
     """Modules that a file imports, without its exception in LATE."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -102,12 +109,12 @@ def test_imports_stand_at_the_top():
     """Each command.py parses, then imports its sibling, which imports everything at its top; few others are late."""
     late = []
     for path in PYTHON:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         late += [f"{path.relative_to(ROOT)}: {node.lineno}" for node in nodes if node not in tree.body]
     assert len(late) <= INDENTED, late
     for path, name in LATE.items():
-        at_the_top = {node.module for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)}
+        at_the_top = {node.module for node in parsed(path).body if isinstance(node, ast.ImportFrom)}
         assert name not in at_the_top, path.relative_to(ROOT)
 
 
@@ -135,7 +142,7 @@ def test_what_the_program_imports_is_required():
     optional = always | required("requirements-extra.txt")
     distributions = {"cv2": ["opencv-python-headless"]} | packages_distributions()  # what is optional may be missing
     for path in PYTHON:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         at_import = {id(node) for node in tree.body}
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -155,7 +162,7 @@ def test_the_constraints_are_exact_versions():
 
 def test_images_are_opened_in_one_place_by_an_allow_list():
     for path in PYTHON:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Image.open"):
                 assert {"formats"} <= {word.arg for word in node.keywords}, f"{path.relative_to(ROOT)}: {node.lineno}"
 
