@@ -154,7 +154,7 @@ def hostile(folder):
     at, size = content.index(b"ICCP"), 500_000_000
     head = b"RIFF" + struct.pack("<L", len(content) - 16 + size) + content[8:at] + b"ICCP" + struct.pack("<L", size)
     sparse(folder / "profile.webp", head, size, content[at + 16 :])
-    return sorted({*files, "text.png", "profile.tif", "profile.webp"})
+    return [folder / name for name in sorted({*files, "text.png", "profile.tif", "profile.webp"})]
 
 
 def inflated(folder):
@@ -184,22 +184,29 @@ for path in sys.argv[1:]:
 """
 
 
-def said_within_limits(paths):
-    """What reading each file says, in a process that may use little more memory, and 20 seconds for each."""
-    done = fresh(LIMITED, *paths)
+@pytest.fixture(scope="module")
+def said_within_limits(tmp_path_factory):
+    """What reading each file says, in one process that may use little more memory, and 20 seconds for each.
+
+    By kind and path: files with much besides their pixels, chains of pages, EXIF in a circle.
+    """
+    kinds = {make: make(tmp_path_factory.mktemp(make.__name__)) for make in (chains, circles, hostile)}
+    done = fresh(LIMITED, *(path for paths in kinds.values() for path in paths))
     assert done.returncode == 0, done.stderr[-800:]
-    return done.stdout.splitlines()
+    lines = iter(done.stdout.splitlines())
+    return {make: {path: next(lines) for path in paths} for make, paths in kinds.items()}
 
 
-def test_what_is_not_pixels_is_bounded_in_memory_and_time(tmp_path):
-    names = hostile(tmp_path)
-    said = dict(zip(names, said_within_limits([tmp_path / name for name in names]), strict=True))
+@pytest.mark.xdist_group("limits")
+def test_what_is_not_pixels_is_bounded_in_memory_and_time(said_within_limits):
+    said = said_within_limits[hostile]
     may_be_read = {"strip.tif", "profile.png"}
-    for name, sentence in said.items():
-        assert str(tmp_path / name) in sentence or (name in may_be_read and sentence == "read"), sentence
+    for path, sentence in said.items():
+        assert str(path) in sentence or (path.name in may_be_read and sentence == "read"), sentence
         assert "MemoryError" not in sentence, sentence
+    by_name = {path.name: sentence for path, sentence in said.items()}
     for name in ("text.png", "profile.tif", "profile.webp", "padded.jpg", "tags.jpg", "tags.png"):
-        assert "it holds more than 32 MiB besides its pixels" in said[name]
+        assert "it holds more than 32 MiB besides its pixels" in by_name[name]
 
 
 KINDS_OF_CHUNKS = [b"ICCP", b"EXIF", b"XMP ", b"ABCD", b"VP8 ", b"VP8L", b"ALPH", b"ANMF"]
@@ -230,9 +237,9 @@ def test_a_profile_within_the_limits_of_its_file_is_bounded_too(tmp_path, suffix
             images.read_file(tmp_path / f"a{suffix}")
 
 
-def test_a_chain_of_pages_is_not_followed(tmp_path):
+def chains(folder):
     """Pages that lead back to the first, or a million empty ones."""
-    paths = [tmp_path / f"{count}.tif" for count in (1, 2, 1_000_000)]
+    paths = [folder / f"{count}.tif" for count in (1, 2, 1_000_000)]
     for path in paths:
         tifffile.imwrite(path, np.full((2, 3), 7, np.uint8))
         content = path.read_bytes()
@@ -243,24 +250,36 @@ def test_a_chain_of_pages_is_not_followed(tmp_path):
         content = content.ljust(end, b"\0")
         content += b"".join(struct.pack("<HL", 0, end + 6 * (k + 1)) for k in range(int(path.stem) - 1))
         path.write_bytes(content + struct.pack("<HL", 0, page.offset))
-    assert said_within_limits(paths) == ["read"] * 3
-    for path in paths:
+    return paths
+
+
+@pytest.mark.xdist_group("limits")
+def test_a_chain_of_pages_is_not_followed(said_within_limits):
+    said = said_within_limits[chains]
+    assert list(said.values()) == ["read"] * 3
+    for path in said:
         found = images.read_file(path)
         assert found.remarks == ("has several frames, the first is restored",)
         assert (found.pixels == 7).all()
 
 
-def test_directories_of_exif_that_lead_in_a_circle_end(tmp_path):
+def circles(folder):
+    """Directories of EXIF that lead back to the first."""
     exif = b"II*\0\x08\0\0\0" + struct.pack("<HHHLLHHLLL", 2, 0x010F, 2, 3, 0x00626143, 0x8769, 4, 1, 8, 8)
     with Image.new("RGB", (3, 2)) as image:
         for suffix in ("jpg", "png", "webp"):
-            image.save(tmp_path / f"a.{suffix}", exif=b"Exif\0\0" + exif)
-        image.save(tmp_path / "a.tif")
-    content = bytearray((tmp_path / "a.tif").read_bytes())  # whose first directory becomes its own sub-directory
+            image.save(folder / f"a.{suffix}", exif=b"Exif\0\0" + exif)
+        image.save(folder / "a.tif")
+    content = bytearray((folder / "a.tif").read_bytes())  # whose first directory becomes its own sub-directory
     first = struct.unpack_from("<L", content, 4)[0]
     struct.pack_into("<HHLL", content, first + 2 + 12 * 3, 0x8769, 4, 1, first)  # in place of the compression
-    (tmp_path / "a.tif").write_bytes(content)
-    assert said_within_limits(sorted(tmp_path.iterdir())) == ["read"] * 4
+    (folder / "a.tif").write_bytes(content)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.xdist_group("limits")
+def test_directories_of_exif_that_lead_in_a_circle_end(said_within_limits):
+    assert list(said_within_limits[circles].values()) == ["read"] * 4
 
 
 def said_by_sample_py(folder, capsys):
