@@ -54,11 +54,7 @@ def zeroed(layer: nn.Module) -> nn.Module:
 
 
 def reflected(image: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
-    """(N, C, H, W) padded by reflection, which goes to and fro where the padding is wider than the image.
-
-    Repeated border pixels would do for photographs. Noise that is repeated is no noise: samples were several times as
-    uncertain there.
-    """
+    """(N, C, H, W) padded by reflection, which goes to and fro where the padding is wider than the image."""
     rows = reflected_places(image.shape[-2], top, bottom, image.device)
     columns = reflected_places(image.shape[-1], left, right, image.device)
     return image[:, :, rows][..., columns]
@@ -92,9 +88,10 @@ class PixelBlocks(nn.Module):
     """A local network: a stem, a trunk, and a head that starts at zero.
 
     Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
-    is padded to a multiple of `stride` by reflection, and the output is cropped. Blocks of k x k pixels are moved to
-    channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads` and has `trunk` and
-    `receptive_field`.
+    is padded to a multiple of `stride`, and the output is cropped. Borders of images are repeated. A noisy input, which
+    is the first one, is reflected: noise that is repeated is no noise, and samples were several times as uncertain
+    there. Blocks of k x k pixels are moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets
+    `stem`, calls `add_heads` and has `trunk` and `receptive_field`.
     """
 
     def __init__(self, unshuffle: int, stride: int):
@@ -106,14 +103,18 @@ class PixelBlocks(nn.Module):
         self.head = zeroed(nn.Conv2d(width, out_channels * self.unshuffle**2, 3, padding=1))
         self.log_size = SizeHead(width, self.unshuffle) if size_head else None
 
-    def forward(self, *images: Tensor, embedding: Tensor | None = None) -> Tensor:
+    def forward(self, *images: Tensor, noisy: Tensor | None = None, embedding: Tensor | None = None) -> Tensor:
         """With a size head the output has one channel more, the log of the expected |x - x_init|."""
-        (height, width), dtype = images[0].shape[-2:], self.stem.weight.dtype
-        x = torch.cat(images, dim=1).to(dtype)
-        if height % self.stride or width % self.stride:  # torch.compile cannot differentiate a pad of 0
-            x = reflected(x, 0, -height % self.stride, 0, -width % self.stride)
-        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
-        h = self.trunk(h, None if embedding is None else embedding.to(dtype))
+        height, width = images[0].shape[-2:]
+        rows, columns = -height % self.stride, -width % self.stride
+        x = torch.cat(images, dim=1)
+        if rows or columns:  # torch.compile cannot differentiate a pad of 0
+            x = F.pad(x, (0, columns, 0, rows), mode="replicate")
+            noisy = None if noisy is None else reflected(noisy, 0, rows, 0, columns)
+        if noisy is not None:
+            x = torch.cat([noisy, x], dim=1)
+        h = self.stem(F.pixel_unshuffle(x.to(self.stem.weight.dtype), self.unshuffle))  # (N, c, H / k, W / k)
+        h = self.trunk(h, None if embedding is None else embedding.to(h.dtype))
         return self.outputs(h)[..., :height, :width]
 
     def outputs(self, h: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ class SlimDenoiser(LocalDenoiser):
         Also takes the residual's scale s (N, 1, H, W), or (N, 3, H, W) as in `models.diffusion.residual`.
         """
         linear_estimate = alpha_bar.sqrt().view(-1, 1, 1, 1) * r_t
-        out = self.unet(linear_estimate, blurry, x_init, embedding=self.embedding(alpha_bar)).float()
+        out = self.unet(blurry, x_init, noisy=linear_estimate, embedding=self.embedding(alpha_bar)).float()
         return out[:, :3] + (1 - alpha_bar).view(-1, 1, 1, 1) * out[:, 3:] * residual(details(x_init), 0.0, s)
 
 

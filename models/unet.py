@@ -227,5 +227,5 @@ class Denoiser(LocalDenoiser):
         Returns:
             The quantity named by `prediction_type`, (N, 3, H, W), float32.
         """
-        images = [r_t, blurry] if self.condition == "blurry" else [r_t, blurry, x_init]
-        return self.unet(*images, embedding=self.embedding(alpha_bar)).float()
+        images = [blurry] if self.condition == "blurry" else [blurry, x_init]
+        return self.unet(*images, noisy=r_t, embedding=self.embedding(alpha_bar)).float()

@@ -14,7 +14,8 @@ from deblur.models.hub import CheckpointError, read_json
 GraphPrecision = Literal["fp32", "fp16", "int8"]
 
 GRAPH, FACTS = "model.onnx", "graph.json"  # files beside a network's config.json
-INPUTS = {"predictor": ("blurry",), "denoiser": ("r_t", "blurry", "alpha_bar", "x_init", "s")}
+NOISY = "r_t"
+INPUTS = {"predictor": ("blurry",), "denoiser": (NOISY, "blurry", "alpha_bar", "x_init", "s")}
 OUTPUT = "output"
 MOST_BYTES = 2**31 - 1  # of a file: protobuf's own limit
 

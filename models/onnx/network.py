@@ -5,19 +5,20 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deblur.models.base import reflected
 from deblur.models.diffusion import PREDICTION_TYPES
 from deblur.models.hub import CheckpointError, read_json
 from deblur.models.onnx.engines import Precision, Provider, open_engine
-from deblur.models.onnx.files import FACTS, GRAPH, INPUTS, read_facts, read_graph
+from deblur.models.onnx.files import FACTS, GRAPH, INPUTS, NOISY, read_facts, read_graph
 
 
 class OnnxNetwork(nn.Module):
     """A predictor or denoiser from a folder of `tools.export_onnx`, called like the network it was exported from.
 
-    Images are processed one at a time, padded to the graph's size by reflection, and the result is cropped.
+    Images are processed one at a time, padded to the graph's size as by the network, and the result is cropped.
     Tensors are on the CPU, wherever the graph runs.
 
     Args:
@@ -60,9 +61,18 @@ class OnnxNetwork(nn.Module):
         bottom, right = (self.facts.padded(length) - length for length in (height, width))
         results = []
         for image_inputs in zip(*(x.float().split(1) for x in inputs), strict=True):
-            padded = (x if x.ndim < 4 else reflected(x, 0, bottom, 0, right) for x in image_inputs)
+            padded = (self._padded(name, x, bottom, right) for name, x in zip(self.inputs, image_inputs, strict=True))
             results.append(function(*padded)[..., :height, :width])
         return results[0] if len(results) == 1 else torch.cat(results)
+
+    @staticmethod
+    def _padded(name: str, x: Tensor, bottom: int, right: int) -> Tensor:
+        """An input padded as in `models.base.PixelBlocks`; noise levels as they are."""
+        if x.ndim < 4:
+            return x
+        if name == NOISY:
+            return reflected(x, 0, bottom, 0, right)
+        return F.pad(x, (0, right, 0, bottom), mode="replicate")
 
     def arrays(self, *inputs: Tensor) -> dict:
         """The inputs that the graph uses, as arrays by name."""
