@@ -107,13 +107,14 @@ def prepare(evaluation: Evaluation, processes: Fabric) -> Plan:
 def publish(evaluation: Evaluation, plan: Plan) -> tuple[Summary, list[Example]]:
     """Write the files, and store the presets if requested."""
     folder, summary = Path(evaluation.output), summarise(plan)
+    write_results(folder, summary)  # before the examples, which a slow predictor makes for longer than the scores
+    print(format_table(summary))
     examples = keep_examples(folder, plan, summary)
     write_results(folder, summary, examples)
     write_report(folder, summary, examples)
     write_panel(plan, summary, evaluation.panel_path)
     if evaluation.save_presets:
         save_presets(Path(_checkpoint(evaluation)), {name: row.row.settings for name, row in summary.presets.items()})
-    print(format_table(summary))
     print(f"wrote {folder}: open {folder / 'report.html'}")
     return summary, examples
 

@@ -135,6 +135,14 @@ def test_two_processes_share_the_images(place, tmp_path, by):  # noqa: F811
 # Stopping, and one process per folder
 
 
+def test_scores_are_written_before_the_example_images(place, tmp_path):  # noqa: F811
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "examples").write_text("in the way")
+    with pytest.raises(OSError, match="examples"):
+        score(arguments(place, tmp_path / "out", limit=1))
+    assert [line["setting"] for line in rows(tmp_path / "out")][:2] == ["blurry", "predictor"]
+
+
 def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text("product: {schedule: log_snr, steps: [20000, 2]}")
     given = arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml", limit=1)
