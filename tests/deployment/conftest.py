@@ -24,7 +24,7 @@ def slim_pipeline():
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory, request):
+def place(tmp_path_factory):
     """Checkpoints, and what became of them: fixed tiles, any size, half precision."""
     pytest.importorskip("onnxscript")
     from deblur.tools.export_onnx import export_onnx
@@ -44,10 +44,11 @@ def place(tmp_path_factory, request):
     coloured.save_pretrained(folder / "coloured")
     (folder / "slim" / "README.md").write_text("the card")
     logging.disable(logging.INFO)  # torch traces every export to loggers that pytest listens to
-    request.addfinalizer(lambda: logging.disable(logging.NOTSET))  # also if an export fails
-    export_onnx(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
-    export_onnx(str(folder / "alone"), str(folder / "any"))
-    export_onnx(str(folder / "coloured"), str(folder / "coloured_any"))
-    export_onnx(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
-    logging.disable(logging.NOTSET)
+    try:
+        export_onnx(str(folder / "slim"), str(folder / "tiles"), tile=TILE)
+        export_onnx(str(folder / "alone"), str(folder / "any"))
+        export_onnx(str(folder / "coloured"), str(folder / "coloured_any"))
+        export_onnx(str(folder / "alone"), str(folder / "half"), "fp16", tile=TILE)
+    finally:
+        logging.disable(logging.NOTSET)  # other tests look at what is logged
     return folder
