@@ -14,6 +14,7 @@ from deblur.models.nafnet import NafBlock, PlainBlock, SlimDenoiser, SlimPredict
 from deblur.models.settings import SamplingSettings
 from deblur.models.u2net import U2NetPredictor
 from deblur.models.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
+from tests.conftest import ROOT
 from tests.tiny import stir
 
 
@@ -232,7 +233,7 @@ def test_borders_of_images_are_repeated_up_to_the_stride_and_noise_is_reflected(
 def test_samples_are_no_more_uncertain_where_a_network_pads():
     pipeline = load_pipeline("lite", precision="fp32")
     settings = SamplingSettings("ddim", "log_snr", steps=4, eta=1.0, num_samples=6)
-    blurry = images.read("docs/street_blurry.jpg")[None, :, 100:196, 900:996]
+    blurry = images.read(ROOT / "docs" / "street_blurry.jpg")[None, :, 100:196, 900:996]
     whole, cut = (
         pipeline(part, settings, names=["street"], output_type="pt").std[0].mean(0)
         for part in (blurry, blurry[..., :89, :89])
