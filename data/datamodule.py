@@ -201,11 +201,13 @@ class DeblurDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader | Window:
         per_batch = self.batch_size // self.crops_per_image
         stream = NumberStream(per_batch, self.trainer, self.mix_batches)
-        options = {"batch_size": per_batch, "sampler": stream, "collate_fn": flatten}
-        if self.mix_batches == 1:
-            return self._loader(self.train_set, **options)
         # Lightning ends the persistent workers of a DataLoader, but not of one in a window: these end with its stream.
-        loader = self._loader(self.train_set, persistent_workers=False, **options)
+        mixed = self.mix_batches > 1
+        loader = self._loader(
+            self.train_set, persistent=not mixed, batch_size=per_batch, sampler=stream, collate_fn=flatten
+        )
+        if not mixed:
+            return loader
         return Window(loader, self.mix_batches, self.seed, stream.processed)
 
     def val_dataloader(self) -> DataLoader | list:
@@ -218,9 +220,15 @@ class DeblurDataModule(pl.LightningDataModule):
         """Frames in order, one at a time; several processes share them."""
         return self._loader(dataset, sampler=DistributedSampler(dataset, *world_and_rank(self.trainer), shuffle=False))
 
-    def _loader(self, dataset: Dataset, **options) -> DataLoader:
-        own = {"persistent_workers": self.num_workers > 0, "pin_memory": torch.cuda.is_available()}
-        return DataLoader(dataset, num_workers=self.num_workers, worker_init_fn=_outlive_sigterm, **own | options)
+    def _loader(self, dataset: Dataset, persistent: bool = True, **options) -> DataLoader:
+        return DataLoader(
+            dataset,
+            num_workers=self.num_workers,
+            persistent_workers=persistent and self.num_workers > 0,
+            worker_init_fn=_outlive_sigterm,
+            pin_memory=torch.cuda.is_available(),
+            **options,
+        )
 
     def on_after_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
         """Blur sharp photographs on the device; every image has its own seed.

@@ -68,6 +68,18 @@ def reflected_places(side: int, before: int, after: int, device: torch.device) -
     return torch.minimum(places, period - places) if side > 1 else places
 
 
+def extended(image: Tensor, rows: int, columns: int, is_noise: bool = False) -> Tensor:
+    """A network's input (N, C, H, W) with rows below and columns to the right: its border repeated.
+
+    Noise is reflected: noise that is repeated is no noise, and samples were several times as uncertain there.
+    """
+    if rows == 0 and columns == 0:  # torch.compile cannot differentiate a pad of 0
+        return image
+    if is_noise:
+        return reflected(image, 0, rows, 0, columns)
+    return F.pad(image, (0, columns, 0, rows), mode="replicate")
+
+
 class SizeHead(nn.Module):
     """Features (N, C, h, w) -> log of the expected |x - x_init| (N, 1, k h, k w), float32; no gradient to the features.
 
@@ -88,10 +100,9 @@ class PixelBlocks(nn.Module):
     """A local network: a stem, a trunk, and a head that starts at zero.
 
     Input (one image, or several concatenated over channels) and output are (N, channels, H, W), any H and W: the input
-    is padded to a multiple of `stride`, and the output is cropped. Borders of images are repeated. A noisy input, which
-    is the first one, is reflected: noise that is repeated is no noise, and samples were several times as uncertain
-    there. Blocks of k x k pixels are moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets
-    `stem`, calls `add_heads` and has `trunk` and `receptive_field`.
+    is `extended` to a multiple of `stride`, and the output is cropped. A noisy input is the first one. Blocks of k x k
+    pixels are moved to channels, k being `unshuffle` (Shi et al., CVPR 2016). A subclass sets `stem`, calls `add_heads`
+    and has `trunk` and `receptive_field`.
     """
 
     def __init__(self, unshuffle: int, stride: int):
@@ -105,16 +116,14 @@ class PixelBlocks(nn.Module):
 
     def forward(self, *images: Tensor, noisy: Tensor | None = None, embedding: Tensor | None = None) -> Tensor:
         """With a size head the output has one channel more, the log of the expected |x - x_init|."""
-        height, width = images[0].shape[-2:]
+        (height, width), dtype = images[0].shape[-2:], self.stem.weight.dtype
         rows, columns = -height % self.stride, -width % self.stride
-        x = torch.cat(images, dim=1)
-        if rows or columns:  # torch.compile cannot differentiate a pad of 0
-            x = F.pad(x, (0, columns, 0, rows), mode="replicate")
-            noisy = None if noisy is None else reflected(noisy, 0, rows, 0, columns)
+        inputs = [extended(image, rows, columns) for image in images]
         if noisy is not None:
-            x = torch.cat([noisy, x], dim=1)
-        h = self.stem(F.pixel_unshuffle(x.to(self.stem.weight.dtype), self.unshuffle))  # (N, c, H / k, W / k)
-        h = self.trunk(h, None if embedding is None else embedding.to(h.dtype))
+            inputs.insert(0, extended(noisy, rows, columns, is_noise=True))
+        x = torch.cat(inputs, dim=1).to(dtype)
+        h = self.stem(F.pixel_unshuffle(x, self.unshuffle))  # (N, c, H / k, W / k)
+        h = self.trunk(h, None if embedding is None else embedding.to(dtype))
         return self.outputs(h)[..., :height, :width]
 
     def outputs(self, h: Tensor) -> Tensor:

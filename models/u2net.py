@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deblur.models.base import Predictor, SizeHead, register_to_config, zeroed
+from deblur.models.base import Predictor, SizeHead, extended, register_to_config, zeroed
 from deblur.models.unet import PixelNorm
 
 U2NetNorm = Literal["batch", "pixel", "none"]
@@ -142,8 +142,7 @@ class U2NetPredictor(Predictor):
         images = [blurry] if estimate is None else [blurry, estimate]
         height, width = images[-1].shape[-2:]
         h = torch.cat(images, dim=1).to(self.side1.weight.dtype)
-        if height % self.unshuffle or width % self.unshuffle:
-            h = F.pad(h, (0, -width % self.unshuffle, 0, -height % self.unshuffle), mode="replicate")
+        h = extended(h, -height % self.unshuffle, -width % self.unshuffle)
         h = F.pixel_unshuffle(h, self.unshuffle)
         skips: list[Tensor] = []
         for i in range(1, 7):

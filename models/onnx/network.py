@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deblur.models.base import reflected
+from deblur.models.base import extended
 from deblur.models.diffusion import PREDICTION_TYPES
 from deblur.models.hub import CheckpointError, read_json
 from deblur.models.onnx.engines import Precision, Provider, open_engine
@@ -61,18 +60,10 @@ class OnnxNetwork(nn.Module):
         bottom, right = (self.facts.padded(length) - length for length in (height, width))
         results = []
         for image_inputs in zip(*(x.float().split(1) for x in inputs), strict=True):
-            padded = (self._padded(name, x, bottom, right) for name, x in zip(self.inputs, image_inputs, strict=True))
+            named = zip(self.inputs, image_inputs, strict=True)
+            padded = (x if x.ndim < 4 else extended(x, bottom, right, is_noise=name == NOISY) for name, x in named)
             results.append(function(*padded)[..., :height, :width])
         return results[0] if len(results) == 1 else torch.cat(results)
-
-    @staticmethod
-    def _padded(name: str, x: Tensor, bottom: int, right: int) -> Tensor:
-        """An input padded as in `models.base.PixelBlocks`; noise levels as they are."""
-        if x.ndim < 4:
-            return x
-        if name == NOISY:
-            return reflected(x, 0, bottom, 0, right)
-        return F.pad(x, (0, right, 0, bottom), mode="replicate")
 
     def arrays(self, *inputs: Tensor) -> dict:
         """The inputs that the graph uses, as arrays by name."""
