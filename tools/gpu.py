@@ -1,6 +1,6 @@
 """Use a GPU that is had for minutes: python -m tools.gpu --output runs/gpu --seconds 540 --pairs PAIRS
 
-In this order: the tests that need a GPU, the speed of sampling and training, a grid search of the paper's settings, an
+First the tests that need a GPU, then the speed of sampling and training, a grid search of the paper's settings, an
 export for TensorRT where that is installed, and in all time that is left the training of maxim's denoiser
 (tools.gpu_training). Each step writes what it says to OUTPUT/NAME.log. The same command continues: what is done
 according to OUTPUT/steps.json is not repeated. On an H100 the tests take 1.1 minutes, the speeds of lite and maxim 1.2
