@@ -57,7 +57,9 @@ class Bounded(io.BufferedReader):
         return content
 
     def allow_pixels(self, path: Path, width: int, height: int) -> None:
-        """Let the pixels of an image of this size be read. ImageError if there are more than MOST_PIXELS."""
+        """Let the pixels of an image of this size be read. ImageError if there are none or more than MOST_PIXELS."""
+        if width < 1 or height < 1:
+            raise ImageError(f"{path} has no pixels, it may be damaged: its header says {width}x{height}.")
         if width * height > MOST_PIXELS:
             raise ImageError(f"{path} is too large, it may be a decompression bomb: {width * height} pixels.")
         self.left = 16 * width * height + MOST_METADATA  # the most that a plain PPM has

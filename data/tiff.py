@@ -91,9 +91,10 @@ def read(path: Path) -> Contents:
 
 
 def header_size(path: Path) -> tuple[int, int]:
-    """Width and height of the full-size page, upright."""
+    """Width and height of the full-size page, upright. ImageError if it has no pixels or too many."""
     with Bounded(io.FileIO(path)) as content, tifffile.TiffFile(content, is_lsm=False) as file:
         page = _full_size(file)[1]
+        content.allow_pixels(path, page.imagewidth, page.imagelength)
         turned = 274 in page.tags and page.tags[274].value >= 5
         return (page.imagelength, page.imagewidth) if turned else (page.imagewidth, page.imagelength)
 

@@ -50,6 +50,17 @@ def test_an_image_has_at_most_so_many_pixels(tmp_path, suffix):
         images.read_file(file)
 
 
+@pytest.mark.parametrize("tag", ["ImageWidth", "ImageLength"])
+def test_a_tiff_without_pixels_is_named(tmp_path, tag):
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8))
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        file.pages.first.tags[tag].overwrite(0)
+    size = {"ImageWidth": "0x8", "ImageLength": "8x0"}[tag]
+    for reader in (images.read_file, images.header_size):
+        with pytest.raises(images.ImageError, match=rf"a\.tif has no pixels.*: its header says {size}\.$"):
+            reader(tmp_path / "a.tif")
+
+
 def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
     photo = tmp_path / "photo.png"
     photo.write_bytes(POSTSCRIPT)
