@@ -213,7 +213,7 @@ def read_pipeline(
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
     for part in PARTS:
-        _, name = index.get(part, (None, None))
+        name = _class_in(index, part, folder)
         if name == ONNX:
             parts[part] = OnnxNetwork(folder / part, part, provider, precision)
         elif name is not None:
@@ -223,6 +223,14 @@ def read_pipeline(
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
     return _assemble(parts, index | {"betas": betas}, str(folder))
+
+
+def _class_in(index: dict, part: str, folder: Path) -> str | None:
+    """The name of a part's class in an index, which has a pair of its module and its class; None if there is none."""
+    named = index.get(part, [None, None])
+    if not isinstance(named, list) or len(named) != 2 or not isinstance(named[1], str | None):
+        raise CheckpointError(f"{folder / INDEX} has a {part} that is no pair of a module and a class: {named!r}")
+    return named[1]
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
@@ -336,9 +344,12 @@ def describe(pipeline: DeblurPipeline) -> dict:
 
 def _assemble(parts: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
     betas, residual_scale = values.get("betas"), values.get("residual_scale")
+    are_betas = isinstance(betas, list) and all(isinstance(beta, float) and 0 < beta < 1 for beta in betas)
+    if not betas or not are_betas:
+        raise CheckpointError(f"{what} lacks the training schedule's betas: numbers between 0 and 1")
     numbers = residual_scale if isinstance(residual_scale, list) else [residual_scale]
-    if not betas or len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
-        raise CheckpointError(f"{what} lacks the training schedule's betas or the residual scale")
+    if len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
+        raise CheckpointError(f"{what} lacks the residual scale: a number, or one for each of three channels")
     kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
     if kind not in get_args(ScaleKind):
         raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
@@ -374,8 +385,9 @@ def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str,
         )
     try:
         network = _build(by_name, name, config)
-    except (TypeError, ValueError, LookupError) as error:
-        raise CheckpointError(f"{what} has a config that {name} does not accept: {error}") from error
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise CheckpointError(f"{what} has a config that {name} does not accept: {reason}") from error
     if not state and network.state_dict():
         raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
     load_weights(network, state, what)

@@ -5,6 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from deblur.models.settings import SamplingSettings
+
 INDEX = "model_index.json"
 ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 SHIPPED = Path(__file__).parents[1] / "pretrained"  # the checkpoints that come with the repository
@@ -102,8 +104,20 @@ def stored_index(source: str) -> dict | None:
 
 
 def read_index(folder: Path) -> dict:
-    """The model_index.json of an exported checkpoint. Raises CheckpointError if it is missing or damaged."""
-    return read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
+    """The model_index.json of an exported checkpoint, with presets that are settings.
+
+    Raises CheckpointError if it is missing or damaged.
+    """
+    index = read_json(folder / INDEX, "an exported checkpoint has one; train.py writes it after fit")
+    presets = index.get("presets") or {}
+    if not isinstance(presets, dict):
+        raise CheckpointError(f"{folder / INDEX} has presets that are none: settings by their names, got {presets!r}")
+    for name, values in presets.items():
+        try:
+            SamplingSettings(**values)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder / INDEX} has a preset {name} that is none: {error}") from None
+    return index | {"presets": presets}
 
 
 def read_json(path: Path, hint: str = "the checkpoint is incomplete, copy it again") -> dict:

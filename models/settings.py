@@ -82,6 +82,7 @@ class SamplingSettings:
             ("sampler",): (get_args(Sampler).__contains__, f"one of {', '.join(get_args(Sampler))}"),
             ("schedule",): (get_args(Schedule).__contains__, f"one of {', '.join(get_args(Schedule))}"),
             ("steps", "num_samples"): (lambda n: isinstance(n, int) and n >= 1, "a whole number of 1 or more"),
+            ("average",): (lambda truth: isinstance(truth, bool), "true or false"),
             ("eta", "blend"): (lambda x: 0 <= x <= 1, "between 0 and 1"),
             ("beta_start", "beta_end"): (math.isfinite, "a finite number"),
             # Beyond these, alpha_bar or 1 - alpha_bar has no digits left.
@@ -92,7 +93,12 @@ class SamplingSettings:
         }
         for names, (holds, words) in rules.items():
             for name in names:
-                if not holds(value := getattr(self, name)):
+                value = getattr(self, name)
+                try:
+                    is_right = holds(value)
+                except TypeError:  # text, say, is compared with a number
+                    is_right = False
+                if not is_right:
                     raise ValueError(f"{name} must be {words}, got {value!r}")
         if self.eta > 0 and self.sampler != "ddim":
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")

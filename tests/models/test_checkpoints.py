@@ -165,7 +165,7 @@ def test_another_architecture_is_refused_by_its_first_differing_key(folder):
     assert 'Unexpected key(s) in state_dict: "extra"' in sentence(folder)
 
 
-@pytest.mark.parametrize("wrong", [{"condition": "sharp"}, {"norm": "batch"}, {"channels": "many"}])
+@pytest.mark.parametrize("wrong", [{"condition": "sharp"}, {"norm": "batch"}, {"channels": "many"}, {"channels": -8}])
 def test_a_config_that_the_network_does_not_accept_is_named(folder, wrong):
     file = folder / "denoiser" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
@@ -183,6 +183,46 @@ def test_damaged_files_are_named(folder):
     assert "StableDiffusionPipeline" in sentence(folder)
     (folder / "model_index.json").write_text(json.dumps(facts | {"denoiser": ["os", "system"]}))
     assert "unknown class 'system'" in sentence(folder)
+
+
+@pytest.mark.parametrize("part", ["predictor", "denoiser"])
+@pytest.mark.parametrize("value", [None, "UNetPredictor", ["UNetPredictor"], ["deblur.models.unet", ["UNetPredictor"]]])
+def test_a_part_that_is_no_pair_of_names_is_refused(folder, part, value):
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {part: value}))
+    assert f"has a {part} that is no pair of a module and a class: {value!r}" in sentence(folder)
+
+
+@pytest.mark.parametrize("betas", [0.5, "linear", [], [0.1, None], [0.1, "0.2"], [0.1, 1.0], [0.1, float("nan")]])
+def test_a_training_schedule_that_is_none_is_refused(folder, betas):
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"trained_betas": betas}))
+    assert f"{folder} lacks the training schedule's betas" in sentence(folder)
+
+
+@pytest.mark.parametrize("scale", [None, "2", [1.0, 2.0], [1.0, 2.0, "3"]])
+def test_a_residual_scale_that_is_none_is_refused(folder, scale):
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"residual_scale": scale}))
+    assert f"{folder} lacks the residual scale: a number, or one for each" in sentence(folder)
+
+
+@pytest.mark.parametrize(
+    ("presets", "words"),
+    [
+        ("balanced", "has presets that are none: settings by their names, got 'balanced'"),
+        ({"balanced": 3}, "has a preset balanced that is none: "),
+        ({"balanced": {}, "own": {"stepz": 3}}, "has a preset own that is none: "),
+        ({"own": {"steps": "3"}}, "has a preset own that is none: steps must be a whole number of 1 or more, got '3'"),
+        ({"own": {"blend": "0.5"}}, "has a preset own that is none: blend must be between 0 and 1, got '0.5'"),
+        ({"own": {"beta_end": None}}, "has a preset own that is none: beta_end must be a finite number, got None"),
+        ({"own": {"average": "no"}}, "has a preset own that is none: average must be true or false, got 'no'"),
+    ],
+)
+def test_presets_that_are_none_are_refused(folder, presets, words):
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"presets": presets}))
+    assert f"{folder / 'model_index.json'} {words}" in sentence(folder)
 
 
 @pytest.mark.parametrize("name", ["sigma_min", "sigma_max"])
