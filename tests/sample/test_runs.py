@@ -208,13 +208,13 @@ from deblur.data import images
 torch.set_num_threads(1)
 deblur.models.sampling.BAND = 1 << 18  # so that a test's photo has several
 peaks = []
-for side in (256, 1700):
+for side in (256, 3000):
     images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))
     flags = ["--steps", "2", "--tile", "256", "--predictor_tile", "256", "--sampler", sys.argv[2]]
     assert sample.main([f"{side}.bmp", "--checkpoint", sys.argv[1], "--output", "out", *flags]) == 0
     status = Path("/proc/self/status").read_text().splitlines()
     peaks.append(next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM")))
-print((peaks[1] - peaks[0]) / (1700**2 - 256**2))
+print((peaks[1] - peaks[0]) / (3000**2 - 256**2))
 """
 
 
