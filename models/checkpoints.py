@@ -344,8 +344,7 @@ def describe(pipeline: DeblurPipeline) -> dict:
 
 def _assemble(parts: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
     betas, residual_scale = values.get("betas"), values.get("residual_scale")
-    are_betas = isinstance(betas, list) and all(isinstance(beta, float) and 0 < beta < 1 for beta in betas)
-    if not betas or not are_betas:
+    if not isinstance(betas, list) or not betas or not all(isinstance(beta, float) and 0 < beta < 1 for beta in betas):
         raise CheckpointError(f"{what} lacks the training schedule's betas: numbers between 0 and 1")
     numbers = residual_scale if isinstance(residual_scale, list) else [residual_scale]
     if len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):

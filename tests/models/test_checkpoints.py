@@ -20,6 +20,7 @@ from deblur.models.checkpoints import (
     network_hash,
     read_pipeline,
     save_presets,
+    update_index,
 )
 from deblur.models.hub import CheckpointError
 from deblur.models.settings import SamplingSettings
@@ -188,8 +189,7 @@ def test_damaged_files_are_named(folder):
 @pytest.mark.parametrize("part", ["predictor", "denoiser"])
 @pytest.mark.parametrize("value", [None, "UNetPredictor", ["UNetPredictor"], ["deblur.models.unet", ["UNetPredictor"]]])
 def test_a_part_that_is_no_pair_of_names_is_refused(folder, part, value):
-    facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {part: value}))
+    update_index(folder, **{part: value})
     assert f"has a {part} that is no pair of a module and a class: {value!r}" in sentence(folder)
 
 
@@ -202,8 +202,7 @@ def test_a_training_schedule_that_is_none_is_refused(folder, betas):
 
 @pytest.mark.parametrize("scale", [None, "2", [1.0, 2.0], [1.0, 2.0, "3"]])
 def test_a_residual_scale_that_is_none_is_refused(folder, scale):
-    facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {"residual_scale": scale}))
+    update_index(folder, residual_scale=scale)
     assert f"{folder} lacks the residual scale: a number, or one for each" in sentence(folder)
 
 
@@ -220,22 +219,19 @@ def test_a_residual_scale_that_is_none_is_refused(folder, scale):
     ],
 )
 def test_presets_that_are_none_are_refused(folder, presets, words):
-    facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {"presets": presets}))
+    update_index(folder, presets=presets)
     assert f"{folder / 'model_index.json'} {words}" in sentence(folder)
 
 
 @pytest.mark.parametrize("name", ["sigma_min", "sigma_max"])
 @pytest.mark.parametrize("value", [0, -1.0, "high"])
 def test_an_end_of_training_s_levels_that_is_none_is_refused(folder, name, value):
-    facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {name: value}))
+    update_index(folder, **{name: value})
     assert f"{name} {value!r}: it is a noise level" in sentence(folder)
 
 
 def test_ends_of_training_s_levels_in_the_wrong_order_are_refused(folder):
-    facts = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(facts | {"sigma_min": 12.0, "sigma_max": 0.05}))
+    update_index(folder, sigma_min=12.0, sigma_max=0.05)
     assert "sigma_min 12.0, which is not below its sigma_max 0.05" in sentence(folder)
 
 
