@@ -1,11 +1,10 @@
 """Predict and refine: restore blurry photographs. Begin with `load_pipeline`.
 
-In a checkout the packages lie beside this folder (models/, data/ ...) and are imported as deblur.models, deblur.data.
-`pip install` puts them into this folder, under the same names.
+Its packages (models/, data/ ...) lie beside this folder, which has a symbolic link to each: they are imported as
+deblur.models, deblur.data, and editors follow them. `pip install` puts the packages themselves here.
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 __version__ = "0.4.0"
@@ -16,10 +15,6 @@ PUBLIC = {
     "SamplingSettings": "deblur.models.settings",
     "load_pipeline": "deblur.models.checkpoints",
 }
-
-_here = Path(__file__).parent
-if not (_here / "models").is_dir():
-    __path__.append(str(_here.parent))
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from deblur.cli import call, run_command
 from deblur.files import replacing
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --output {{output}}/sampling_{}.json"
 PREDICTOR = "predictor/bf16-channels_last/eager"
 COMPILED, TEN_STEPS = "predictor/bf16-channels_last/compiled", "10/bf16-channels_last/eager"

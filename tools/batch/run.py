@@ -16,6 +16,7 @@ import pyarrow as pa
 import ray
 import ray.data
 
+import deblur
 from deblur.data.search import SUFFIXES
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
@@ -26,11 +27,9 @@ from deblur.tools.batch.watch import watched
 from deblur.tools.batch.worker import Job, Worker, describe
 
 SHOWN = 20  # failures that are printed one by one
-PLACE = Path(__file__).parents[2]  # the checkout, or the package that pip installed
-EXCLUDED = [".*", "runs", "tests", "docs", "tools/benchmarks"]
-IS_CHECKOUT = (PLACE / "deblur").is_dir()
 # Sent to a cluster, which does not have this program.
-SENT = {"working_dir": str(PLACE), "excludes": EXCLUDED} if IS_CHECKOUT else {"py_modules": [str(PLACE)]}
+PACKAGE = Path(deblur.__file__).parent
+SENT = {"py_modules": [str(PACKAGE)], "excludes": ["tools/benchmarks"]}
 
 
 class Begun:

@@ -48,7 +48,7 @@ ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of
 }
 COMPILED = "torch compiled bf16"  # slow to prepare: measured only if named
 WIDTH, HEIGHT = 1280, 720
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_turns(runs: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, dict[str, float]]:

@@ -19,7 +19,7 @@ from deblur.tools.web.restoration import PhotoRestorer, painted
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.visits import Visit, Visits
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 # By checkpoint; none are installed by pip.
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
 MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
