@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from deblur.data.blur import SyntheticBlur
-from deblur.data.images import ImageError, header_size, require_end
+from deblur.data.files.images import ImageError, header_size, require_end
 from deblur.data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
 from deblur.data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
 from deblur.data.predictions import Predictions

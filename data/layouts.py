@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from deblur.data import images, search
+from deblur.data.files import images, search
 
 SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")

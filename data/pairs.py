@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Pair
 from deblur.data.predictions import Predictions, to_log_size
 from deblur.seeds import seed_of

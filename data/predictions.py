@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Pair
-from deblur.files import replacing
+from deblur.storage import replacing
 
 FACTS = "predictor.json"
 LEAST, MOST = -10.0, 2.0  # beyond them a size is far below an 8-bit level, or larger than the images' range
@@ -32,7 +32,7 @@ class Predictor:
 
     Args:
         checkpoint: as it was named.
-        sha256: `models.checkpoints.network_hash` of its predictor.
+        sha256: `deblur.checkpoints.network_hash` of its predictor.
         size_head: whether log_size is stored, too.
         stages: of the predictor that were run; None: all.
     """

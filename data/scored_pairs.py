@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from deblur.data import images, search
+from deblur.data.files import images, search
 from deblur.data.layouts import Listing, Pair, list_pairs, paired
 from deblur.data.pairs import read_pair
 from deblur.progress import ProgressBar

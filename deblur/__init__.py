@@ -10,10 +10,10 @@ from typing import Any
 __version__ = "0.4.0"
 
 PUBLIC = {
-    "CheckpointError": "deblur.models.hub",
-    "DeblurPipeline": "deblur.models.pipeline",
-    "SamplingSettings": "deblur.models.settings",
-    "load_pipeline": "deblur.models.checkpoints",
+    "CheckpointError": "deblur.hub",
+    "DeblurPipeline": "deblur.pipeline",
+    "SamplingSettings": "deblur.settings",
+    "load_pipeline": "deblur.checkpoints",
 }
 
 

@@ -18,8 +18,6 @@ from typing import Any, get_args
 from docstring_parser import parse
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
-from deblur.moved import new_path
-
 WORDS = {
     "<class 'str'>": "text",
     "<class 'int'>": "a whole number",
@@ -78,15 +76,13 @@ def explain(error: BaseException, dashes: str = "") -> str:
     if unknown := _quoted(last, "Option '") or _quoted(last, "unrecognized arguments: --"):
         return f"{'.'.join([*names, unknown])} is unknown{_nearest_argument(unknown, owner)}"
     name, reason = dashes + ".".join(names), " ".join(str(last).split())
-    if isinstance(last, ImportError) and new_path(owner) != owner:
-        return f"{name}: {owner} is now {new_path(owner)}"
     wanted, _, value = reason.removeprefix("Expected a ").partition(". Got value: ")
     if wanted.startswith("typing.Literal"):
         return one_of(name, value, [str(choice) for choice in ast.literal_eval(wanted.removeprefix("typing.Literal"))])
     if value:
         return f"{name} is {WORDS.get(wanted, f'a {wanted}')}, not {value}"
     reason = reason.replace(
-        "Expected a dot import path string:", "not a class with its module, as deblur.models.unet.Denoiser:"
+        "Expected a dot import path string:", "not a class with its module, as deblur.models.networks.unet.Denoiser:"
     )
     return f"{name}: {reason}" if names else reason
 

@@ -11,7 +11,7 @@ from deblur.evaluation.metrics import Metric
 from deblur.evaluation.rows import BLURRY, CONTROLS, SHARP
 from deblur.evaluation.statistics import estimates
 from deblur.evaluation.summary import Summary
-from deblur.files import replacing
+from deblur.storage import replacing
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from deblur.cli import UsageError, explain
-from deblur.files import read_yaml
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
+from deblur.storage import read_yaml
 
 
 def read_grid(path: str | Path) -> list[SamplingSettings]:

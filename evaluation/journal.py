@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from deblur.cli import UsageError
-from deblur.files import replacing
+from deblur.storage import replacing
 
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
 

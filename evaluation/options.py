@@ -7,9 +7,9 @@ from typing import Literal
 
 from deblur.evaluation.catalogue import require_known
 from deblur.evaluation.grid import read_grid
-from deblur.files import require_writable
-from deblur.models.hub import stored_index
-from deblur.models.settings import SamplingSettings, require_device
+from deblur.hub import stored_index
+from deblur.settings import SamplingSettings, require_device
+from deblur.storage import require_writable
 
 
 @dataclass(frozen=True)

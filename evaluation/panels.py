@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from deblur.evaluation.pixels import eight_bits, psnr
-from deblur.files import replacing
+from deblur.storage import replacing
 
 WIDTH = 480  # pixels of an image in a panel
 GAP = 16  # pixels between columns

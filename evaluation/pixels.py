@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deblur.files import replacing
+from deblur.storage import replacing
 
 IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
 PSNR_RECIPE = (

@@ -15,7 +15,7 @@ from deblur.evaluation.examples import Example
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.plots import curve
 from deblur.evaluation.summary import NOTHING, Summary
-from deblur.files import replacing
+from deblur.storage import replacing
 
 _QUALITY = 90  # of the page's JPEG images
 

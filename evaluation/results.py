@@ -16,9 +16,9 @@ from deblur.evaluation.examples import Example
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.scoring import SECONDS_RECIPE
 from deblur.evaluation.summary import NOTHING, RowSummary, Summary
-from deblur.files import replacing
-from deblur.models.settings import SamplingSettings
 from deblur.revision import commit, versions
+from deblur.settings import SamplingSettings
+from deblur.storage import replacing
 
 
 def provenance() -> Facts:

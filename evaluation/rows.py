@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, fields
 
 from deblur.evaluation.controls import LABELS
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 
 BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every evaluation has
 CONTROLS = [label for labels in LABELS.values() for label in labels]  # further rows if there is a predictor

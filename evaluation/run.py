@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
+from deblur.checkpoints import checkpoint_hash, load_pipeline, save_presets
 from deblur.cli import Stopped
 from deblur.data.pairs import read_pair
 from deblur.data.scored_pairs import read_baselines, scored_pairs
+from deblur.devices import choose_device, resolve_precision
 from deblur.evaluation.comparison import format_changes, write_comparison
 from deblur.evaluation.examples import Example, keep_examples, write_panel
 from deblur.evaluation.journal import open_journal
@@ -22,11 +24,9 @@ from deblur.evaluation.results import format_table, provenance, write_results
 from deblur.evaluation.rows import rows_of
 from deblur.evaluation.scoring import ImagePair, Plan, depends_on, score_images
 from deblur.evaluation.summary import Summary, summarise
-from deblur.files import sole_user
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline, save_presets
-from deblur.models.devices import choose_device, resolve_precision
-from deblur.models.hub import PRETRAINED, locate
-from deblur.models.pipeline import DeblurPipeline
+from deblur.hub import PRETRAINED, locate
+from deblur.pipeline import DeblurPipeline
+from deblur.storage import sole_user
 
 
 def score(evaluation: Evaluation) -> None:

@@ -15,9 +15,9 @@ from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.pixels import MetricError, write_png
 from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
-from deblur.models.pipeline import DeblurPipeline, Prediction
-from deblur.models.settings import SamplingSettings, sharing_samples
+from deblur.pipeline import DeblurPipeline, Prediction
 from deblur.progress import ProgressBar, counted
+from deblur.settings import SamplingSettings, sharing_samples
 
 SECONDS_RECIPE = (
     "wall-clock seconds per image, the predictor's pass included, metrics and disk excluded; each image of a batch "

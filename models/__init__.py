@@ -1,5 +1,1 @@
-"""The method: networks, diffusion, sampling, the pipeline and its checkpoints."""
-
-from deblur.moved import require_new_name
-
-require_new_name(__name__)
+"""The method, in tensors alone: noise schedules, diffusion, samplers, losses and the networks."""

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from deblur.models.base import randn_tensor
 from deblur.models.diffusion import (
     ResidualColours,
     ScaleKind,
@@ -24,6 +23,7 @@ from deblur.models.diffusion import (
     sample_alpha_bar,
     target,
 )
+from deblur.models.networks.base import randn_tensor
 from deblur.models.schedules import level_of
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate

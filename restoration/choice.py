@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 
-from deblur.data.images import ImageError, header_size
-from deblur.models.devices import resolve_precision
-from deblur.models.hub import PRETRAINED, SHIPPED
-from deblur.models.working_size import WorkingSize
+from deblur.data.files.images import ImageError, header_size
+from deblur.devices import resolve_precision
+from deblur.hub import PRETRAINED, SHIPPED
 from deblur.restoration.options import Options, largest_scale
+from deblur.working_size import WorkingSize
 
 BEST = "maxim"
 PATIENCE = 60.0  # seconds

@@ -13,11 +13,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from deblur.cli import Parser, UsageError, make_parser, run_command
-from deblur.files import require_writable
-from deblur.models.hub import PRETRAINED, name_of, stored_index
-from deblur.models.settings import SamplingSettings, preset_settings
+from deblur.hub import PRETRAINED, name_of, stored_index
 from deblur.restoration.options import Options, check_settings
 from deblur.restoration.outputs import Outputs, outputs_of
+from deblur.settings import SamplingSettings, preset_settings
+from deblur.storage import require_writable
 
 NOT_BEGUN = "stopped, 0 done; run again to resume"
 

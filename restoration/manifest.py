@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deblur.files import locked, replacing
+from deblur.storage import locked, replacing
 
 
 class Manifest:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from deblur.data import images
-from deblur.files import replacing
+from deblur.data.files import images
+from deblur.storage import replacing
 
 BRIGHTEST = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deblur.models.hub import PRETRAINED, stored_index
-from deblur.models.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
+from deblur.hub import PRETRAINED, stored_index
+from deblur.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
 
 
 def largest_scale(scale: float | Literal["auto"], max_side: int | None, longer: int) -> float:

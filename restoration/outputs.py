@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from deblur.data.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
+from deblur.data.files.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
 from deblur.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[li
 
     A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
     """
-    from deblur.data.images import header_size
+    from deblur.data.files.images import header_size
 
     if size == 1:
         yield from ([pair] for pair in work)

@@ -12,20 +12,20 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 from tqdm import tqdm
 
-from deblur.data import images, metadata
-from deblur.data.images import ImageFile
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.devices import allowed_memory, require_memory
-from deblur.models.hub import PRETRAINED, name_of
-from deblur.models.image_processor import visible_pixels, with_hidden_filled
-from deblur.models.pipeline import DeblurOutput
-from deblur.models.samples import faults, kept_remarks, restored_amount, scale_remarks
-from deblur.models.tiling import TooLittleMemory, refusal
+from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.data.files import images, metadata
+from deblur.data.files.images import ImageFile
+from deblur.devices import allowed_memory, require_memory
+from deblur.hub import PRETRAINED, name_of
+from deblur.image_processor import visible_pixels, with_hidden_filled
+from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
+from deblur.pipeline import DeblurOutput
 from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels
 from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names, batches, usual
+from deblur.tiling import TooLittleMemory, refusal
 
 # Sides in pixels of the parts whose time is measured: the first call of a network takes longer, and small parts do.
 PARTS = (64, 192, 384)
@@ -50,7 +50,7 @@ class Restoration:
     failure: str | None = None  # why it could not be restored; the fields below are then empty
     image: ImageFile | None = None  # with the metadata of its restoration
     out: DeblurOutput | None = None
-    faults: Sequence[str] = ()  # of the sample; see `models.samples`
+    faults: Sequence[str] = ()  # of the sample; see `deblur.keep_sharp`
     back: bool = False  # whether the prediction is written in place of the sample
     masked: bool = False  # whether a mask says what is restored
     seconds: float = 0.0  # its share of the batch's time

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from deblur.cli import Stopped
-from deblur.data.search import ADVICE
-from deblur.models.devices import choose_device
-from deblur.models.tiling import sides_in_words
+from deblur.data.files.search import ADVICE
+from deblur.devices import choose_device
 from deblur.progress import ProgressBar
 from deblur.restoration import choice
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Outputs
 from deblur.restoration.restorer import LONG, Restorer
+from deblur.tiling import sides_in_words
 
 
 def restore(outputs: Outputs, options: Options, numbers: dict[str, Any]) -> int:

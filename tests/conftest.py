@@ -91,7 +91,7 @@ def draw_photographs(folder):
     """Three small photographs, of noise, in the folder photos."""
     import torch
 
-    from deblur.data import images
+    from deblur.data.files import images
 
     generator = torch.Generator().manual_seed(0)
     for name in "abc":
@@ -128,9 +128,9 @@ def run_folder(no_network, tmp_path, monkeypatch):
 
 def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
-    from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
     from deblur.models.losses import Objective, PredictorLoss, Residual
     from deblur.training import command as train
+    from deblur.training.module import Optimizer, Predict, PredictAndRefine
 
     parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()
     for name, argument in [*signature(Predict).parameters.items(), *signature(PredictAndRefine).parameters.items()]:

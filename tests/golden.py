@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from deblur.data import images
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.evaluation.metrics import Lpips, psnr
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.hub import SHIPPED
+from deblur.hub import SHIPPED
 from deblur.tools.pages.kinds import KINDS
 from tests.tools.printed import digest, photographed, small
 

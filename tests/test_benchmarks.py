@@ -12,13 +12,13 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
-from deblur.models.base import IdentityPredictor
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
 from deblur.models.diffusion import residual
-from deblur.models.maxim import Maxim
-from deblur.models.pipeline import DeblurPipeline
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import UNetPredictor
+from deblur.models.networks.base import IdentityPredictor
+from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.unet import UNetPredictor
+from deblur.pipeline import DeblurPipeline
+from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks import deployment
 from deblur.tools.benchmarks.posterior import draw, ratios, reliability
 from deblur.tools.benchmarks.record import machine, write_json

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import sample
-from deblur.data import images
+from deblur.data.files import images
 from deblur.evaluation import command as evaluate
-from deblur.models.unet import Denoiser
+from deblur.models.networks.unet import Denoiser
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 

@@ -21,8 +21,8 @@ import yaml
 from matplotlib import get_data_path
 from torch.nn.functional import avg_pool2d, interpolate
 
-from deblur.data import images
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.training import command as train
 from deblur.training.run import require_files
 from tests.conftest import ROOT

@@ -7,12 +7,12 @@ import pytest
 import torch
 import yaml
 
-from deblur.data import images
+from deblur.checkpoints import load_pipeline
 from deblur.data.camera import SixDegrees
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.hub import shipped
-from deblur.models.lightning_module import PredictAndRefine
+from deblur.data.files import images
+from deblur.hub import shipped
 from deblur.training import command as train
+from deblur.training.module import PredictAndRefine
 from tests.conftest import ROOT
 
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import yaml
 
-from deblur.data.formats import MOST_METADATA, MOST_PIXELS
-from deblur.data.search import READ
+from deblur.data.files.formats import MOST_METADATA, MOST_PIXELS
+from deblur.data.files.search import READ
 from deblur.restoration import command as sample
 from deblur.tools.web import command as app
 from tests.conftest import ROOT

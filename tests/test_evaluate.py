@@ -15,16 +15,16 @@ import torch
 from PIL import Image
 
 import sample
+from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import UsageError
-from deblur.data import images
+from deblur.data.files import images
 from deblur.evaluation import command as evaluate
 from deblur.evaluation import run as evaluation_run
 from deblur.evaluation.controls import control_images
 from deblur.evaluation.metrics import psnr
 from deblur.evaluation.rows import CONTROLS
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.settings import SamplingSettings
 from deblur.revision import commit
+from deblur.settings import SamplingSettings
 from tests import processes
 from tests.conftest import ROOT
 from tests.evaluation.toy import ALONE

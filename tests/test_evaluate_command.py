@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deblur.data import images
-from deblur.models.hub import CheckpointError
+from deblur.data.files import images
+from deblur.hub import CheckpointError
 from tests import processes
 from tests.conftest import ROOT
 from tests.test_evaluate import arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import sample
-from deblur.data import images
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.evaluation import command as evaluate
-from deblur.models.base import Predictor, register_to_config
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.hub import CheckpointError
+from deblur.hub import CheckpointError
+from deblur.models.networks.base import Predictor, register_to_config
 from deblur.training import command as train
 from tests.conftest import ROOT, fresh
 from tests.tiny import tiny_pipeline
@@ -68,7 +68,7 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
 
 
 def test_an_own_sampler_restores(outside):
-    from mysampler import euler
+    from mysampler import euler  # pyright: ignore[reportMissingImports]
 
     pipeline, blurry = tiny_pipeline(), torch.rand(2, 3, 32, 32)
     few, many = (euler(pipeline, blurry, steps, torch.Generator().manual_seed(0)) for steps in (2, 5))
@@ -116,12 +116,12 @@ class Refuses(Shrinks):
 @pytest.mark.parametrize(
     ("part", "name", "sentence"),
     [
-        ("predictor", "Alone", "Alone is no deblur.models.base.Predictor, which a predictor is derived from"),
+        ("predictor", "Alone", "Alone is no deblur.models.networks.base.Predictor, which a predictor is derived from"),
         ("predictor", "Forgetful", "Forgetful.__init__ lacks @register_to_config"),
         ("predictor", "Shrinks", "Shrinks makes (1, 3, 32, 32) of an image (1, 3, 64, 64): a predictor keeps the size"),
         ("predictor", "Refuses", "Refuses cannot be called as a predictor is: no such image"),
         ("denoiser", "Shrinks", "Shrinks lacks the attribute prediction_type"),
-        ("denoiser", "Alone", "Alone is not derived from deblur.models.base.ModelMixin and ConfigMixin"),
+        ("denoiser", "Alone", "Alone is not derived from deblur.models.networks.base.ModelMixin and ConfigMixin"),
     ],
 )
 def test_what_a_class_lacks_is_said_before_training(run_folder, capsys, part, name, sentence):
@@ -161,7 +161,7 @@ def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
 
 
 def test_the_line_of_the_page_that_loads_own_networks_loads_them(outside, run_folder):
-    from mypredictor import MyPredictor
+    from mypredictor import MyPredictor  # pyright: ignore[reportMissingImports]
 
     tiny_pipeline(MyPredictor(width=4)).save_pretrained(run_folder / "own")
     line = re.search(r"`(load_pipeline\(folder, classes=[^`]*)`", PAGE)[1]

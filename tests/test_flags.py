@@ -13,14 +13,14 @@ from torch import nn
 
 import tests.test_evaluate
 import train
-from deblur.data import images
+from deblur.checkpoints import save_presets, update_index
+from deblur.data.files import images
 from deblur.evaluation import command as evaluate
 from deblur.evaluation.metrics import psnr
-from deblur.models.checkpoints import save_presets, update_index
-from deblur.models.maxim import Maxim
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.restoration import command as sample
+from deblur.settings import SamplingSettings
 from tests.tiny import tiny_pipeline
 
 pytestmark = pytest.mark.commands
@@ -296,7 +296,7 @@ def test_a_mask_says_what_is_restored(called, place, tmp_path):
 
 def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
     """Beside 2.9 GB that the process is said to hold, 3.5 GB leave room for the whole image, 2.93 for tiles alone."""
-    monkeypatch.setattr("deblur.models.tiling.used_memory", lambda device: 2_900_000_000)
+    monkeypatch.setattr("deblur.tiling.used_memory", lambda device: 2_900_000_000)
     images.write(tmp_path / "large.png", torch.rand(3, 420, 420))
 
     def of_large(args):

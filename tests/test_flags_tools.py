@@ -20,14 +20,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from deblur.cli import call, run_command
-from deblur.data import images
+from deblur.data.files import images
 from deblur.data.predictions import folder_of
-from deblur.models.base import Cascade
-from deblur.models.maxim import Maxim
-from deblur.models.nafnet import SlimPredictor
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import UNetPredictor
+from deblur.models.networks.base import Cascade
+from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.nafnet import SlimPredictor
+from deblur.models.networks.unet import UNetPredictor
 from deblur.restoration.options import Options
+from deblur.settings import SamplingSettings
 from deblur.tools import calibrate, demo, doctor, export, import_maxim, make_pairs, predict
 from deblur.tools.batch import command as batch
 from deblur.tools.web import command as app

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.devices import has_bf16
-from deblur.models.lightning_module import Optimizer, PredictAndRefine
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.checkpoints import load_pipeline
+from deblur.devices import has_bf16
+from deblur.models.networks.unet import Denoiser, UNetPredictor
+from deblur.settings import SamplingSettings
+from deblur.training.module import Optimizer, PredictAndRefine
 from tests.tiny import fit, tiny_pipeline
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

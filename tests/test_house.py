@@ -13,25 +13,17 @@ from tests.conftest import fresh
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("deblur", "models", "data", "evaluation", "training", "restoration", "tools")
-ALLOWED = {"deblur": set(), "models": set(), "data": set(), "evaluation": {"models", "data"}}
+ALLOWED = {"models": set(), "deblur": {"models"}, "data": set(), "evaluation": {"models", "data"}}
 ALLOWED["training"] = {"models", "data", "evaluation"}
 ALLOWED["restoration"] = {"models", "data", "evaluation"}
 ALLOWED["tools"] = {"models", "data", "evaluation", "training", "restoration"}
-MODELS_ORDER = [
-    {"settings", "hub", "schedules", "diffusion", "devices", "image_processor", "calibration", "working_size"},
-    {"base", "losses", "samples", "tiling", "onnx.checks", "onnx.files", "onnx.engines", "onnx.network"},
-    {"sampling", "unet", "maxim"},
-    {"u2net", "nafnet", "pipeline"},
-    {"checkpoints"},
-    {"lightning_module"},
-]
 # Imports that only a function makes, against the layers: files as images, and the name that diffusers' users look for.
 LATE = {
-    ROOT / "models" / "image_processor.py": "deblur.data.codecs",
-    ROOT / "models" / "pipeline.py": "deblur.models.checkpoints",
+    ROOT / "deblur" / "image_processor.py": "deblur.data.files.codecs",
+    ROOT / "deblur" / "pipeline.py": "deblur.checkpoints",
 }
 # Modules that other modules import only where something optional is asked for.
-OPTIONAL = {ROOT / "models" / "onnx" / "checks.py", ROOT / "tools" / "quantise.py"}
+OPTIONAL = {ROOT / "deblur" / "onnx" / "checks.py", ROOT / "tools" / "quantise.py"}
 OPTIONAL |= {ROOT / "tools" / "batch" / "run.py", ROOT / "tools" / "batch" / "worker.py"}
 INDENTED = 40  # imports that do not stand at the top of their module
 PYTHON = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
@@ -74,22 +66,16 @@ def test_every_import_of_this_program_begins_with_deblur():
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_models_are_layered():
-    level = {name: i for i, names in enumerate(MODELS_ORDER) for name in names}
-    folder = ROOT / "models"
-    files = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
-    files = {name: path for name, path in files.items() if not name.endswith("__init__")}
-    assert files.keys() == level.keys()
-    assert len(list(folder.glob("*.py"))) - 1 <= 20
-    for name, path in files.items():
-        used = {one.removeprefix("deblur.models.") for one in imports(path) if one.startswith("deblur.models.")}
-        for other in used & files.keys() - {name}:
-            same_floor = level[other] == level[name] <= 1
-            assert level[other] < level[name] or same_floor, f"models/{name} imports models/{other}"
+def test_models_know_nothing_of_the_program_around_them():
+    """Nothing of checkpoints, files, memory or flags: tensors alone."""
+    for path in sorted((ROOT / "models").rglob("*.py")):
+        ours = {name for name in imports(path) if name.startswith("deblur.") and not name.startswith("deblur.models")}
+        wrong = {name for name in ours if not name.startswith(("deblur.seeds", "deblur.settings"))}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
 def test_only_training_imports_lightning_and_evaluation_its_processes():
-    may = {ROOT / "models" / "lightning_module.py", ROOT / "data" / "datamodule.py"}
+    may = {ROOT / "data" / "datamodule.py"}
     may |= set((ROOT / "training").glob("*.py")) | set((ROOT / "tools" / "benchmarks").glob("*.py"))
     evaluation = ROOT / "evaluation" / "run.py"
     fabric = {"lightning.fabric", "lightning.fabric.Fabric"}
@@ -118,7 +104,7 @@ def test_imports_stand_at_the_top():
         assert name not in at_the_top, path.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("module", ["evaluation.options", "models.hub", "models.settings", "restoration.options"])
+@pytest.mark.parametrize("module", ["evaluation.options", "hub", "settings", "restoration.options"])
 def test_options_settings_and_the_hub_are_free_of_torch(module):
     done = fresh(f"import sys, deblur.{module}; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr

@@ -1,4 +1,4 @@
-"""The one import name: from a checkout beside other packages, after pip install, and in place of old names."""
+"""The one import name: from a checkout beside other packages, and after pip install."""
 
 import os
 import re
@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import deblur
-from deblur.data import images
-from deblur.moved import new_path, with_new_paths
-from tests.conftest import ROOT, fresh
+from deblur.data.files import images
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.commands
 FOREIGN = ("models", "data", "training", "evaluation", "tools")
@@ -37,9 +35,9 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / "clone" / name)
+            shutil.copy2(ROOT / name, folder / "clone" / name, follow_symlinks=False)
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=300)
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -135,54 +133,6 @@ def test_without_its_weights_an_installation_says_so(installed, project):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "nor one that comes with the repository (none is there)" in done.stderr
-
-
-def test_an_old_class_path_in_an_installation_is_answered_with_the_new_one(installed, tmp_path):
-    (tmp_path / "old.yaml").write_text("model: {class_path: models.lightning_module.Predict}")
-    done = said(installed / "deblur", "train", "fit", "--config", "old.yaml", folder=tmp_path)
-    assert done.returncode == 2
-    sentence = "old.yaml: model: models.lightning_module.Predict is now deblur.models.lightning_module.Predict"
-    assert done.stderr == f"train.py: error: {sentence}\n"
-
-
-def test_an_old_class_path_is_answered_with_the_new_one(run_folder):
-    flags = ["--config", "run.yaml", "--model.predictor", "models.slim_unet.SlimPredictor"]
-    done = said(sys.executable, ROOT / "train.py", "fit", *flags, folder=run_folder)
-    assert done.returncode == 2
-    sentence = "model.predictor: models.slim_unet.SlimPredictor is now deblur.models.nafnet.SlimPredictor"
-    assert done.stderr == f"train.py: error: {sentence}\n"
-
-
-@pytest.mark.parametrize("package", ["data", "evaluation", "models", "restoration", "training"])
-def test_a_package_is_not_imported_under_its_old_name(package):
-    done = fresh(f"import {package}")
-    sentence = f"{package} is now deblur.{package}: see 0.4.0 in CHANGELOG.md for the new names"
-    assert done.stderr.splitlines()[-1] == f"ImportError: {sentence}"
-
-
-OLD = {
-    "batch": "python -m batch is now python -m tools.batch",
-    "models.export": "python -m models.export is now python -m tools.export",
-    "deployment.export": "python -m deployment.export is now python -m tools.export_onnx, and deployment.predict is"
-    " tools.predict",
-}
-
-
-@pytest.mark.parametrize("command", OLD)
-def test_an_old_command_says_where_it_went(command):
-    done = said(sys.executable, "-m", command, "pretrained/lite", folder=ROOT)
-    assert done.returncode == 1
-    assert done.stderr == f"{OLD[command]}\n"
-
-
-def test_paths_of_other_projects_stay():
-    assert new_path("models.heads.Predictor") == "deblur.models.base.Predictor"
-    assert new_path("data.camera.CameraShake") == "deblur.data.camera.CameraShake"
-    for path in ("mypred.MyPredictor", "models.theirs.Net", "deblur.models.unet.Denoiser", "Net"):
-        assert new_path(path) == path
-    old = yaml.safe_load("{class_path: data.blur.SyntheticBlur, init_args: {camera: [{class_path: a.B}]}, n: 1}")
-    new = with_new_paths({"blur": old})["blur"]
-    assert new == old | {"class_path": "deblur.data.blur.SyntheticBlur"}
 
 
 def test_the_version_stands_in_the_changes():

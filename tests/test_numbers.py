@@ -10,25 +10,25 @@ import torch
 
 from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
-from deblur.data.images import SAVED
-from deblur.data.metadata import SOURCE
+from deblur.data.files.images import SAVED
+from deblur.data.files.metadata import SOURCE
+from deblur.devices import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from deblur.evaluation.grid import read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
-from deblur.models.devices import CPU_MEMORY, CPU_PIXELS, allowed_memory
+from deblur.keep_sharp import COLOUR_DRIFT
 from deblur.models.losses import Objective
-from deblur.models.samples import COLOUR_DRIFT
-from deblur.models.tiling import SHARE_OF_FREE_MEMORY
-from deblur.models.working_size import WorkingSize
 from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.outputs import MOST_AT_ONCE
+from deblur.tiling import SHARE_OF_FREE_MEMORY
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export_onnx
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES
 from deblur.training.callbacks import EDGES, Guard, Scores
+from deblur.working_size import WorkingSize
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "tools" / "benchmarks" / "results"

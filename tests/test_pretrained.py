@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import sample
-from deblur.data import images
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.evaluation import metrics
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.hub import SHIPPED, shipped
-from deblur.models.settings import SamplingSettings, Schedule
+from deblur.hub import SHIPPED, shipped
+from deblur.settings import SamplingSettings, Schedule
 from tests import golden
 from tests.conftest import ASSETS, ROOT
 

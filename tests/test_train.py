@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from deblur import progress
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
 from deblur.training import command as train
 from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
@@ -180,7 +180,7 @@ def said(capsys, *args):
         (["--model.validation.sampler", "dimm"], "model.validation.sampler is one of ddpm, ddim, dpmsolver++, unipc,"),
         (
             ["--model.predictor", "UNett"],
-            "model.predictor: not a class with its module, as deblur.models.unet.Denoiser: UNett",
+            "model.predictor: not a class with its module, as deblur.models.networks.unet.Denoiser: UNett",
         ),
         (
             ["--model.predictor", "deblur.data.layouts.Source"],
@@ -200,7 +200,7 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
     Path("torn.yaml").write_text("a: [")
     Path("typo.yaml").write_text("trainer: {max_step: 3}")
     Path("old.yaml").write_text(
-        "model: {class_path: deblur.models.lightning_module.Predict, init_args: {loss: l2, lr: 0.1}}"
+        "model: {class_path: deblur.training.module.Predict, init_args: {loss: l2, lr: 0.1}}"
     )
     Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
     assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence)

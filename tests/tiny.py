@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from deblur.models.lightning_module import Optimizer, Predict, PredictAndRefine
 from deblur.models.losses import Objective, PredictorLoss, Residual
-from deblur.models.pipeline import DeblurPipeline
+from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.models.schedules import linear
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.pipeline import DeblurPipeline
+from deblur.settings import SamplingSettings
 from deblur.training import command as train
+from deblur.training.module import Optimizer, Predict, PredictAndRefine
 
 RUN = """
 seed_everything: 3
@@ -34,12 +34,14 @@ trainer:
   gradient_clip_val: 1.0
 ema: {decay: 0.5}
 model:
-  class_path: deblur.models.lightning_module.PredictAndRefine
+  class_path: deblur.training.module.PredictAndRefine
   init_args:
     predictor:
-      class_path: deblur.models.unet.UNetPredictor
+      class_path: deblur.models.networks.unet.UNetPredictor
       init_args: {channels: 4, multipliers: [1, 2], blocks: 1, dropout: 0.1}
-    denoiser: {class_path: deblur.models.unet.Denoiser, init_args: {channels: 4, multipliers: [1, 2], blocks: 1}}
+    denoiser:
+      class_path: deblur.models.networks.unet.Denoiser
+      init_args: {channels: 4, multipliers: [1, 2], blocks: 1}
     validation: {steps: 2}
     optimizer: {lr: 1.0e-2, warmup_steps: 2}
 data:

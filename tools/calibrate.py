@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from deblur.calibration import ErrorCurve
+from deblur.checkpoints import load_pipeline, update_index
 from deblur.cli import call, run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import read_pair
-from deblur.models.calibration import ErrorCurve
-from deblur.models.checkpoints import load_pipeline, update_index
-from deblur.models.hub import locate
-from deblur.models.pipeline import DeblurPipeline
+from deblur.hub import locate
+from deblur.pipeline import DeblurPipeline
 
 ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import skimage
 
 from deblur.cli import call, run_command
-from deblur.data import images
 from deblur.data.blur import CameraShake, SyntheticBlur
+from deblur.data.files import images
 from deblur.data.pairs import generator_of
 
 # Both motorcycles show one scene, so they are in the same split. Grass and gravel are left out: in so few steps a

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deblur.cli import call, run_command
-from deblur.data import images
+from deblur.data.files import images
 from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
 from deblur.tools.resumable import on_all_cores
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from deblur.checkpoints import describe, networks, read_pipeline
 from deblur.cli import call, run_command
-from deblur.files import replacing, require_free
-from deblur.models.checkpoints import describe, networks, read_pipeline
-from deblur.models.hub import CheckpointError
-from deblur.models.pipeline import DeblurPipeline
+from deblur.hub import CheckpointError
+from deblur.pipeline import DeblurPipeline
+from deblur.storage import replacing, require_free
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

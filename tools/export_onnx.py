@@ -26,14 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deblur.checkpoints import load_pipeline, networks
 from deblur.cli import call, run_command
-from deblur.files import replacing, require_free
-from deblur.models.checkpoints import load_pipeline, networks
-from deblur.models.devices import bytes_per_pixel
-from deblur.models.hub import ONNX, CheckpointError, find_folder
-from deblur.models.maxim import Maxim
-from deblur.models.onnx.engines import Provider
-from deblur.models.onnx.files import (
+from deblur.devices import bytes_per_pixel
+from deblur.hub import ONNX, CheckpointError, find_folder
+from deblur.models.networks.maxim import Maxim
+from deblur.onnx.engines import Provider
+from deblur.onnx.files import (
     FACTS,
     GRAPH,
     INPUTS,
@@ -43,9 +42,10 @@ from deblur.models.onnx.files import (
     read_facts,
     require_package,
 )
-from deblur.models.onnx.network import OnnxNetwork
-from deblur.models.pipeline import DeblurPipeline
-from deblur.models.working_size import WorkingSize
+from deblur.onnx.network import OnnxNetwork
+from deblur.pipeline import DeblurPipeline
+from deblur.storage import replacing, require_free
+from deblur.working_size import WorkingSize
 
 TargetDevice = Literal["cpu", "tensorrt"]
 
@@ -169,7 +169,7 @@ def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, network in networks(pipeline).items():
         network.save_config(folder / name)
-        pipeline.register_to_config(**{name: ["deblur.models.onnx.network", ONNX]})
+        pipeline.register_to_config(**{name: ["deblur.onnx.network", ONNX]})
     if pipeline.denoiser is None:
         pipeline.register_to_config(denoiser=[None, None])
     pipeline.scheduler.save_pretrained(folder / "scheduler")

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from deblur.cli import call, run_command
-from deblur.files import replacing
+from deblur.storage import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARK = "-m tools.benchmarks.sampling pretrained/{} --device {{device}} --output {{output}}/sampling_{}.json"

@@ -20,15 +20,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from deblur.checkpoints import load_pipeline
 from deblur.cli import call, run_command
-from deblur.data import images, search
+from deblur.data.files import images, search
+from deblur.devices import has_bf16
 from deblur.evaluation.perceptual import PerceptualLoss
-from deblur.models.base import Predictor
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.devices import has_bf16
+from deblur.keep_sharp import to_network
 from deblur.models.diffusion import ScaleKind, residual, residual_size
 from deblur.models.losses import Crops, Objective
-from deblur.models.samples import to_network
+from deblur.models.networks.base import Predictor
 
 DECAY = 0.4  # the last part of a phase, in which the learning rate falls to zero
 SIGMAS = (0.05, 12.0)  # noise levels of training, as sigma in units of r_0

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deblur.checkpoints import load_weights
 from deblur.cli import call, run_command
-from deblur.files import replacing, require_free
-from deblur.models.base import DDPMScheduler
-from deblur.models.checkpoints import load_weights
-from deblur.models.maxim import Maxim
-from deblur.models.pipeline import DeblurPipeline
+from deblur.models.networks.base import DDPMScheduler
+from deblur.models.networks.maxim import Maxim
+from deblur.pipeline import DeblurPipeline
+from deblur.storage import replacing, require_free
 from deblur.tools.export import DTYPES
 
 PACKAGE = "081a260dc1ca0827d203f585fcff8826702f9d4c65e023675d3cf7fcf26dbd16"  # sha256 of the npm package 0.1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from zlib import crc32
 
 from deblur.cli import call, run_command
-from deblur.data import search
-from deblur.files import replacing
+from deblur.data.files import search
+from deblur.storage import replacing
 from deblur.tools.pages.kinds import KINDS
 from deblur.tools.pages.typesetting import DIGITS, Face, Page, photograph, read_face
 from deblur.tools.resumable import on_all_cores, resumable

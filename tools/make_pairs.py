@@ -21,11 +21,11 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
 from deblur.cli import call, explain, run_command
-from deblur.data import images, search
 from deblur.data.blur import SyntheticBlur
+from deblur.data.files import images, search
 from deblur.data.layouts import DatasetError
 from deblur.data.pairs import FrameSharp, generator_of, reflect_to
-from deblur.files import read_yaml
+from deblur.storage import read_yaml
 from deblur.tools.resumable import on_all_cores, resumable
 
 

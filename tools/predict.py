@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from deblur.cli import call, run_command
-from deblur.data import codecs, metadata
-from deblur.data.search import WRITABLE
-from deblur.models.onnx.engines import Engine, Provider, open_engine
-from deblur.models.onnx.files import GRAPH, GraphFacts, read_facts, read_graph
+from deblur.data.files import codecs, metadata
+from deblur.data.files.search import WRITABLE
+from deblur.onnx.engines import Engine, Provider, open_engine
+from deblur.onnx.files import GRAPH, GraphFacts, read_facts, read_graph
 
 
 def predict(folder: str, photo: str, restored: str, provider: Provider | None = None) -> None:

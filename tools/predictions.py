@@ -5,15 +5,15 @@ See data/predictions.py for the files.
 
 from pathlib import Path
 
-from deblur.data import images
+from deblur.checkpoints import load_pipeline, network_hash
+from deblur.data.files import images
 from deblur.data.layouts import list_pairs, paired
 from deblur.data.predictions import Predictions, Predictor, folder_of
-from deblur.models.base import Cascade
-from deblur.models.checkpoints import load_pipeline, network_hash
-from deblur.models.devices import choose_device
-from deblur.models.hub import CheckpointError
-from deblur.models.onnx.network import OnnxNetwork
-from deblur.models.pipeline import DeblurPipeline
+from deblur.devices import choose_device
+from deblur.hub import CheckpointError
+from deblur.models.networks.base import Cascade
+from deblur.onnx.network import OnnxNetwork
+from deblur.pipeline import DeblurPipeline
 from deblur.progress import ProgressBar
 
 

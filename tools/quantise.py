@@ -13,20 +13,20 @@ import torch
 from onnx import ModelProto, TensorProto, numpy_helper
 from torch import Tensor
 
+from deblur.checkpoints import networks
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import centre_crop, read_pair
-from deblur.models.checkpoints import networks
-from deblur.models.hub import CheckpointError
-from deblur.models.onnx.engines import open_engine
-from deblur.models.onnx.files import GRAPH
-from deblur.models.onnx.network import OnnxNetwork
-from deblur.models.pipeline import DeblurPipeline
+from deblur.hub import CheckpointError
+from deblur.onnx.engines import open_engine
+from deblur.onnx.files import GRAPH
+from deblur.onnx.network import OnnxNetwork
+from deblur.pipeline import DeblurPipeline
 
 os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
 import nncf
 from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
-NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # the operators of `models.unet.PixelNorm`
+NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # of `models.networks.unet.PixelNorm`
 CROPS, JUDGED, SIDE = 24, 8, 512  # crops of the calibration; those on which PSNR is measured; the side for any size
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from deblur.data.layouts import DatasetError
-from deblur.files import require_free
 from deblur.progress import ProgressBar
+from deblur.storage import require_free
 
 
 @contextmanager

@@ -30,10 +30,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from deblur import progress
 from deblur.evaluation.metrics import Lpips, MetricError, psnr
 from deblur.evaluation.panels import panel
-from deblur.files import replacing
-from deblur.models.lightning_module import Predict
-from deblur.models.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline
 from deblur.revision import commit
+from deblur.storage import replacing
+from deblur.training.module import Predict
 
 EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 

@@ -15,12 +15,12 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
+from deblur.checkpoints import PARTS, describe, read_torch
 from deblur.cli import Stopped
-from deblur.files import replacing
-from deblur.models.checkpoints import PARTS, describe, read_torch
-from deblur.models.hub import CheckpointError
-from deblur.models.lightning_module import Predict
+from deblur.hub import CheckpointError
 from deblur.models.losses import Objective, PredictorLoss, Residual
+from deblur.storage import replacing
+from deblur.training.module import Predict
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 # Config keys that identify a run and its place, and do not affect training.

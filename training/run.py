@@ -18,15 +18,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
+from deblur.checkpoints import load_pipeline, networks
 from deblur.cli import STRICT, Formatter, Stopped, UsageError, explain, nearest
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import Source
-from deblur.files import read_yaml, remove_parts, sole_user
-from deblur.models.checkpoints import load_pipeline, networks
-from deblur.models.devices import has_bf16
-from deblur.models.hub import CheckpointError
-from deblur.models.lightning_module import Predict, PredictAndRefine
-from deblur.moved import with_new_paths
+from deblur.devices import has_bf16
+from deblur.hub import CheckpointError
+from deblur.storage import read_yaml, remove_parts, sole_user
 from deblur.training.callbacks import (
     Averages,
     Bar,
@@ -42,6 +40,7 @@ from deblur.training.callbacks import (
     quiet,
     values_of,
 )
+from deblur.training.module import Predict, PredictAndRefine
 from deblur.training.resume import (
     AtomicCheckpointIO,
     Last,
@@ -237,7 +236,7 @@ class Command(LightningCLI):
         if "pipeline" in self.checkpoint:
             here = values_of(self.parser, self.config)
             differing = changes(self.checkpoint, self.model)
-            changed = changed_settings(with_new_paths(self.checkpoint.get("config", here)), here)
+            changed = changed_settings(self.checkpoint.get("config", here), here)
             differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
             if differing:
                 raise CheckpointError(

@@ -14,7 +14,7 @@ import torch
 import sample
 
 pytest.importorskip("ray")
-from deblur.data import images
+from deblur.data.files import images
 from deblur.data.pairs import generator_of
 from deblur.tools.batch import command, run
 from tests.processes import Command

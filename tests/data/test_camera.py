@@ -5,7 +5,6 @@ import torch
 from kornia.filters import filter2d
 from kornia.geometry.transform import warp_perspective
 
-from deblur.data import images
 from deblur.data.camera import (
     FINE,
     CameraShake,
@@ -21,6 +20,7 @@ from deblur.data.camera import (
     homographies,
     rasterise,
 )
+from deblur.data.files import images
 from deblur.data.pairs import generator_of
 from tests.conftest import ASSETS
 from tests.data.test_blur import generators

@@ -9,10 +9,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from deblur.data import images
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
 from deblur.data.datamodule import DeblurDataModule
+from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Source
 from deblur.data.pairs import generator_of
 from tests.data.test_pairs import same

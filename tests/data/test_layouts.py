@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from deblur.data import images, search
+from deblur.data.files import images, search
+from deblur.data.files.search import DataError
 from deblur.data.layouts import DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
-from deblur.data.search import DataError
 
 
 def make(root: Path, *names: str) -> Path:

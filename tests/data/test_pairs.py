@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from deblur.data import images, search
+from deblur.data.files import images, search
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import (
     FramePairs,

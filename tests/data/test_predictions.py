@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deblur.data import images
 from deblur.data.datamodule import DeblurDataModule
+from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Source, find_pairs
 from deblur.data.predictions import FACTS, Predictions, Predictor, folder_of
 

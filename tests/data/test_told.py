@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
 
-from deblur.data import boxes, codecs, colour, images, metadata
-from deblur.data.search import HEIF, WRITABLE
-from tests.data.test_formats import chunk
-from tests.data.test_images import PROFILE, upright
+from deblur.data.files import boxes, codecs, colour, images, metadata
+from deblur.data.files.search import HEIF, WRITABLE
+from tests.data.files.test_formats import chunk
+from tests.data.files.test_images import PROFILE, upright
 
 P3 = 0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06
 CHRM = struct.pack(">8I", *(round(value * 1e5) for value in P3))

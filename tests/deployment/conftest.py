@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from deblur.models.nafnet import SlimDenoiser, SlimPredictor
+from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor
 from tests.tiny import tiny_pipeline
 
 TILE = 96

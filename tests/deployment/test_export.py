@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 
 import sample
-from deblur.data import images
+from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.data.files import images
 from deblur.evaluation import command as evaluate
-from deblur.files import FolderInUse
-from deblur.models.base import Cascade, Predictor, register_to_config
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.hub import CheckpointError
-from deblur.models.maxim import Maxim
-from deblur.models.nafnet import SlimPredictor
-from deblur.models.onnx import engines
-from deblur.models.onnx import files as onnx_files
-from deblur.models.onnx.files import GraphPrecision
-from deblur.models.onnx.network import OnnxNetwork
-from deblur.models.settings import SamplingSettings
-from deblur.models.tiling import fixed_spans
-from deblur.models.u2net import RSU
+from deblur.hub import CheckpointError
+from deblur.models.networks.base import Cascade, Predictor, register_to_config
+from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.nafnet import SlimPredictor
+from deblur.models.networks.u2net import RSU
+from deblur.onnx import engines
+from deblur.onnx import files as onnx_files
+from deblur.onnx.files import GraphPrecision
+from deblur.onnx.network import OnnxNetwork
+from deblur.settings import SamplingSettings
+from deblur.storage import FolderInUse
+from deblur.tiling import fixed_spans
 from deblur.tools import predict
 from deblur.tools.export_onnx import (
     MAX_ERROR,
@@ -114,7 +114,7 @@ def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(plac
 
 LOADED_AND_FREED = """
 import os, signal, sys
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
 first, second = (load_pipeline(sys.argv[1], precision="fp32") for _ in range(2))
 del first, second
 signal.signal(signal.SIGCHLD, lambda *_: print("handled"))

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from deblur.models.hub import CheckpointError
-from deblur.models.onnx.files import MOST_BYTES, GraphFacts, read_facts, read_graph
-from deblur.models.onnx.network import OnnxNetwork
+from deblur.hub import CheckpointError
+from deblur.onnx.files import MOST_BYTES, GraphFacts, read_facts, read_graph
+from deblur.onnx.network import OnnxNetwork
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

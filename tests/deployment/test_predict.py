@@ -14,7 +14,7 @@ import tifffile
 from packaging.requirements import Requirement
 from PIL import ExifTags, Image, ImageCms
 
-from deblur.data import metadata
+from deblur.data.files import metadata
 from deblur.tools import predict
 from tests.conftest import ROOT
 

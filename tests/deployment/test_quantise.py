@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from deblur.data import images
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.hub import CheckpointError
-from deblur.models.onnx.files import read_facts
-from deblur.models.onnx.network import OnnxNetwork
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
+from deblur.hub import CheckpointError
+from deblur.onnx.files import read_facts
+from deblur.onnx.network import OnnxNetwork
 from deblur.tools.export_onnx import examples, export_onnx, parity, psnr, write_facts
 from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise, require_small_loss, restored
 from tests.conftest import fresh

@@ -16,7 +16,7 @@ from deblur.evaluation.metrics import Metric
 from deblur.evaluation.rows import Row
 from deblur.evaluation.statistics import Estimate
 from deblur.evaluation.summary import RowSummary, Summary
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 
 SHARP = data.astronaut()[0:200, 150:350]  # 200 x 200
 RESTORED = {"few levels": SHARP // 32 * 32 + 16, "dark and shifted": np.roll(SHARP, (1, 2), (0, 1)) // 8 * 7}

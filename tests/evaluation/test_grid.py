@@ -11,7 +11,7 @@ from deblur.evaluation.grid import read_grid
 from deblur.evaluation.rows import Row, rows_of
 from deblur.evaluation.scoring import steps_of
 from deblur.models.schedules import linear
-from deblur.models.settings import SamplingSettings, sharing_samples
+from deblur.settings import SamplingSettings, sharing_samples
 from tests.conftest import ROOT
 
 

@@ -8,7 +8,7 @@ import torch
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.evaluation import reading
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.pixels import MetricError

@@ -21,7 +21,7 @@ from deblur.evaluation.report import write_report
 from deblur.evaluation.rows import Row
 from deblur.evaluation.statistics import Estimate
 from deblur.evaluation.summary import RowSummary
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 from tests.evaluation.document import FACTS, REASON, SAMPLERS, metric, of_rows, scored, summary_of, write_examples
 
 # The page, read

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.evaluation.controls import SHARPENED
 from deblur.evaluation.examples import keep_examples
 from deblur.evaluation.rows import CONTROLS, rows_of
 from deblur.evaluation.scoring import batch_size_for, score_images
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Toy, decibels, score_of, summary
 
 

@@ -17,7 +17,7 @@ from deblur.evaluation.results import format_table, write_results
 from deblur.evaluation.rows import CONTROLS, Row
 from deblur.evaluation.statistics import Estimate, estimates
 from deblur.evaluation.summary import RowSummary, summarise
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 from tests.evaluation.document import of_rows, summary_of
 from tests.evaluation.toy import METRICS, Toy, decibels, summary
 

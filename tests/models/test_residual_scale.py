@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from deblur.models.base import IdentityPredictor
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
+from deblur.hub import CheckpointError
 from deblur.models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
-from deblur.models.hub import CheckpointError
-from deblur.models.lightning_module import PredictAndRefine
 from deblur.models.losses import Residual
-from deblur.models.nafnet import SlimDenoiser
-from deblur.models.pipeline import DeblurPipeline, Prediction
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import Denoiser, UNetPredictor
+from deblur.models.networks.base import IdentityPredictor
+from deblur.models.networks.nafnet import SlimDenoiser
+from deblur.models.networks.unet import Denoiser, UNetPredictor
+from deblur.pipeline import DeblurPipeline, Prediction
+from deblur.settings import SamplingSettings
+from deblur.training.module import PredictAndRefine
 from tests.tiny import tiny_pipeline
 
 

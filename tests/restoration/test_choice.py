@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.restoration.choice import CORE_SECONDS, FAST, PATIENCE, with_checkpoint
 from deblur.restoration.options import Options
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.evaluation import panels
 from deblur.restoration.maps import heat_map, reduced
 from deblur.restoration.restorer import DETAIL, _write_comparison

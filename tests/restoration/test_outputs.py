@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deblur.data.search import READ, WRITABLE, ImageError
+from deblur.data.files.search import READ, WRITABLE, ImageError
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.outputs import Extras, named, outputs_of, planned
 

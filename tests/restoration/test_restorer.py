@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from deblur.data import images
-from deblur.models.checkpoints import update_index
-from deblur.models.hub import SHIPPED
-from deblur.models.settings import SamplingSettings
-from deblur.models.unet import UNetPredictor
+from deblur.checkpoints import update_index
+from deblur.data.files import images
+from deblur.hub import SHIPPED
+from deblur.models.networks.unet import UNetPredictor
 from deblur.restoration import restorer
 from deblur.restoration.options import Options
+from deblur.settings import SamplingSettings
 from tests.sample.conftest import run, with_presets
 
 USUAL = "--preset fast or --checkpoint lite"

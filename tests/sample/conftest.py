@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sample
-from deblur.data import images
+from deblur.data.files import images
 from tests.tiny import tiny_pipeline
 
 

@@ -11,9 +11,9 @@ import torch
 from PIL import ExifTags, Image
 
 import sample
-from deblur.data import images
-from deblur.models.settings import SamplingSettings
+from deblur.data.files import images
 from deblur.restoration.options import Options
+from deblur.settings import SamplingSettings
 from tests.conftest import fresh
 from tests.sample.conftest import restored, run, with_presets
 

@@ -14,11 +14,11 @@ import pytest
 import tifffile
 import torch
 
-from deblur.data import images
-from deblur.models.base import IdentityPredictor
-from deblur.models.checkpoints import update_index
-from deblur.models.nafnet import SlimPredictor
-from deblur.models.pipeline import DeblurPipeline
+from deblur.checkpoints import update_index
+from deblur.data.files import images
+from deblur.models.networks.base import IdentityPredictor
+from deblur.models.networks.nafnet import SlimPredictor
+from deblur.pipeline import DeblurPipeline
 from deblur.restoration import command as sample
 from deblur.restoration import restorer
 from tests import processes
@@ -203,10 +203,10 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-import deblur.models.sampling, sample
-from deblur.data import images
+import deblur.models.samplers, sample
+from deblur.data.files import images
 torch.set_num_threads(1)
-deblur.models.sampling.BAND = 1 << 18  # so that a test's photo has several
+deblur.models.samplers.BAND = 1 << 18  # so that a test's photo has several
 peaks = []
 for side in (256, 3000):
     images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))

@@ -9,13 +9,13 @@ import torch
 from diffusers import DDPMScheduler
 
 import sample
-from deblur.data import images
-from deblur.models.base import IdentityPredictor
-from deblur.models.calibration import ErrorCurve
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.hub import CheckpointError
-from deblur.models.pipeline import DeblurPipeline
-from deblur.models.unet import UNetPredictor
+from deblur.calibration import ErrorCurve
+from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.data.files import images
+from deblur.hub import CheckpointError
+from deblur.models.networks.base import IdentityPredictor
+from deblur.models.networks.unet import UNetPredictor
+from deblur.pipeline import DeblurPipeline
 from deblur.tools import calibrate
 from tests.tiny import tiny_pipeline
 

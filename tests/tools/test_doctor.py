@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from deblur.data import images
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
 from deblur.data.datamodule import check_files
+from deblur.data.files import images
 from deblur.data.layouts import LISTERS, DatasetError, Listing, Pair, find_pairs
 from deblur.data.pairs import generator_of
 from deblur.tools.doctor import diagnose, examine, find_shift, leaks, main

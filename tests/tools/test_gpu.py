@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deblur.data import images
+from deblur.data.files import images
 from deblur.tools import gpu, gpu_training
 from deblur.tools.benchmarks import sampling, training
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deblur.data import images
-from deblur.models.base import DDPMScheduler
-from deblur.models.checkpoints import load_pipeline
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.models.losses import Objective
-from deblur.models.nafnet import SlimDenoiser, SlimPredictor
-from deblur.models.pipeline import DeblurPipeline
+from deblur.models.networks.base import DDPMScheduler
+from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.schedules import linear
+from deblur.pipeline import DeblurPipeline
 from deblur.tools import gpu_training
 from tests.tiny import stir, tiny_pipeline
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from deblur.checkpoints import load_pipeline
 from deblur.cli import run_command
-from deblur.models.checkpoints import load_pipeline
 from deblur.tools import import_maxim
 
 ROOT = Path(__file__).parents[2]

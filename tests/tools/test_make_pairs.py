@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from deblur.data import images, search
+from deblur.checkpoints import network_hash
 from deblur.data.blur import SyntheticBlur
 from deblur.data.datamodule import DeblurDataModule
+from deblur.data.files import images, search
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
 from deblur.data.predictions import Predictions, to_log_size
-from deblur.models.base import Cascade
-from deblur.models.checkpoints import network_hash
-from deblur.models.maxim import Maxim
-from deblur.models.nafnet import SlimPredictor
+from deblur.models.networks.base import Cascade
+from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.nafnet import SlimPredictor
 from deblur.tools import demo
 from deblur.tools.make_pairs import main, read_blur, write_photo
 from tests.tiny import stir, tiny_pipeline

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import train
-from deblur.data import images
+from deblur.checkpoints import network_hash, read_pipeline
+from deblur.data.files import images
 from deblur.data.pairs import draw_windows, generator_of, shuffled
-from deblur.models.base import Cascade
-from deblur.models.checkpoints import network_hash, read_pipeline
-from deblur.models.nafnet import SlimPredictor
+from deblur.models.networks.base import Cascade
+from deblur.models.networks.nafnet import SlimPredictor
 from deblur.tools.make_pairs import main as make_pairs
 from tests.tiny import RUN, metrics, stir, tiny_pipeline
 
 pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
 
-PREDICTOR = "{class_path: deblur.models.nafnet.SlimPredictor, "
+PREDICTOR = "{class_path: deblur.models.networks.nafnet.SlimPredictor, "
 PREDICTOR += "init_args: {widths: [8, 12], blocks: [1, 1], size_head: true}}"
 SIDE = 16  # of the pairs, which is that of the crops
 
@@ -132,9 +132,9 @@ def test_the_hash_is_that_of_the_predictor_alone(pairs):
 
 # A cascade: predictions of its frozen first network, to train the second one on.
 
-FIRST = "{class_path: deblur.models.nafnet.SlimPredictor, init_args: {widths: [8, 12], blocks: [1, 1]}}"
+FIRST = "{class_path: deblur.models.networks.nafnet.SlimPredictor, init_args: {widths: [8, 12], blocks: [1, 1]}}"
 SECOND = FIRST.replace("blocks", "images: 2, blocks")
-CASCADE = f"{{class_path: deblur.models.base.Cascade, init_args: {{first: {FIRST}, second: {SECOND}}}}}"
+CASCADE = f"{{class_path: deblur.models.networks.base.Cascade, init_args: {{first: {FIRST}, second: {SECOND}}}}}"
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from deblur.models.base import Predictor, register_to_config
-from deblur.models.lightning_module import Predict, PredictAndRefine
 from deblur.models.losses import Objective
-from deblur.models.nafnet import SlimDenoiser
-from deblur.models.u2net import U2NetPredictor
-from deblur.models.unet import UNetPredictor
+from deblur.models.networks.base import Predictor, register_to_config
+from deblur.models.networks.nafnet import SlimDenoiser
+from deblur.models.networks.u2net import U2NetPredictor
+from deblur.models.networks.unet import UNetPredictor
 from deblur.tools.benchmarks.speed import step_flops
 from deblur.training.callbacks import Averages
+from deblur.training.module import Predict, PredictAndRefine
 from deblur.training.resume import read_checkpoint
 from tests.tiny import fit, module, train_run
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 import train
 from deblur.training.resume import changed_settings, read_checkpoint
 from tests.conftest import ROOT, draw_photographs, flags_of_train_py, folder_to_train_in
-from tests.deblur.test_files import holder
+from tests.deblur.test_storage import holder
 from tests.tiny import RUN, metrics
 
 pytestmark = [
@@ -206,7 +206,7 @@ def test_a_run_of_before_the_classes_had_their_new_names_goes_on(started, caplog
     command, last = copied(started), Path("run/checkpoints/last.ckpt")
     checkpoint = read_checkpoint(last)
     stored = json.dumps(checkpoint["config"])
-    assert "deblur.models.unet.Denoiser" in stored
+    assert "deblur.models.networks.unet.Denoiser" in stored
     torch.save(checkpoint | {"config": json.loads(stored.replace("deblur.", ""))}, last)
     assert train.main(command) == 0
     assert "resumed from run/checkpoints/last.ckpt, step 4" in caplog.text

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import Callback
 from PIL import Image
 
-from deblur.data import images
+from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.evaluation import panels
 from deblur.evaluation.perceptual import Lpips
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
 from deblur.training import command as train
 from deblur.training.callbacks import Averages
 from tests.tiny import metrics, train_run, weights
@@ -186,7 +186,7 @@ def test_an_offline_run_of_weights_and_biases_reads_back_whole_and_holds_no_key(
         assert len(curves[name]) == count, name
         assert all(map(math.isfinite, curves[name])), name
     assert sum(len(values) for name, values in curves.items() if name.startswith("denoiser_loss/snr_")) >= 6
-    assert config["config"]["model"]["class_path"] == "deblur.models.lightning_module.PredictAndRefine"
+    assert config["config"]["model"]["class_path"] == "deblur.training.module.PredictAndRefine"
     assert "commit" in config
     shown = [log.parent / "files" / file for files in curves["val/panel_0/filenames"] for file in files]
     assert len(shown) == 2

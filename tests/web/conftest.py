@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from deblur.models.checkpoints import save_presets
-from deblur.models.settings import SamplingSettings
+from deblur.checkpoints import save_presets
 from deblur.restoration.options import Options
+from deblur.settings import SamplingSettings
 from deblur.tools.web import command as app
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageCms
 
 import sample
-from deblur.data import images
+from deblur.data.files import images
 from deblur.restoration.maps import heat_map
 from deblur.restoration.options import Options
 from deblur.tools.web import command as app

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from deblur.cli import UsageError, make_parser, run_command
-from deblur.models.settings import SamplingSettings
 from deblur.restoration.options import Options, check_settings
+from deblur.settings import SamplingSettings
 from deblur.tools.batch.options import Flags
 
 NEEDED = "python -m tools.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"

@@ -17,7 +17,7 @@ import ray
 import ray.data
 
 import deblur
-from deblur.data.search import SUFFIXES
+from deblur.data.files.search import SUFFIXES
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from deblur.data import search
+from deblur.data.files import search
 
 MANIFEST = "manifest.parquet"  # in the target
 ROWS = ".rows"  # in the target: rows that will be merged into the manifest

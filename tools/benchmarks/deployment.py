@@ -27,11 +27,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from deblur.checkpoints import load_pipeline
 from deblur.cli import call, number_of, run_command
-from deblur.files import replacing
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.onnx.files import GRAPH
-from deblur.models.pipeline import DeblurPipeline
+from deblur.onnx.files import GRAPH
+from deblur.pipeline import DeblurPipeline
+from deblur.storage import replacing
 from deblur.tools.benchmarks.record import in_own_process, machine, markdown_table, write_json
 from deblur.tools.export_onnx import export_onnx, keep_stages
 

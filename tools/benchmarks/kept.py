@@ -7,10 +7,10 @@ import sys
 
 import torch
 
+from deblur.checkpoints import load_pipeline
 from deblur.cli import call, run_command
-from deblur.data import images, search
+from deblur.data.files import images, search
 from deblur.evaluation.metrics import psnr
-from deblur.models.checkpoints import load_pipeline
 
 SAME = 100.0  # dB, shown for an image that did not change
 

@@ -21,12 +21,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import centre_crop, read_pair
-from deblur.files import replacing
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.settings import SamplingSettings
+from deblur.settings import SamplingSettings
+from deblur.storage import replacing
 from deblur.tools.benchmarks.record import machine, markdown_table, write_json
 
 BINS = 12

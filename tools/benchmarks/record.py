@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from deblur.files import replacing
 from deblur.revision import commit
+from deblur.storage import replacing
 
 CODE = ":/", ":(top,exclude)tools/benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
 

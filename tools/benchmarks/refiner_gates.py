@@ -28,16 +28,16 @@ import torch.nn.functional as F
 from jsonargparse import auto_cli
 from torch import Tensor
 
+from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import centre_crop, read_pair
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
+from deblur.keep_sharp import to_network, to_world
 from deblur.models.diffusion import add_noise, add_residual, estimate_r_0, residual
-from deblur.models.pipeline import DeblurPipeline, Prediction
-from deblur.models.samples import to_network, to_world
-from deblur.models.sampling import noise_generator
+from deblur.models.samplers import noise_generator
 from deblur.models.schedules import level_of
-from deblur.models.settings import SamplingSettings
+from deblur.pipeline import DeblurPipeline, Prediction
+from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import machine, write_json
 
 SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # ratio of noise to signal in r_t, from nearly clean to nearly pure noise

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from deblur.models.lightning_module import Predict
 from deblur.tools.benchmarks.record import write_json
+from deblur.training.module import Predict
 
 WARM = 5  # steps that do not count
 

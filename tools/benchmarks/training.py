@@ -21,9 +21,9 @@ from lightning.pytorch import Callback
 from tqdm import tqdm
 
 from deblur.cli import call
-from deblur.data import images
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
+from deblur.data.files import images
 from deblur.tools import demo
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.speed import WARM, step_flops

@@ -15,14 +15,14 @@ import torch
 from kornia.color import linear_rgb_to_rgb, rgb_to_linear_rgb
 from torch import Tensor
 
+from deblur.checkpoints import load_pipeline
 from deblur.cli import call, run_command
-from deblur.data import images, search
 from deblur.data.camera import CameraShake, Defocus, convolve
+from deblur.data.files import images, search
 from deblur.evaluation.metrics import psnr
-from deblur.files import replacing
-from deblur.models.checkpoints import load_pipeline
-from deblur.models.settings import SamplingSettings
-from deblur.models.working_size import resized
+from deblur.settings import SamplingSettings
+from deblur.storage import replacing
+from deblur.working_size import resized
 
 HEIGHT, WIDTH = 1500, 2000  # of one of four photographs
 COMPARED = (1200, 1600)

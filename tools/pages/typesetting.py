@@ -13,7 +13,7 @@ from fontTools.ttLib import TTCollection, TTFont
 from kornia.geometry.transform import get_perspective_transform
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from deblur.data.formats import opened
+from deblur.data.files.formats import opened
 
 SCALE = 2  # pages are drawn at twice their size, so that strokes fall between pixels as in a photograph
 DIGITS = string.digits + ".,:-/()%+"

@@ -13,7 +13,7 @@ import gradio as gr
 from torch import Tensor
 
 from deblur.cli import in_words
-from deblur.data import images, metadata
+from deblur.data.files import images, metadata
 from deblur.restoration.maps import heat_map, reduced
 from deblur.tools.web.restoration import PhotoRestorer, painted
 from deblur.tools.web.results import Photo, Result

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from deblur.cli import make_parser, run_command
-from deblur.models.hub import stored_index
+from deblur.hub import stored_index
 from deblur.restoration.options import Options
 from deblur.tools.web.served import LOCAL, Served
 

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import gradio as gr
 
-from deblur.models.hub import PURPOSES
-from deblur.models.settings import Sampler
+from deblur.hub import PURPOSES
+from deblur.settings import Sampler
 from deblur.tools.web.actions import BEFORE, SCALES, Actions
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import IDLE

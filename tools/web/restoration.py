@@ -12,19 +12,19 @@ import numpy as np
 from huggingface_hub import metadata_load
 from torch import Tensor
 
+from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import number_of
-from deblur.data.images import ImageError, header_size, read_file
-from deblur.models.checkpoints import checkpoint_hash, load_pipeline
-from deblur.models.devices import allowed_memory, give_back, require_memory
-from deblur.models.hub import find_folder
-from deblur.models.samples import faults, kept_remarks, scale_remarks
-from deblur.models.settings import SamplingSettings
-from deblur.models.tiling import refusal, sides_in_words
-from deblur.models.working_size import reduced, resized
+from deblur.data.files.images import ImageError, header_size, read_file
+from deblur.devices import allowed_memory, give_back, require_memory
+from deblur.hub import find_folder
+from deblur.keep_sharp import faults, kept_remarks, scale_remarks
 from deblur.restoration.options import Options
+from deblur.settings import SamplingSettings
+from deblur.tiling import refusal, sides_in_words
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Visit
+from deblur.working_size import reduced, resized
 
 Tell = Callable[[int, int, str], None]  # of steps done, of how many, in words
 DEVICE = Lock()  # one run at a time, whichever the checkpoint: a cancelled one may still be in its last step

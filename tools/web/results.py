@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deblur.data.images import ImageFile
-from deblur.models.image_processor import restorable, visible_pixels, with_hidden_filled
-from deblur.models.samples import Samples, blended, kept, restored_amount, restored_share, to_world
-from deblur.models.settings import SamplingSettings
-from deblur.models.working_size import reduced, reduced_visible, resized, with_change
+from deblur.data.files.images import ImageFile
+from deblur.image_processor import restorable, visible_pixels, with_hidden_filled
+from deblur.keep_sharp import Samples, blended, kept, restored_amount, restored_share, to_world
 from deblur.restoration.outputs import Names, named
+from deblur.settings import SamplingSettings
+from deblur.working_size import reduced, reduced_visible, resized, with_change
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class Result:
     Args:
         number: of the run in this visit.
         photo: the input photograph.
-        folder: of the inputs of `models.samples.blended`, as files of float32 (1, C, h, w) at the working scale, 672 MB
-            for 24 megapixels at scale 1: x_init, s, and the samples r_0, r_1 and so on.
+        folder: of the inputs of `deblur.keep_sharp.blended`, as files of float32 (1, C, h, w) at the working scale,
+            672 MB for 24 megapixels at scale 1: x_init, s, and the samples r_0, r_1 and so on.
         settings: the sampling settings; `blend` is the strength.
         checkpoint, preset: by their names; without a preset it is the sampler's.
         facts: information about the run, by name.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from deblur.models.hub import PRETRAINED, shipped
+from deblur.hub import PRETRAINED, shipped
 from deblur.restoration.options import Options
 from deblur.tools.web.actions import Actions
 from deblur.tools.web.page import Page

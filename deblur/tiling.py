@@ -1,0 +1,224 @@
+"""Run networks tile by tile on images that exceed memory; exact where the network's receptive field is known.
+
+A tile is a core with a halo around it. A convolutional network without normalisation over the image computes the same
+values for a core as in the whole image under three conditions: the halo covers the receptive field, cores start at
+multiples of the network's stride, and no tile extends beyond the image (whose border the network pads as usual).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from deblur.devices import UNKNOWN, free_memory, give_back, is_out_of_memory, used_memory
+from deblur.settings import SMALLEST_TILE as SMALLEST
+
+SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
+SHARE_OF_FREE_MEMORY = 0.5
+
+
+class TooLittleMemory(ValueError):
+    """An image does not fit into the allowed memory, however small its tiles.
+
+    Attributes:
+        needed: bytes that the process would need.
+    """
+
+    def __init__(self, needed: int):
+        super().__init__(f"the smallest tiles need {needed / 1e9:.2f} GB: allow that much memory")
+        self.needed = needed
+
+
+def sides_in_words(tiles: Mapping[str, int | None]) -> str:
+    """The sides of the networks' tiles, by the networks' names; None stands for the whole image."""
+    return ", ".join(f"{name} in tiles of {side}" for name, side in tiles.items() if side) or "whole image"
+
+
+def refusal(error: BaseException, height: int, width: int) -> str | None:
+    """The message, without the image's name, for an error during restoration; None unless memory was the cause."""
+    if isinstance(error, TooLittleMemory):
+        return f"does not fit into --memory: give {error.needed / 1e9 + 0.15:.1f} or more"
+    if is_out_of_memory(error):
+        return f"does not fit into memory ({width} x {height} pixels): lower --memory"
+    return None
+
+
+@dataclass(eq=False)
+class Tiling:
+    """Calls a function on images tile by tile, with a core size that is chosen once.
+
+    The size depends on a single image, so an image gets the same tiles in every batch. If the tiles of a whole batch
+    do not fit into memory together, the images are processed one by one.
+
+    Args:
+        receptive_field: pixels that the function sees in each direction, and so the width of the halo. None if it sees
+            most of the image: then the halo is a quarter of a core, and its inner half is blended with the neighbours.
+        stride: cores start at multiples of it.
+        tile: side of the cores. None: the whole image if its activations fit into memory, otherwise the largest of
+            SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
+        memory: bytes that the process (on a GPU: its tensors there) may hold; half of the free memory is always a
+            limit.
+        fields: tensors of the image's size that are allocated later, including the result.
+        bytes_per_pixel: memory that the function needs for each pixel of a tile.
+        fixed: side (halo included) and halo, for a function that takes tiles of one size only, or does best in them,
+            and pads smaller ones itself; `memory` then has no effect.
+
+    Raises:
+        ValueError: `tile` is less than SMALLEST, or is given beside `fixed`.
+        TooLittleMemory: raised by a call if the smallest tiles need more than `memory`.
+    """
+
+    receptive_field: int | None
+    stride: int
+    tile: int | None = None
+    memory: int | None = None
+    fields: int = 1
+    bytes_per_pixel: float = UNKNOWN
+    fixed: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        if self.fixed is not None and self.tile is not None:
+            side = self.fixed[0]
+            raise ValueError(f"this network takes tiles of {side} pixels and no others: omit the tile of {self.tile}")
+        if self.tile is not None and self.tile < SMALLEST:
+            raise ValueError(f"a tile must be {SMALLEST} pixels or more, got {self.tile}")
+        self.together = None  # images per call; None for all
+
+    def side(self, image: Tensor) -> int | None:
+        """Side of the tiles used for an image (N, C, H, W); None if it was processed whole."""
+        tile = self.tile if self.fixed is None else self.fixed[0]
+        return None if tile is None or tile >= max(image.shape[-2:]) else tile
+
+    def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
+        """Compute function(*images) for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
+        if self.tile is None and self.fixed is None:
+            self._fit(images[0])
+        count, result = len(images[0]), None
+        while result is None:
+            together = 1 if self.fixed else min(self.together or count, count)
+            try:
+                for first in range(0, count, together):
+                    for rows, columns, weights in self._tiles(images[0]):
+                        (top, y0, y1, bottom), (left, x0, x1, right) = rows, columns
+                        parts_of_images = (x[first : first + together, :, top:bottom, left:right] for x in images)
+                        part = function(*parts_of_images)
+                        if part.shape[0] == count and part.shape[-2:] == images[0].shape[-2:]:
+                            return part  # the whole image is one tile
+                        give_back()
+                        if result is None:
+                            result = part.new_zeros(count, part.shape[1], *images[0].shape[-2:])
+                        target = result[first : first + together]
+                        if weights is not None:
+                            target[..., top:bottom, left:right] += part * weights.to(part)
+                        else:
+                            target[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or self.fixed or (together == 1 and self.tile <= SMALLEST):
+                    raise
+                result = part = target = None
+            # Outside the except block the error's frames are gone, and the tensors they held are freed.
+            if result is None and together > 1:
+                self.together = together // 2
+            elif result is None:
+                self.tile = max(SMALLEST, min(self.tile, max(images[0].shape[-2:])) // 2)
+        return result
+
+    def _tiles(self, image: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], Tensor | None]]:
+        """The tiles of an image as spans of rows and columns, with blending weights (h, w) where tiles are blended."""
+        height, width = image.shape[-2:]
+        if self.side(image) is None:
+            yield (0, 0, height, height), (0, 0, width, width), None
+            return
+        halo, columns = self._spans(width)
+        for rows in self._spans(height)[1]:
+            for cols in columns:
+                weights = None
+                if self.receptive_field is None:
+                    weights = ramps(rows, height, halo // 2)[:, None] * ramps(cols, width, halo // 2)
+                yield rows, cols, weights
+
+    def _spans(self, length: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+        """The halo, and the tiles along one axis."""
+        if self.fixed is not None:
+            side, halo = self.fixed
+            # Blended tiles need not align with the stride, so none has to extend beyond the image.
+            stride = 1 if self.receptive_field is None else self.stride
+            return halo, list(fixed_spans(length, side, halo, stride))
+        core, halo = self._core(self.tile), self._halo(self.tile)
+        return halo, list(spans(length, core, halo))
+
+    def _core(self, tile: int) -> int:
+        return max(tile // self.stride, 1) * self.stride
+
+    def _halo(self, tile: int) -> int:
+        pixels = self._core(tile) // 4 if self.receptive_field is None else self.receptive_field
+        return -(-pixels // self.stride) * self.stride
+
+    def _fit(self, image: Tensor) -> None:
+        """Choose `tile`, and `together` to suit it."""
+        self.tile, budget = max(image.shape[-2:]), SHARE_OF_FREE_MEMORY * free_memory(image.device)
+        if self.memory is not None:
+            budget = min(budget, self.memory - self._held(image))
+        if self.tile <= 2 * SMALLEST:
+            return
+        whole = self._needed(self.tile, image)
+        if whole > budget:
+            least = self._least(image)
+            if self.memory is not None and least > self.memory:
+                raise TooLittleMemory(least)
+            smaller = [side for side in SIDES if side < self.tile]
+            fitting = (side for side in smaller if self._needed(side, image) <= budget)
+            self.tile = max(fitting, default=SMALLEST)
+        self.together = max(1, int(budget / max(1, self._needed(self.tile, image))))  # an identity needs no memory
+
+    def least_memory(self, image: Tensor) -> int:
+        """Bytes that `memory` must at least allow for a call on an image (N, C, H, W); 0 if it has no effect."""
+        if self.tile is not None or self.fixed or max(image.shape[-2:]) <= 2 * SMALLEST:
+            return 0
+        return self._least(image)
+
+    def _least(self, image: Tensor) -> int:
+        """Bytes that the process holds with the smallest tile."""
+        return int(self._held(image) + self._needed(SMALLEST, image))
+
+    def _needed(self, tile: int, image: Tensor) -> float:
+        """Bytes that the function needs for one tile."""
+        side = self._core(tile) + 2 * self._halo(tile)
+        height, width = image.shape[-2:]
+        return self.bytes_per_pixel * min(side, height) * min(side, width)
+
+    def _held(self, image: Tensor) -> int:
+        """Bytes that the process holds besides the tiles."""
+        return used_memory(image.device) + self.fields * image.nbytes
+
+
+def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:
+    """The tiles along one axis: (start of the tile, start of its core, end of its core, end of the tile)."""
+    for start in range(0, length, core):
+        stop = min(start + core, length)
+        yield max(0, start - halo), start, stop, min(length, stop + halo)
+
+
+def fixed_spans(length: int, side: int, halo: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
+    """As `spans`, for tiles of one fixed side. They start at multiples of the stride, and the last one ends at the end
+    of the image, rounded up to the stride. A smaller image is one tile."""
+    last = max(0, -(-length // stride) * stride - side)
+    starts = [*range(0, last, side - 2 * halo), last]
+    borders = [0, *(start + halo for start in starts[1:]), length]
+    for start, (begin, end) in zip(starts, pairwise(borders), strict=True):
+        yield start, begin, end, min(length, start + side)
+
+
+def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
+    """Blending weights of a tile along one axis; with the neighbours' they add up to 1. Neighbours cross-fade along a
+    cosine in the `half` pixels on both sides of a core's border. The last core may be narrower than its ramp."""
+    tile_start, start, stop, tile_stop = span
+    x = torch.arange(tile_start, tile_stop) + 0.5
+
+    def rise(border: int) -> Tensor:
+        return 0.5 - 0.5 * torch.cos(((x - border) / (2 * half) + 0.5).clamp(0, 1) * torch.pi)
+
+    ones = torch.ones_like(x)
+    return (rise(start) if start > 0 else ones) - (rise(stop) if stop < length else 0 * ones)

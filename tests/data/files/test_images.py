@@ -1,0 +1,315 @@
+import struct
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image, ImageCms
+
+from deblur.data.files import codecs, images
+from tests.conftest import fresh
+from tests.data.files.test_formats import chunk
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+@pytest.fixture
+def image():
+    return torch.randint(0, 256, (3, 13, 17), generator=torch.Generator().manual_seed(0)) / 255
+
+
+def pil(image):
+    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".tif", ".tiff", ".bmp", ".PNG"])
+def test_lossless_formats_come_back_to_the_bit(tmp_path, image, suffix):
+    images.write(tmp_path / f"a{suffix}", image)
+    back = images.read(tmp_path / f"a{suffix}")
+    assert back.dtype == torch.float32
+    assert back.is_contiguous()
+    assert torch.equal(back, image)
+
+
+def test_jpeg_comes_back_nearly(tmp_path):
+    ramp = torch.linspace(0, 1, 64).expand(3, 32, 64)
+    images.write(tmp_path / "a.jpg", ramp)
+    assert (images.read(tmp_path / "a.jpg") - ramp).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".avif", ".heic"])
+def test_the_colours_of_single_pixels_are_kept(tmp_path, suffix):
+    """Red and blue columns: subsampling of their chroma would make both purple."""
+    if suffix == ".heic":
+        pytest.importorskip("pillow_heif")
+    red, blue = torch.tensor([0.8, 0.2, 0.2]), torch.tensor([0.2, 0.2, 0.8])
+    stripes = torch.stack([red, blue] * 16, dim=1)[:, None].expand(3, 32, 32)
+    images.write(tmp_path / f"a{suffix}", stripes)
+    assert (images.read(tmp_path / f"a{suffix}") - stripes).abs().mean() < 0.05
+
+
+def test_write_clips_and_rounds(tmp_path):
+    images.write(tmp_path / "a.png", torch.tensor([-0.5, 0.5 / 255 + 1e-4, 1.5]).view(3, 1, 1))
+    assert torch.equal(images.read(tmp_path / "a.png").flatten() * 255, torch.tensor([0.0, 1.0, 255.0]))
+
+
+def test_palette_and_cmyk_become_rgb(tmp_path):
+    red = Image.new("RGB", (5, 4), (255, 0, 0))
+    red.convert("P").save(tmp_path / "p.png")
+    red.convert("CMYK").save(tmp_path / "c.tif")
+    for name in ("p.png", "c.tif"):
+        assert torch.equal(images.read(tmp_path / name), torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 4, 5))
+
+
+def damaged_files(folder: Path, image) -> list[Path]:
+    files = []
+    for suffix in (".png", ".jpg", ".webp", ".tif", ".bmp"):
+        whole = folder / f"whole{suffix}"
+        images.write(whole, image.repeat(1, 8, 8))
+        files.append(folder / f"truncated{suffix}")
+        files[-1].write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
+    files += [folder / "text.png", folder / "empty.png", folder / "missing.png", folder / "folder.png"]
+    files[-4].write_text("This is no image.")
+    files[-3].touch()
+    files[-1].mkdir()
+    for name, value in {"float.tif": np.float32(0.5), "half.tif": np.float16(0.5), "deep.tif": np.int32(70000)}.items():
+        tifffile.imwrite(folder / name, np.full((4, 4, 3) if name == "half.tif" else (4, 4), value))
+        files.append(folder / name)
+    return files
+
+
+def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, image):
+    for file in damaged_files(tmp_path, image):
+        with pytest.raises(images.ImageError) as caught:
+            images.read(file)
+        sentence = str(caught.value)
+        assert str(file) in sentence and sentence.endswith(".") and "\n" not in sentence, sentence
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+@pytest.mark.parametrize("trailer", [b"", bytes(1000)], ids=["alone", "trailer"])
+def test_a_missing_end_is_noticed_and_a_trailer_is_none(tmp_path, image, suffix, trailer):
+    file = tmp_path / f"a{suffix}"
+    images.write(file, image.repeat(1, 8, 8))
+    whole = file.read_bytes()
+    file.write_bytes(whole + trailer)
+    images.require_end(file)
+    file.write_bytes(whole[: len(whole) * 2 // 3] + trailer)
+    with pytest.raises(images.ImageError, match=rf"a\{suffix} cannot be decoded, it may be damaged"):
+        images.require_end(file)
+
+
+def test_unwritable_places(tmp_path, image):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        images.write(tmp_path / "file" / "a.png", image)
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        images.write(tmp_path / "taken.png", image)
+    with pytest.raises(images.ImageError, match=r"a\.xyz"):
+        images.write(tmp_path / "a.xyz", image)
+    assert {file.name for file in tmp_path.iterdir()} == {"file", "taken.png"}  # nothing half-written stays
+
+
+LOSSLESS = (".png", ".webp", ".tif", ".bmp")
+
+
+@st.composite
+def image_files(draw):
+    """An input file's pixels (H, W, channels) with their suffix, and the orientation and profile to save them with."""
+    suffix = draw(st.sampled_from(LOSSLESS))
+    dtype = draw(st.sampled_from([np.uint8, np.uint16] if suffix in images.DEEP else [np.uint8]))
+    channels = draw(st.sampled_from([1, 2, 3, 4] if suffix in images.TRANSPARENT else [1, 3]))
+    shape = (draw(st.integers(1, 300)), draw(st.integers(1, 300)), channels)
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    array = generator.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    return suffix, array, draw(st.integers(1, 8))
+
+
+def save(path, array, orientation):
+    """With Pillow, tifffile or imagecodecs alone: nothing of ours."""
+    flat = array.squeeze(-1) if array.shape[2] == 1 else array
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "Camera"
+    if array.dtype == np.uint16 and path.suffix == ".tif":
+        kind = {"photometric": "rgb" if array.shape[2] > 2 else "minisblack", "iccprofile": PROFILE}
+        kind |= {"extrasamples": ["unassalpha"]} if array.shape[2] in (2, 4) else {}
+        kind |= {"planarconfig": "contig"} if array.shape[2] > 1 else {}
+        tags = [(274, "H", 1, orientation, True), (271, "s", 0, "Camera", True)]
+        tifffile.imwrite(path, flat, extratags=tags, **kind)
+    elif array.dtype == np.uint16 and array.shape[2] > 1:
+        path.write_bytes(imagecodecs.png_encode(array))
+    else:
+        options = {} if path.suffix == ".bmp" else {"exif": exif, "icc_profile": PROFILE}
+        options |= {"lossless": True, "exact": True} if path.suffix == ".webp" else {}
+        Image.fromarray(flat).save(path, **options)
+
+
+def upright(array, orientation):
+    turned = {1: array, 2: array[:, ::-1], 3: np.rot90(array, 2), 4: array[::-1], 5: array.swapaxes(0, 1)}
+    turned |= {6: np.rot90(array, -1), 7: np.rot90(array, 2).swapaxes(0, 1), 8: np.rot90(array, 1)}
+    return turned[orientation]
+
+
+@settings(max_examples=20, deadline=None)
+@given(image_files())
+@example((".png", np.array([[[33375, 55746]]], np.uint16), 1))
+def test_an_image_written_untouched_comes_back_untouched(case):
+    suffix, array, orientation = case
+    # Saved here without metadata.
+    plain = suffix == ".bmp" or (array.dtype == np.uint16 and suffix == ".png" and array.shape[2] > 1)
+    with TemporaryDirectory() as folder:
+        save(Path(folder, f"in{suffix}"), array, orientation)
+        first = images.read_file(Path(folder, f"in{suffix}"))
+        images.write(Path(folder, f"out{suffix}"), first.values, first)
+        again = images.read_file(Path(folder, f"out{suffix}"))
+        size = Image.open(Path(folder, f"out{suffix}")).size if array.dtype == np.uint8 else again.pixels.shape[:0:-1]
+    expected = array if plain else upright(array, orientation)
+    colours = expected[..., :1].repeat(3, 2) if array.shape[2] < 3 else expected[..., :3]
+    for image in (first, again):
+        # WebP has no grey; what it stores for one is three equal channels.
+        assert np.array_equal(image.pixels.permute(1, 2, 0).numpy(), colours)
+        assert image.pixels.numpy().dtype == array.dtype
+        if array.shape[2] in (2, 4) and not (suffix == ".webp" and (array[..., -1] == 255).all()):
+            assert np.array_equal(image.alpha[0].numpy(), expected[..., -1])
+    assert size == (expected.shape[1], expected.shape[0])
+    assert plain or (first.icc == again.icc == PROFILE)
+    exif = Image.Exif()
+    exif.load(again.exif or b"")
+    assert plain or (exif.get(ExifTags.Base.Make) == "Camera" and exif.get(ExifTags.Base.Orientation) is None)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_of_a_16_bit_tiff_is_applied(tmp_path, orientation):
+    array = np.random.default_rng(0).integers(0, 65535, (5, 7, 3), np.uint16)
+    save(tmp_path / "in.tif", array, orientation)
+    found = images.read_file(tmp_path / "in.tif").pixels.permute(1, 2, 0).numpy()
+    assert np.array_equal(found, upright(array, orientation))
+
+
+def test_jpeg_keeps_exif_profile_and_grey(tmp_path, image):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 8
+    pil(image).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
+    first = images.read_file(tmp_path / "a.jpg")
+    images.write(tmp_path / "b.jpg", first.values, first)
+    with Image.open(tmp_path / "b.jpg") as written:
+        assert written.mode == "L"
+        assert written.size == (13, 17)
+        assert written.info["icc_profile"] == PROFILE
+        assert written.getexif()[ExifTags.Base.Make] == "Camera"
+        assert ExifTags.Base.Orientation not in written.getexif()
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_a_tiff_says_that_its_colours_are_not_multiplied_with_alpha(tmp_path, depth):
+    like = images.ImageFile(torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8))
+    images.write(tmp_path / "a.tif", torch.zeros(3, 4, 4), like, depth)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        assert file.pages[0].extrasamples == (tifffile.EXTRASAMPLE.UNASSALPHA,)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "P", "RGB", "RGBA"])
+def test_an_image_of_one_colour_channel_is_grey_and_has_three_equal_ones(tmp_path, image, mode):
+    before = pil(image).convert("L").convert(mode)
+    before.save(tmp_path / "a.png")
+    found = images.read_file(tmp_path / "a.png")
+    assert found.grey is (mode in ("1", "L", "LA", "I;16"))
+    assert (found.pixels == found.pixels[:1]).all()
+    assert np.array_equal(found.pixels[0], np.array(before if mode == "I;16" else before.convert("L")))
+
+
+def test_transparent_palettes_keep_their_alpha(tmp_path):
+    palette = Image.new("P", (4, 3), 1)
+    palette.putpalette([0, 0, 0, 200, 100, 50])
+    palette.putpixel((2, 1), 0)
+    palette.save(tmp_path / "a.png", transparency=0)
+    image = images.read_file(tmp_path / "a.png")
+    assert image.pixels[:, 0, 0].tolist() == [200, 100, 50]
+    assert image.alpha[0, 1, 2] == 0
+    assert image.alpha.sum() == 11 * 255
+
+
+@pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.png", "a.avif"])
+def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
+    frames = [Image.new("RGB", (17, 13), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames = [frame.convert("CMYK") for frame in frames] if name == "cmyk.tif" else frames
+    for several in (False, True):
+        more = {"save_all": True, "append_images": frames[1:]} if several else {}
+        if name == "deep.tif":
+            tifffile.imwrite(tmp_path / name, np.zeros((1 + several, 5, 6, 3), np.uint16), photometric="rgb")
+        else:
+            frames[0].save(tmp_path / name, **more)
+        found = images.read_file(tmp_path / name)
+        remarks = [remark for remark in found.remarks if remark != codecs.INKS]
+        assert remarks == (["has several frames, the first is restored"] if several else [])
+        assert name == "deep.tif" or (found.values.mean((1, 2)) - torch.tensor([1.0, 0, 0])).abs().max() < 0.02
+
+
+def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
+    for depth in (8, 16):
+        header = struct.pack(">IIBBBBB", 60000, 40000, depth, 2, 0, 0, 0)
+        bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(999)))
+        (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IEND", b""))
+        with pytest.raises(images.ImageError, match=r"bomb.*2400000000"):
+            images.read(tmp_path / "bomb.png")
+
+
+def test_heif_says_what_to_install(tmp_path):
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    code = "import sys\nsys.modules['pillow_heif'] = None\nfrom deblur.data import images\n"
+    code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
+    done = fresh(code)
+    assert "pip install pillow-heif" in done.stdout, done.stderr
+
+
+def test_heif_in_and_out(tmp_path):
+    pytest.importorskip("pillow_heif")
+    y, x = np.mgrid[:41, :60] * 4
+    exif = Image.Exif()
+    # In HEIF the decoder turns the image, by a box of the file, and the tag is only a copy.
+    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 6
+    array = np.stack([x, y, 255 - x, np.where(x > 100, 255, 0)], axis=-1).astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "phone.heic", quality=100, chroma="444", exif=exif, icc_profile=PROFILE)
+    image = images.read_file(tmp_path / "phone.heic")
+    assert image.pixels.shape == (3, 41, 60)
+    assert images.header_size(tmp_path / "phone.heic") == (60, 41)
+    images.write(tmp_path / "again.heic", image.values, image)
+    again = images.read_file(tmp_path / "again.heic")
+    assert (again.values - image.values).abs().max() < 12 / 255
+    assert torch.equal(again.alpha, image.alpha)
+    assert again.icc == image.icc == PROFILE
+    kept = Image.Exif()
+    kept.load(again.exif)
+    assert kept[ExifTags.Base.Make] == "Camera"
+    assert kept.get(ExifTags.Base.Orientation, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "depth", "expected"), [("png", 16, 16), ("tif", 16, 16), ("jpg", 16, 8), ("tif", 8, 8)]
+)
+def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected):
+    values = torch.rand(3, 5, 4)
+    like = images.ImageFile((values * 255).round().byte(), alpha=torch.full((1, 5, 4), 200, dtype=torch.uint8))
+    images.write(tmp_path / f"a.{suffix}", values, like, depth)
+    again = images.read_file(tmp_path / f"a.{suffix}")
+    assert again.pixels.dtype == (torch.uint16 if expected == 16 else torch.uint8)
+    if suffix != "jpg":
+        assert (again.values - values).abs().max() < 0.51 / (2**expected - 1)
+        assert (again.alpha.float() * 255 / torch.iinfo(again.alpha.dtype).max == 200).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_pair_is_as_large_as_it_is_upright(tmp_path, orientation):
+    size = (24, 16) if orientation < 5 else (16, 24)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(tmp_path / "blurry.jpg", exif=exif)
+    Image.new("RGB", (24, 16)).save(tmp_path / "sharp.png")
+    assert images.header_size(tmp_path / "blurry.jpg") == images.header_size(tmp_path / "sharp.png") == (24, 16)

@@ -1,0 +1,366 @@
+"""Checkpoints that are saved, exported and loaded, also by a hub id, and what is said of those that cannot be."""
+
+import json
+import os
+import pickle
+import shutil
+
+import huggingface_hub
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from safetensors.torch import load_file, save_file
+
+from deblur import hub as index
+from deblur.checkpoints import (
+    checkpoint_hash,
+    copy_weights,
+    load_pipeline,
+    network_hash,
+    read_pipeline,
+    save_presets,
+    update_index,
+)
+from deblur.hub import CheckpointError
+from deblur.models.networks.unet import Denoiser, UNetPredictor
+from deblur.settings import SamplingSettings
+from deblur.storage import FolderInUse
+from deblur.tools.export import export_checkpoint
+from tests.conftest import Hostile
+from tests.tiny import fit, module, tiny_pipeline
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def test_a_folder_loads_to_the_bit(folder):
+    ours, stored, loaded = tiny_pipeline(), read_pipeline(str(folder)), load_pipeline(str(folder), precision="fp32")
+    blurry = torch.rand(2, 3, 21, 30)
+
+    def restored(pipeline, seed):
+        return pipeline(blurry, SamplingSettings("ddpm", steps=4), seed=seed, output_type="pt").images
+
+    assert torch.equal(restored(ours, 5), restored(stored, 5))
+    assert not torch.equal(restored(ours, 5), restored(ours, 6))
+    assert torch.allclose(restored(ours, 5), restored(loaded, 5), atol=1e-5)  # in another layout of memory
+    assert stored.config.residual_scale == 0.1
+    assert stored.denoiser.prediction_type == "v_prediction"
+    for part in (loaded.predictor, loaded.denoiser):
+        assert not any(parameter.requires_grad for parameter in part.parameters())
+
+
+@pytest.mark.parametrize("name", ["text", "pretrained/text"])
+def test_a_folder_here_comes_before_the_repository_s_checkpoint_of_that_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert index.find_folder(name) == index.SHIPPED / "text"
+    tiny_pipeline().save_pretrained(name)
+    assert index.find_folder(name).resolve() == tmp_path / name
+    assert read_pipeline(name).config.residual_scale == 0.1
+
+
+def test_any_other_folder_of_that_name_is_none_of_it(tmp_path, monkeypatch):
+    """Such as the one that --output lite has just made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lite").mkdir()
+    assert index.find_folder("lite") == index.SHIPPED / "lite"
+
+
+def test_bf16_stays_close_to_fp32(folder):
+    blurry = torch.rand(1, 3, 32, 32)
+    pipelines = (load_pipeline(str(folder), precision=precision) for precision in ("fp32", "bf16"))
+    images = [pipeline(blurry, SamplingSettings(steps=3), output_type="pt").images for pipeline in pipelines]
+    assert images[1].dtype == torch.float32
+    assert 0 < (images[0] - images[1]).abs().mean() < 0.005
+
+
+def test_in_bf16_normalisation_stays_float32(tmp_path):
+    tiny_pipeline(UNetPredictor(8, (1, 2), 1, norm="pixel")).save_pretrained(tmp_path)
+    pipeline = load_pipeline(str(tmp_path), precision="bf16")
+    types = {name: value.dtype for name, value in pipeline.predictor.named_parameters()}
+    norms = {name for name in types if ".norm." in name}
+    assert norms
+    assert {types[name] for name in norms} == {torch.float32}
+    assert {types[name] for name in types.keys() - norms} == {torch.bfloat16}
+
+
+def test_the_hash_follows_the_weights_and_not_the_presets(folder):
+    before = checkpoint_hash(str(folder))
+    save_presets(folder, {"balanced": SamplingSettings(steps=3)})
+    assert checkpoint_hash(str(folder)) == before
+    assert len(before) == 64
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    state["unet.head.bias"] += 1
+    save_file(state, folder / "denoiser" / WEIGHTS)
+    assert checkpoint_hash(str(folder)) != before
+
+
+def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights():
+    network = tiny_pipeline().predictor
+    weight = next(network.parameters()).data
+    weight.view(-1)[0] = 0.0
+    before = network_hash(network)
+    weight.view(-1)[0] = -0.0
+    assert network_hash(network) == before
+    weight.view(-1)[0] = 1e-30
+    assert network_hash(network) != before
+
+
+CONTENT = ["model_index.json", "scheduler/scheduler_config.json"]
+CONTENT += [
+    f"{part}/{file}" for part in ("predictor", "denoiser") for file in ("config.json", "graph.json", "model.onnx")
+]
+
+
+def test_the_hash_of_an_onnx_folder_follows_each_of_its_files_but_not_its_card(tmp_path):
+    for file in [*CONTENT, "README.md"]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    before = checkpoint_hash(str(tmp_path))
+    seen = {before}
+    for file in CONTENT:
+        (tmp_path / file).write_text('{"other": 1}')
+        seen.add(checkpoint_hash(str(tmp_path)))
+        (tmp_path / file).write_text("{}")
+    assert len(seen) == 1 + len(CONTENT)
+    (tmp_path / "README.md").write_text("another card")
+    assert checkpoint_hash(str(tmp_path)) == before
+
+
+def sentence(source):
+    with pytest.raises(CheckpointError) as caught:
+        load_pipeline(str(source))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    assert "neither" in sentence(tmp_path / "nowhere")
+    assert "does not exist" in sentence(tmp_path / "nowhere.ckpt")
+    (tmp_path / "empty").mkdir()
+    assert "model_index.json does not exist" in sentence(tmp_path / "empty")
+    os.remove(folder / "denoiser" / WEIGHTS)
+    assert "denoiser has no weights" in sentence(folder)
+    shutil.rmtree(folder / "predictor")
+    assert "predictor" in sentence(folder)
+    assert "config.json does not exist" in sentence(folder)
+
+
+def test_another_architecture_is_refused_by_its_first_differing_key(folder):
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    config = json.loads((folder / "denoiser" / "config.json").read_text())
+    (folder / "denoiser" / "config.json").write_text(json.dumps(config | {"channels": 16}))
+    message = sentence(folder)
+    assert "size mismatch for unet." in message
+    assert "Size([8" in message
+    assert "Size([16" in message
+    (folder / "denoiser" / "config.json").write_text(json.dumps(config))
+    save_file({key: value for key, value in state.items() if key != "unet.head.weight"}, folder / "denoiser" / WEIGHTS)
+    assert 'Missing key(s) in state_dict: "unet.head.weight"' in sentence(folder)
+    save_file(state | {"extra": torch.zeros(1)}, folder / "denoiser" / WEIGHTS)
+    assert 'Unexpected key(s) in state_dict: "extra"' in sentence(folder)
+
+
+@pytest.mark.parametrize("wrong", [{"condition": "sharp"}, {"norm": "batch"}, {"channels": "many"}, {"channels": -8}])
+def test_a_config_that_the_network_does_not_accept_is_named(folder, wrong):
+    file = folder / "denoiser" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    assert "denoiser has a config that Denoiser does not accept" in sentence(folder)
+
+
+def test_damaged_files_are_named(folder):
+    for file in (folder / "denoiser" / WEIGHTS, folder / "denoiser" / "config.json", folder / "model_index.json"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        assert file.name in sentence(folder)
+        file.write_bytes(whole)
+    facts = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(facts | {"_class_name": "StableDiffusionPipeline"}))
+    assert "StableDiffusionPipeline" in sentence(folder)
+    (folder / "model_index.json").write_text(json.dumps(facts | {"denoiser": ["os", "system"]}))
+    assert "unknown class 'system'" in sentence(folder)
+
+
+@pytest.mark.parametrize("part", ["predictor", "denoiser"])
+@pytest.mark.parametrize("value", [None, "UNetPredictor", ["UNetPredictor"], ["deblur.models.networks.unet", []]])
+def test_a_part_that_is_no_pair_of_names_is_refused(folder, part, value):
+    update_index(folder, **{part: value})
+    assert f"has a {part} that is no pair of a module and a class: {value!r}" in sentence(folder)
+
+
+@pytest.mark.parametrize("betas", [0.5, "linear", [], [0.1, None], [0.1, "0.2"], [0.1, 1.0], [0.1, float("nan")]])
+def test_a_training_schedule_that_is_none_is_refused(folder, betas):
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"trained_betas": betas}))
+    assert f"{folder} lacks the training schedule's betas" in sentence(folder)
+
+
+@pytest.mark.parametrize("scale", [None, "2", [1.0, 2.0], [1.0, 2.0, "3"]])
+def test_a_residual_scale_that_is_none_is_refused(folder, scale):
+    update_index(folder, residual_scale=scale)
+    assert f"{folder} lacks the residual scale: a number, or one for each" in sentence(folder)
+
+
+@pytest.mark.parametrize(
+    ("presets", "words"),
+    [
+        ("balanced", "has presets that are none: settings by their names, got 'balanced'"),
+        ({"balanced": 3}, "has a preset balanced that is none: "),
+        ({"balanced": {}, "own": {"stepz": 3}}, "has a preset own that is none: "),
+        ({"own": {"steps": "3"}}, "has a preset own that is none: steps must be a whole number of 1 or more, got '3'"),
+        ({"own": {"blend": "0.5"}}, "has a preset own that is none: blend must be between 0 and 1, got '0.5'"),
+        ({"own": {"beta_end": None}}, "has a preset own that is none: beta_end must be a finite number, got None"),
+        ({"own": {"average": "no"}}, "has a preset own that is none: average must be true or false, got 'no'"),
+    ],
+)
+def test_presets_that_are_none_are_refused(folder, presets, words):
+    update_index(folder, presets=presets)
+    assert f"{folder / 'model_index.json'} {words}" in sentence(folder)
+
+
+@pytest.mark.parametrize("name", ["sigma_min", "sigma_max"])
+@pytest.mark.parametrize("value", [0, -1.0, "high"])
+def test_an_end_of_training_s_levels_that_is_none_is_refused(folder, name, value):
+    update_index(folder, **{name: value})
+    assert f"{name} {value!r}: it is a noise level" in sentence(folder)
+
+
+def test_ends_of_training_s_levels_in_the_wrong_order_are_refused(folder):
+    update_index(folder, sigma_min=12.0, sigma_max=0.05)
+    assert "sigma_min 12.0, which is not below its sigma_max 0.05" in sentence(folder)
+
+
+def test_a_hostile_pickle_executes_nothing(tmp_path):
+    torch.save({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / "hostile.ckpt")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    for name in ("hostile.ckpt", "plain.ckpt"):
+        assert "was not loaded" in sentence(tmp_path / name)
+    tiny_pipeline().save_pretrained(tmp_path / "folder")
+    weights = tmp_path / "folder" / "denoiser" / WEIGHTS
+    weights.write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    assert "is damaged" in sentence(tmp_path / "folder")
+    weights.rename(weights.with_suffix(".bin"))
+    assert "has no weights" in sentence(tmp_path / "folder")
+    assert not (tmp_path / "executed").exists()
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
+
+
+def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
+    path = folder / "denoiser" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"modulation": "add", "stem": 1}))
+    assert "modulation" not in load_pipeline(str(folder)).denoiser.config
+    weights = load_file(folder / "denoiser" / WEIGHTS)
+    weights |= {key: torch.cat([value, value]) for key, value in weights.items() if ".embed." in key}
+    save_file(weights, folder / "denoiser" / WEIGHTS)
+    path.write_text(json.dumps(config | {"modulation": "scale_shift", "stem": 1}))
+    with pytest.raises(CheckpointError, match="is of another architecture"):
+        load_pipeline(str(folder))
+
+
+def test_weights_are_copied_for_staged_training(folder):
+    predictor, denoiser = UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
+    copy_weights(str(folder), predictor, denoiser)
+    state = load_file(folder / "predictor" / WEIGHTS)
+    assert all(torch.equal(value, state[key]) for key, value in predictor.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"size mismatch for unet\.stem\.weight: .*Size\(\[8, .*Size\(\[16, "):
+        copy_weights(str(folder), UNetPredictor(16, (1, 2), 1))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder whose last.ckpt has averaged and raw weights."""
+    folder = tmp_path_factory.mktemp("run")
+    saver = ModelCheckpoint(dirpath=folder / "checkpoints", every_n_train_steps=4, save_last=True)
+    fit(module(), folder, 4, [EMAWeightAveraging(decay=0.9), saver])
+    return folder
+
+
+def test_export_takes_the_averaged_weights(run, tmp_path):
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    averaged, raw = checkpoint["state_dict"], checkpoint["current_model_state"]
+    export_checkpoint(str(run), str(tmp_path / "ema"), "fp32")
+    pipeline = load_pipeline(str(tmp_path / "ema"), precision="fp32")
+    for part in ("predictor", "denoiser"):
+        for key, value in getattr(pipeline, part).state_dict().items():
+            assert torch.equal(value, averaged[f"{part}.{key}"])
+    assert pipeline.config.residual_scale == pytest.approx(averaged["residual_square"].sqrt().item())
+    assert any(not torch.equal(value, raw[key]) for key, value in averaged.items())
+    with pytest.raises(FolderInUse, match="not an empty folder"):
+        export_checkpoint(str(run), str(tmp_path / "ema"))
+
+
+def test_runs_are_averaged_weight_by_weight(tmp_path):
+    sources = []
+    for k, scale in enumerate((0.1, 0.2, 0.6)):
+        pipeline = tiny_pipeline(residual_scale=scale)
+        for part in (pipeline.predictor, pipeline.denoiser):
+            for parameter in part.parameters():
+                parameter.data.fill_(k**2)
+        sources.append(str(tmp_path / f"{k}"))
+        pipeline.save_pretrained(sources[-1])
+    export_checkpoint(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
+    found = load_pipeline(str(tmp_path / "mean"), precision="fp32")
+    for part in (found.predictor, found.denoiser):
+        assert all(torch.allclose(parameter, torch.tensor(5 / 3)) for parameter in part.parameters())
+    assert found.config.residual_scale == pytest.approx(0.3)
+    tiny_pipeline(UNetPredictor(4, (1, 2), 1)).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="other has other networks"):
+        export_checkpoint(sources[0], str(tmp_path / "never"), average_with=str(tmp_path / "other"))
+    assert not (tmp_path / "never").exists()
+
+
+def test_fp16_weights_load_as_float32(run, tmp_path):
+    export_checkpoint(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "small"))
+    file = tmp_path / "small" / "predictor" / WEIGHTS
+    assert {value.dtype for value in load_file(file).values()} == {torch.float16}
+    small = load_pipeline(str(tmp_path / "small"), precision="fp32")
+    whole = load_pipeline(str(run / "checkpoints" / "last.ckpt"), precision="fp32")
+    blurry = torch.rand(1, 3, 16, 16)
+    assert {p.dtype for p in small.predictor.parameters()} == {torch.float32}
+    assert 0 < (small.predict(blurry).images - whole.predict(blurry).images).abs().max() < 1e-2
+    shutil.copyfile(file, file.with_name("other.safetensors"))
+    assert "several weight files" in sentence(tmp_path / "small")
+
+
+def test_values_too_large_for_fp16_are_refused(folder, tmp_path):
+    state = load_file(folder / "denoiser" / WEIGHTS)
+    state["unet.head.bias"] += 1e6
+    save_file(state, folder / "denoiser" / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"denoiser's unet\.head\.bias .* not finite in fp16"):
+        export_checkpoint(str(folder), str(tmp_path / "small"))
+    assert sorted(tmp_path.iterdir()) == [folder]
+    export_checkpoint(str(folder), str(tmp_path / "small"), dtype="bf16")
+
+
+@pytest.mark.parametrize(("source", "revision"), [("me/deblur", None), ("me/deblur@v1.2", "v1.2")])
+def test_a_name_and_its_revision_are_asked_for_and_only_a_checkpoint_s_files(tmp_path, monkeypatch, source, revision):
+    tiny_pipeline().save_pretrained(tmp_path)
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_pipeline(source, precision="fp32").config.residual_scale == 0.1
+    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": index.FILES})]
+    assert index.FILES == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
+
+
+def test_what_the_hub_refuses_is_one_sentence_without_the_token(monkeypatch):
+    def download(name, **options):
+        raise OSError("no entry for Bearer hf_secret\nat all")
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError) as caught:
+        load_pipeline("me/nothing")
+    wanted = "checkpoint me/nothing is not a folder here, and the hub did not give it: no entry for Bearer ***"
+    assert str(caught.value) == wanted

@@ -1,0 +1,217 @@
+"""Sharp images stay as they are, by how much the predictor changes them; what is wrong with a sample."""
+
+import pytest
+import torch
+from torchvision.transforms.functional import gaussian_blur
+
+from deblur.keep_sharp import faults, kept, kept_remarks, restored_amount, restored_share
+from deblur.settings import SamplingSettings, sharing_samples
+from tests.tiny import tiny_pipeline
+
+
+def noise(height, width, seed=0):
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def blurred(image):
+    return gaussian_blur(image, 13, 3.0)
+
+
+def shaken(image):
+    return gaussian_blur(image, [31, 1], [8.0, 0.01])
+
+
+def predicted(image):
+    """What a predictor that knows the sharp image returns."""
+    return 2 * image - 1
+
+
+def test_a_blurred_region_is_restored_and_a_sharp_one_stays_to_the_last_bit():
+    sharp = noise(256, 512)
+    blurry = torch.cat([shaken(sharp)[..., :256], sharp[..., 256:]], dim=3)
+    share = restored_share(blurry, predicted(sharp), 2.5)
+    assert share.shape == (1, 1, 256, 512)
+    assert (share[..., :160] == 1).all()
+    assert (share[..., 352:] == 0).all()
+    assert share.diff(dim=3).abs().max() < 0.1, "no edge is seen"
+    result = kept(sharp.clone(), blurry, share)
+    assert torch.equal(result[..., 352:], blurry[..., 352:])
+    assert torch.equal(result[..., :160], sharp[..., :160])
+
+
+def test_a_change_below_the_detail_that_is_there_is_none_that_blur_needs():
+    """A network that was never shown letters repaints them: by much less than they have."""
+    sharp = noise(128, 128).round()
+    assert not restored_share(sharp, predicted(sharp + 0.05 * (noise(128, 128, 1) - 0.5)), 2.5).any()
+
+
+def test_keep_sharp_is_added_to_the_detail_and_0_restores_all():
+    blurry = blurred(noise(128, 128))
+    x_init = predicted(noise(128, 128))
+    means = [restored_share(blurry, x_init, level).mean() for level in (1.0, 120.0, 160.0, 1000.0)]
+    assert means[0] == 1 > means[1] > means[2] > means[3] == 0
+    assert torch.equal(restored_share(blurry, x_init, 0.0), torch.ones(1, 1, 1, 1))
+
+
+def test_even_parts_stay_though_the_predictor_tints_them():
+    blurry = torch.ones(1, 3, 128, 256)
+    blurry[..., 128:] = blurred(noise(128, 128))
+    x_init = predicted(torch.cat([torch.full((1, 3, 128, 128), 0.97), noise(128, 128)], dim=3))
+    share = restored_share(blurry, x_init, 2.5)
+    assert torch.equal(kept(torch.full_like(blurry, 0.9), blurry, share)[..., :126], blurry[..., :126])
+
+
+def test_hidden_pixels_do_not_count_whatever_their_colour():
+    sharp = noise(128, 256)
+    visible = torch.zeros(1, 1, 128, 256, dtype=torch.bool)
+    visible[..., 64:192] = True
+    shares = []
+    for hidden in (1.0, 0.0, sharp):
+        blurry = torch.where(visible, blurred(sharp), torch.as_tensor(hidden))
+        x_init = predicted(torch.where(visible, sharp, blurry))
+        shares.append(restored_share(blurry, x_init, 2.5, visible))
+    inside = visible & (gaussian_blur(visible.float(), 13, 3.0) > 0.999)  # away from the edge, which is detail
+    for share in shares:
+        assert (share[inside] > 0.9).all()
+        assert not share[~visible].any()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_background_out_of_focus_is_kept_and_what_moved_before_a_sharp_one_restored(moved):
+    sharp = noise(256, 512)
+    soft = gaussian_blur(sharp, [31, 1] if moved else [13, 13], [8.0, 0.01] if moved else [3.0, 3.0])
+    blurry = torch.cat([soft[..., :384], sharp[..., 384:]], dim=3)
+    share = restored_share(blurry, predicted(sharp), 2.5)
+    assert (share[..., :300] == 1).all() if moved else not share.any()
+
+
+def test_specks_that_look_blurred_are_none():
+    sharp = noise(512, 512)
+    for side, found in ((24, False), (200, True)):
+        spot = (slice(None), slice(None), slice(150, 150 + side), slice(150, 150 + side))
+        blurry = sharp.clone()
+        blurry[spot] = 0.5 + 0.1 * shaken(sharp)[spot]
+        assert restored_share(blurry, predicted(sharp), 2.5).any() == found
+
+
+def test_an_image_of_a_few_pixels_has_a_share():
+    for size in ((1, 1), (3, 200), (17, 9)):
+        assert restored_share(noise(*size), predicted(noise(*size, 1)), 2.5).shape == (1, 1, *size)
+
+
+def test_what_is_kept_is_said_with_the_reason():
+    sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
+    assert kept_remarks(0.0, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, soft) == [
+        "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
+    ]
+    assert kept_remarks(0.25, soft) == [
+        "looks blurred on 25% of its area, which is restored; the rest is kept (keep_sharp)"
+    ]
+    assert kept_remarks(0.0025, soft) == [
+        "looks blurred on less than 1% of its area, which is restored; the rest is kept (keep_sharp)"
+    ]
+    assert kept_remarks(1.0, sharp) == []
+
+
+def test_the_restored_amount_is_that_of_the_visible_pixels():
+    share, visible = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.bool)
+    share[..., :2, :] = 1
+    visible[..., :4, :] = True
+    assert restored_amount(share) == 0.25
+    assert restored_amount(share, visible) == 0.5
+    assert restored_amount(torch.ones(1, 1, 1, 1), visible) == 1
+    assert restored_amount(share, torch.zeros_like(visible)) == 0
+
+
+def test_a_kept_image_is_the_input_to_the_last_bit():
+    blurry, x = torch.rand(3, 3, 5, 7), torch.rand(3, 3, 5, 7)
+    result = kept(x.clone(), blurry, torch.tensor([0, 0.25, 1]).view(3, 1, 1, 1))
+    assert torch.equal(result[0], blurry[0]) and torch.equal(result[2], x[2])
+    assert torch.allclose(result[1], 0.75 * blurry[1] + 0.25 * x[1])
+    assert torch.equal(kept(x.clone(), blurry, torch.ones(3, 1, 1, 1)), x)
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+def test_each_image_of_a_batch_has_its_own_share(blend):
+    pipeline = tiny_pipeline()
+    blurry = torch.cat([noise(64, 72), blurred(noise(64, 72, 1))])
+    prediction = pipeline.predict(blurry)
+    prediction.x_init.copy_(predicted(torch.cat([noise(64, 72), noise(64, 72, 1)])))
+    settings = [SamplingSettings(steps=2, blend=blend, keep_sharp=level) for level in (0.0, 120.0, 1e4)]
+    assert [len(group) for group in sharing_samples(settings)] == [3]
+    full, part, none = pipeline.refine_shared(blurry, prediction, settings)
+    assert torch.equal(none.images, blurry)
+    assert torch.equal(part.images[0], blurry[0]), "sharp"
+    assert not part.share[0].any()
+    assert 0.1 < part.share[1].mean() < 0.95
+    assert torch.allclose(part.images, blurry + part.share * (full.images - blurry), atol=1e-5)
+    assert torch.equal(full.share, torch.ones(2, 1, 1, 1))
+
+
+def test_no_step_is_taken_for_images_that_are_all_kept():
+    def progress(steps):
+        raise AssertionError("a step was taken")
+
+    pipeline, blurry = tiny_pipeline(), torch.full((1, 3, 16, 24), 0.5)
+    prediction = pipeline.predict(blurry)
+    prediction.x_init.zero_()
+    settings = SamplingSettings(steps=2, num_samples=2, keep_sharp=1.0)
+    [output] = pipeline.refine_shared(blurry, prediction, [settings], progress=progress)
+    assert torch.equal(output.images, blurry.expand(2, -1, -1, -1)) and not output.std.any()
+
+
+def test_a_level_below_zero_is_refused_and_the_words_name_it():
+    with pytest.raises(ValueError, match="keep_sharp must be 0 or more, got -1"):
+        SamplingSettings(keep_sharp=-1)
+    assert "what is sharp kept (2)" in str(SamplingSettings(keep_sharp=2.0))
+    alone = SamplingSettings(blend=0.0, keep_sharp=2.0)
+    assert str(alone) == "the prediction alone, what is sharp kept (2)" and not alone.without_effect(["keep_sharp"])
+
+
+@pytest.fixture
+def image():
+    return torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.25
+
+
+def stored(image, dtype):
+    return (image * torch.iinfo(dtype).max).round().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_a_sample_is_to_be_as_sharp_as_the_input(image, dtype):
+    mean = image.mean(dim=(1, 2), keepdim=True)
+    sharper, softer = mean + 1.02 * (image - mean), mean + 0.98 * (image - mean)
+    assert faults(sharper, image, stored(image, dtype)) == []
+    assert faults(softer, image, stored(image, dtype)) == ["the sample is less sharp than the input"]
+
+
+def test_a_channel_s_mean_may_move_by_two_levels(image):
+    blurry = stored(0.9 * image, torch.uint8)
+    for channel in range(3):
+        shift = torch.zeros(3, 1, 1)
+        shift[channel] = 1 / 255
+        assert faults(image + 1.9 * shift, image, blurry) == []
+        expected = ["the sample's mean colour is 2.1 levels away from the prediction's"]
+        assert faults(image - 2.1 * shift, image, blurry) == expected
+
+
+@pytest.mark.parametrize("colour", [0.0, 1.0])
+def test_hidden_pixels_are_no_fault(image, colour):
+    """Beside them a gradient is of no image, and they would dilute a drift."""
+    visible = torch.zeros(1, 1, 20, 24, dtype=torch.bool)
+    visible[..., 5:10, 8:16] = True
+    softer = image.mean(dim=(1, 2), keepdim=True) * 0.1 + image * 0.9
+    darker = image - 2.1 / 255
+    for sample, words in ((softer, "the sample is less sharp"), (darker, "the sample's mean colour is 2.1")):
+        sample, blurry = (torch.where(visible[0], one, colour) for one in (sample, image))
+        [found] = faults(sample, blurry, stored(blurry, torch.uint8), visible)
+        assert found.startswith(words)
+    assert faults(image, image, stored(0.9 * image, torch.uint8), visible) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_sample_of_no_numbers_is_a_fault(image, value):
+    sample = image.clone()
+    sample[1, 3, 4] = value
+    assert faults(sample, image, stored(image, torch.uint8)) == ["the sample has pixels that are no numbers"]

@@ -1,0 +1,236 @@
+"""The scale at which a photograph is restored, and what a change at that scale leaves of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sample
+from deblur.checkpoints import CheckpointError, load_pipeline, update_index
+from deblur.models.networks.unet import UNetPredictor
+from deblur.settings import SamplingSettings
+from deblur.working_size import (
+    WorkingSize,
+    chosen_scale,
+    detailed_regions,
+    reduced,
+    resized,
+    vanishing_scale,
+    with_change,
+)
+from tests.tiny import tiny_pipeline
+
+RULE = WorkingSize(scales=(1.0, 0.5, 0.25, 0.125), above=2.0, largest_kept=100, smallest=20, compared=100, region=0.25)
+
+
+def noise(height, width):
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def changing(sizes):
+    """A predictor that changes the regions of an image of 200 x 400 pixels by these sizes, by their height."""
+    seen = []
+
+    def change(region):
+        seen.append(tuple(region.shape[-2:]))
+        return torch.full_like(region, sizes[region.shape[-2]])
+
+    return change, seen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale", "finest"),
+    [
+        ({50: 0.4, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0, 25),
+        ({50: 0.4, 25: 0.4, 12: 0.1, 6: 0.0}, 1.0, 25),
+        ({50: 0.3, 25: 0.4, 12: 0.4, 6: 0.1}, 0.5, 50),
+        ({50: 0.9, 25: 0.4, 12: 0.4, 6: 0.1}, 1.0, 50),
+        ({50: 0.1, 25: 0.2, 12: 0.3, 6: 0.4}, 0.25, 50),
+        ({50: 0.0, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0, 25),
+    ],
+)
+def test_an_image_is_restored_at_some_times_the_scale_at_which_its_blur_vanishes(sizes, scale, finest):
+    change, seen = changing(sizes)
+    assert chosen_scale(noise(200, 400), change, RULE) == scale
+    measured = [side for side in (6, 12, 25, 50) if side <= finest]
+    assert [height for height, _ in seen] == [side for side in measured for _ in range(2)]
+
+
+def test_a_small_image_is_not_measured():
+    change, seen = changing({})
+    assert chosen_scale(noise(80, 100), change, RULE) == 1
+    assert not seen
+
+
+def test_no_scale_makes_an_image_smaller_than_allowed():
+    change, _ = changing({50: 0.1, 25: 0.2, 12: 0.3})
+    assert chosen_scale(noise(200, 400), change, WorkingSize(**vars(RULE) | {"smallest": 100})) == 0.5
+
+
+def test_the_vanishing_scale_lies_between_two_that_were_measured():
+    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.25), 0.5) == pytest.approx(0.5 * 0.5**0.5)
+    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.9), 0.5) == 0.25
+    assert vanishing_scale((1.0, 0.5, 0.25), (0.2, 1.0, 0.0), 0.5) < 0.5
+
+
+def test_the_regions_are_those_of_most_detail_where_the_image_counts():
+    image = torch.full((1, 3, 400, 400), 0.5)
+    image[..., :120, :120] = noise(120, 120)
+    image[..., 300:, 300:] = 0.5 + 0.5 * (noise(100, 100) - 0.5)
+    rows, columns = detailed_regions(image, RULE)[0]
+    assert rows.start < 120
+    assert columns.start < 120
+    weight = torch.zeros(1, 1, 400, 400)
+    weight[..., 250:, 250:] = 1
+    for rows, columns in detailed_regions(image, RULE, weight):
+        assert rows.stop > 250
+        assert columns.stop > 250
+    assert detailed_regions(torch.ones(1, 3, 200, 400), RULE) == []
+
+
+def test_what_is_not_changed_stays_to_the_last_bit():
+    image = noise(90, 130)
+    small = reduced(image, 0.4)
+    assert torch.equal(with_change(image, small, small.clone()), image)
+    restored = small.clone()
+    restored[..., :18] = 0
+    result = with_change(image, small, restored)
+    assert torch.equal(result[..., 60:], image[..., 60:])
+    assert not torch.equal(result[..., :30], image[..., :30])
+
+
+def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
+    pipeline, image = tiny_pipeline(), noise(64, 96)
+    settings = SamplingSettings(steps=2, num_samples=2)
+    small = reduced(image, 0.5)
+    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    own = pipeline(small, settings, output_type="pt")
+    assert half.scale == 0.5
+    assert torch.equal(half.images, with_change(image, small, own.images))
+    assert half.predictions.shape == half.std.shape == image.shape
+    assert pipeline(image, settings, output_type="pt").scale == 1, "a checkpoint without the rule"
+
+
+@pytest.mark.parametrize("blend", [0.0, 1.0])
+def test_every_map_of_a_reduced_image_has_the_size_of_the_image(blend):
+    pipeline, image = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)), noise(64, 96)
+    settings = SamplingSettings(steps=1, num_samples=2, blend=blend)
+    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    small = pipeline(reduced(image, 0.5), settings, output_type="pt")
+    for name in ("expected_error", "std", "share"):
+        there, wanted = getattr(half, name), getattr(small, name)
+        if wanted.numel() > 1:  # a share of one number is that of all pixels
+            wanted = resized(wanted, 64, 96).clamp_min(0)
+        torch.testing.assert_close(there, wanted, atol=1e-6, rtol=0)
+
+
+def test_images_in_a_batch_get_their_own_changes():
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=3)
+    both = torch.stack([noise(64, 96)[0], noise(64, 96)[0].flip(1)])
+    out = pipeline(both, settings, names=["a", "b"], scale=0.5, output_type="pt")
+    for at, name in enumerate(("a", "b")):
+        alone = pipeline(both[at : at + 1], settings, names=[name], scale=0.5, output_type="pt")
+        torch.testing.assert_close(out.images[3 * at : 3 * at + 3], alone.images, atol=1e-4, rtol=0)
+        torch.testing.assert_close(out.predictions[at], alone.predictions[0], atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path)
+    update_index(tmp_path, working_size={"largest_kept": 50, "above": 1e-6, "smallest": 10, "regions": 1})
+    pipeline = load_pipeline(str(tmp_path))
+    assert pipeline.working_size == WorkingSize(largest_kept=50, above=1e-6, smallest=10, regions=1)
+    assert pipeline(noise(64, 96), output_type="pt").scale == 0.16
+    assert pipeline(noise(40, 50), output_type="pt").scale == 1
+    for wrong in ({"scales": [0.5, 1]}, {"unknown": 1}, {"vanished": 2}):
+        update_index(tmp_path, working_size=wrong)
+        with pytest.raises(CheckpointError, match="working_size that is none"):
+            load_pipeline(str(tmp_path))
+
+
+@pytest.mark.parametrize("scale", [0, 1.5, -1])
+def test_a_scale_that_is_none_is_refused(scale):
+    with pytest.raises(ValueError, match="scale must be auto, or above 0 and at most 1"):
+        tiny_pipeline()(noise(8, 8), scale=scale)
+
+
+def test_a_mask_says_what_is_restored_at_any_scale():
+    pipeline, image = tiny_pipeline(), noise(64, 96)
+    mask = torch.zeros(64, 96)
+    mask[:, 48:] = 1
+    settings = SamplingSettings(steps=2, keep_sharp=1e4)
+    for scale in (1, 0.5):
+        out = pipeline(image, settings, scale=scale, mask=mask, output_type="pt")
+        assert torch.equal(out.images[..., :48], image[..., :48])
+        assert not torch.equal(out.images[..., 48:], image[..., 48:])
+        assert out.share.mean() == 0.5
+    with pytest.raises(ValueError, match="the mask is"):
+        pipeline(image, mask=mask[:5])
+
+
+def half_of_detail():
+    """An image whose left has detail, and a mask of its right, which has none."""
+    image = torch.full((1, 3, 64, 96), 0.5)
+    image[..., :40] = noise(64, 40)
+    mask = torch.zeros(64, 96)
+    mask[:, 60:] = 1
+    return image, mask
+
+
+def measuring():
+    """A pipeline that measures the scale of all but the smallest images."""
+    pipeline = tiny_pipeline()
+    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), vanished=1e-6, above=1.0, largest_kept=50, smallest=10)
+    return pipeline
+
+
+def test_the_scale_is_measured_where_the_image_counts():
+    pipeline, (image, mask) = measuring(), half_of_detail()
+    assert pipeline.working_scale(image) == 0.5
+    assert pipeline.working_scale(image, mask=mask) == 1
+    assert pipeline.working_scale(image, mask=1 - mask) == 0.5
+    assert pipeline.working_scale(image, mask[None, None] > 0) == 1
+    assert pipeline(image, scale="auto", output_type="pt").scale == 0.5
+    assert pipeline(image, scale="auto", mask=mask, output_type="pt").scale == 1
+    assert pipeline(image, scale="auto", visible=mask[None, None] > 0, output_type="pt").scale == 1
+
+
+def test_of_several_images_the_finest_scale_counts():
+    pipeline, (image, _) = measuring(), half_of_detail()
+    both = torch.cat([image, torch.full_like(image, 0.5)])
+    assert pipeline.working_scale(both) == 1
+    assert pipeline.working_scale(both[:1]) == 0.5
+
+
+def test_images_of_different_sizes_are_restored_as_each_alone():
+    pipeline, (image, _) = measuring(), half_of_detail()
+    both = [image[0].permute(1, 2, 0).numpy(), image[0, :, :, :60].permute(1, 2, 0).numpy()]
+    for options in ({"scale": 0.5}, {"scale": "auto"}, {"num_inference_steps": 2}, {"predictor_tile": 64}):
+        out = pipeline(both, seed=3, names=["a", "b"], **options)
+        for one, name, restored in zip(both, ("a", "b"), out.images, strict=True):
+            alone = pipeline(one, seed=3, names=[name], **options)
+            assert np.array_equal(restored, alone.images[0]), options
+
+
+@pytest.mark.parametrize("how", ["alpha", "mask"])
+def test_sample_py_measures_the_scale_where_the_image_counts(tmp_path, capsys, how):
+    image, mask = half_of_detail()
+    measuring().save_pretrained(tmp_path / "checkpoint")
+    rule = {"scales": [1.0, 0.5], "vanished": 1e-6, "above": 1.0, "largest_kept": 50, "smallest": 10}
+    update_index(tmp_path / "checkpoint", working_size=rule)
+    flags = ["--checkpoint", str(tmp_path / "checkpoint"), "--device", "cpu", "--steps", "1", "--scale", "auto"]
+    pixels = (255 * image[0]).byte().permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    if how == "alpha":
+        Image.fromarray(np.dstack([pixels, 255 * mask.byte().numpy()])).save(tmp_path / "b.png")
+    else:
+        Image.fromarray(pixels).save(tmp_path / "b.png")
+        Image.fromarray(255 * mask.byte().numpy()).save(tmp_path / "mask.png")
+    scales = []
+    for name, more in (("a", []), ("b", ["--mask", str(tmp_path / "mask.png")] if how == "mask" else [])):
+        assert sample.main([str(tmp_path / f"{name}.png"), "--output", str(tmp_path / name), *flags, *more]) == 0
+        [entry] = json.loads((tmp_path / name / "manifest.json").read_text()).values()
+        scales.append(entry["working_scale"])
+        assert ("restored at scale 0.5" in "".join(capsys.readouterr())) == (name == "a")
+    assert scales == [0.5, 1.0]

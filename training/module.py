@@ -1,0 +1,351 @@
+"""Training: `Predict` fits the predictor alone, `PredictAndRefine` the predictor and the denoiser of its residual.
+
+Batches are dicts {"blurry", "sharp": (N, 3, H, W) in [0, 1], "name": N strings}; with stored predictions (see
+`data.predictions`) also "x_init" (N, 3, H, W) in [0, 1] and, of a size head, "log_size" (N, 1, H, W). They are the
+frozen predictor's, or those of the frozen first network of a cascade whose second learns. What the random numbers of a
+crop and of dropout follow from is decision 9 of docs/design.md.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from deblur.checkpoints import copy_weights, describe, network_hash, require_network
+from deblur.devices import require_compiler
+from deblur.keep_sharp import to_network
+from deblur.models.diffusion import colours_of, residual, residual_size
+from deblur.models.losses import Crops, Objective, PredictorLoss, Residual
+from deblur.models.networks.base import Cascade, DDPMScheduler
+from deblur.models.schedules import NoiseSchedule
+from deblur.pipeline import DeblurOutput, DeblurPipeline
+from deblur.seeds import noise_seed
+from deblur.settings import SamplingSettings
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with a linear warm-up and a final cosine decay of its learning rate.
+
+    Args:
+        lr: peak learning rate.
+        weight_decay: of AdamW.
+        betas: of AdamW.
+        warmup_steps: steps of linear warm-up.
+        decay_steps: length of the decay to zero, which ends at trainer.max_steps. The learning rate stays at its peak
+            before it, so a run can be made longer until the decay begins (Hägele et al. 2024). none: the decay starts
+            after the warm-up.
+    """
+
+    lr: float = 2e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 1000
+    decay_steps: int | None = None
+
+    def build(self, parameters: list[nn.Parameter], max_steps: int) -> tuple[AdamW, LambdaLR]:
+        """The optimizer of parameters, and the scheduler of its learning rate, which steps once per step."""
+        fused = all(parameter.device.type in ("cuda", "cpu") for parameter in parameters) or None
+        optimizer = AdamW(parameters, self.lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+
+        def factor(step: int) -> float:
+            if step < self.warmup_steps:
+                return (step + 1) / self.warmup_steps
+            decay = max_steps - self.warmup_steps if self.decay_steps is None else self.decay_steps
+            return 0.5 * (1 + math.cos(math.pi * max(0, step - (max_steps - decay)) / max(1, decay)))
+
+        return optimizer, LambdaLR(optimizer, factor)
+
+
+# Configs write an argument of a frozen class as a group of keys, such as model.optimizer.lr.
+OPTIMIZER, PREDICTOR_LOSS = Optimizer(), PredictorLoss()
+
+
+class Predict(L.LightningModule):
+    """Train the predictor g alone.
+
+    Args:
+        predictor: g.
+        predictor_loss: the loss of all its outputs.
+        optimizer: AdamW and the learning rate's schedule.
+        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None for random weights.
+        compiled: compile the networks for training (torch.compile). The first steps then take minutes; validation
+            runs uncompiled.
+    """
+
+    flops_per_batch: int | None = None  # Lightning's monitor of the speed asks for it
+    frozen = False  # whether the predictor stays as it is
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        predictor_loss: PredictorLoss = PREDICTOR_LOSS,
+        optimizer: Optimizer = OPTIMIZER,
+        init_from: str | None = None,
+        compiled: bool = False,
+    ):
+        super().__init__()
+        require_network(predictor, "predictor")
+        self.predictor = predictor.to(memory_format=torch.channels_last)
+        self.predictor_loss, self.optimizer, self.compiled = predictor_loss, optimizer, compiled
+        self.skipped_step: int | None = None  # the last one, counted from 0, whose gradient was not used
+        if compiled:  # both are replaced in place, so that the names of the weights stay the same
+            predictor.estimates = torch.compile(predictor.estimates)
+        if init_from is not None:
+            copy_weights(init_from, predictor=predictor)
+
+    def pipeline(self) -> DeblurPipeline:
+        """The pipeline with the current weights, for validation, sampling and export."""
+        scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+        return DeblurPipeline(self.predictor, None, scheduler)
+
+    def objective_values(self) -> dict:
+        """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
+        return {"predictor_loss": _values_of(self.predictor_loss)}
+
+    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of the predictor's forward and its loss; images in [-1, 1]."""
+        stored = [to_network(batch["x_init"])] if "x_init" in batch else []
+        estimates = self.predictor.estimates(blurry, *stored)
+        loss, terms = self.predictor_loss(estimates, sharp)
+        self.log_dict({f"train/{name}": term for name, term in terms.items()})
+        return estimates[0], loss
+
+    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+        _, loss = self.predict(batch, to_network(batch["blurry"]), to_network(batch["sharp"]))
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def restore(self, batch: dict) -> DeblurOutput:
+        """The restored images that validation and test score."""
+        return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
+
+    # Validation images have many sizes, and each would be compiled separately.
+    @torch.compiler.set_stance("force_eager")
+    def validation_step(self, batch: dict, batch_idx: int) -> DeblurOutput:
+        return self.restore(batch)
+
+    test_step = validation_step
+
+    def on_fit_start(self) -> None:
+        if self.compiled:
+            require_compiler(self.device)
+        self._require_own_predictions()
+        self._seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        torch.manual_seed(noise_seed(self._seed, self.global_rank, number))
+
+    def _require_own_predictions(self) -> None:
+        """Raise ValueError if the data hands over predictions that are not those of the frozen network."""
+        made_by = getattr(self.trainer.datamodule, "predictor_sha256", None)
+        if made_by is None:
+            return
+        cascade = isinstance(self.predictor, Cascade) and self.predictor.frozen
+        if not self.frozen and not cascade:
+            raise ValueError(
+                "data.predictions belongs to model.predictor_training frozen, or to a cascade whose first network is"
+                " frozen: a predictor that learns makes its own predictions; omit data.predictions"
+            )
+        network, flag = (self.predictor, "") if self.frozen else (self.predictor.first, " --first true")
+        if made_by != network_hash(network):
+            raise ValueError(
+                "the stored predictions are those of another network than the frozen one of model.init_from: store its"
+                f" own with python -m tools.make_pairs PAIRS --predict CHECKPOINT{flag}, or omit data.predictions"
+            )
+
+    @property
+    def processes(self) -> int:
+        """How many processes train; 1 without a trainer."""
+        return self.trainer.world_size if self._trainer is not None else 1
+
+    def crop_generators(self, crops: int) -> list[torch.Generator]:
+        """A random generator for each of this process's crops of the step, seeded by the seed and the crop's number."""
+        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        first = (number * self.trainer.world_size + self.global_rank) * crops
+        seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
+        return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+
+    def configure_optimizers(self) -> dict:
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer, scheduler = self.optimizer.build(trained, self.trainer.max_steps)
+        # The fused optimizer could unscale fp16's gradients itself, but they are inspected and clipped before.
+        optimizer._step_supports_amp_scaling = False
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        # This makes a .ckpt self-describing in plain values: it loads without its config and without pickle.
+        checkpoint["pipeline"] = describe(self.pipeline())
+        checkpoint["objective"] = self.objective_values()
+
+
+class PredictAndRefine(Predict):
+    """Train the predictor g and the denoiser f of its residual (Whang et al. 2022, section 3).
+
+    loss = objective(output of f, its target) + predictor_loss.weight * predictor_loss(g)
+
+    Args:
+        predictor: g.
+        denoiser: f; its prediction_type decides the target.
+        schedule: noise schedule of training.
+        objective: the denoiser's loss and its noise levels; the paper uses L1 and levels uniform in alpha_bar.
+        residual: the units of r_0.
+        predictor_loss: the loss of all outputs of g; the paper has none.
+        predictor_training: detached: g learns from its own loss alone; joint: the denoiser's loss reaches g through the
+            residual (the paper); frozen: g keeps the weights of init_from, and is not run where the data hands over
+            its stored predictions.
+        optimizer: AdamW and the learning rate's schedule.
+        validation: how validation and test sample.
+        init_from: checkpoint to start from: its predictor and, if it has one, its denoiser.
+        compiled: as in `Predict`.
+    """
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        denoiser: nn.Module,
+        schedule: NoiseSchedule = NoiseSchedule(),  # noqa: B008 (frozen)
+        objective: Objective = Objective(),  # noqa: B008 (frozen)
+        residual: Residual = Residual(),  # noqa: B008 (frozen)
+        predictor_loss: PredictorLoss = PREDICTOR_LOSS,
+        predictor_training: Literal["joint", "detached", "frozen"] = "detached",
+        optimizer: Optimizer = OPTIMIZER,
+        validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
+        init_from: str | None = None,
+        compiled: bool = False,
+    ):
+        if residual.scale_kind == "learned" and not predictor.config.get("size_head"):
+            raise ValueError("residual.scale_kind learned needs a predictor with size_head: true")
+        if predictor_loss.perceptual is not None and (predictor_training == "frozen" or predictor_loss.weight == 0):
+            raise ValueError(
+                "predictor_loss.perceptual belongs to a loss without effect: omit it, or give that a weight"
+            )
+        super().__init__(predictor, predictor_loss, optimizer, None, compiled)
+        require_network(denoiser, "denoiser")
+        self.denoiser = denoiser.to(memory_format=torch.channels_last)
+        if compiled:
+            denoiser.compile()
+        self.objective, self.residual = objective, residual
+        self.predictor_training, self.validation = predictor_training, validation
+        self.schedule_betas = schedule.betas()
+        self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
+        # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
+        squares = {"rgb": 1.0, "luma": [[[1.0]], [[0.0]], [[0.0]]], "luma_chroma": [[[1.0]]] * 3}
+        self.register_buffer("residual_square", torch.tensor(squares[residual.colours]))
+        self.register_buffer("residual_steps", torch.tensor(0.0))
+        if init_from is not None:
+            started = copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+            colours = colours_of(started.config.residual_scale)
+            if started.denoiser is not None and colours != residual.colours:
+                raise ValueError(
+                    f"residual.colours is {residual.colours}, and the denoiser of {init_from} was trained with"
+                    f" {colours}: give --model.residual.colours {colours}"
+                )
+        self.frozen = predictor_training == "frozen"
+        if self.frozen:
+            predictor.requires_grad_(False).eval()  # eval also freezes batch statistics; Lightning keeps the mode
+
+    def scale(self) -> Tensor | float:
+        """The current value of c."""
+        return self.residual_square.sqrt() if self.residual.scale is None else self.residual.scale
+
+    def pipeline(self) -> DeblurPipeline:
+        betas = self.schedule_betas.tolist()
+        scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
+        scale = self.scale()
+        scale = scale.squeeze().tolist() if isinstance(scale, Tensor) else float(scale)
+        sigma_min, sigma_max = self.objective.bounds
+        return DeblurPipeline(
+            self.predictor,
+            self.denoiser,
+            scheduler,
+            scale,
+            scale_kind=self.residual.scale_kind,
+            sigma_min=sigma_min,
+            sigma_max=sigma_max,
+        )
+
+    def objective_values(self) -> dict:
+        return super().objective_values() | {
+            "objective": {k: v for k, v in _values_of(self.objective).items() if k not in Objective.CHANGEABLE},
+            "predictor_training": self.predictor_training,
+            "residual": _values_of(self.residual),
+        }
+
+    def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
+        """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
+        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
+        prediction, predictor_loss = self.predict(batch, blurry, sharp)
+        crops = self._crops(blurry, sharp, prediction)
+        generators = self.crop_generators(len(sharp))
+        u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.processes)
+        alpha_bar = self.objective.draw(self.alphas_cumprod, u)
+        losses, perceptual = self.objective.losses(self.denoiser, crops, alpha_bar, eps)
+        denoiser_loss = losses.mean()
+        if perceptual is not None:
+            self.log("train/refiner_perceptual", perceptual)
+            denoiser_loss = denoiser_loss + self.objective.perceptual_share(self.global_step) * perceptual
+        loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
+        scale = torch.as_tensor(self.scale()).mean()
+        self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})
+        self.log("train/loss", loss, prog_bar=True)
+        return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
+
+    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
+        """As `Predict.predict`; a frozen predictor has the loss 0, and is not run if its prediction was stored."""
+        if self.frozen and "x_init" in batch:
+            return stored_prediction(batch), 0.0
+        if self.frozen:
+            with torch.no_grad():
+                return self.predictor.estimates(blurry)[0], 0.0
+        prediction, loss = super().predict(batch, blurry, sharp)
+        self.log("train/predictor_loss", loss)
+        return prediction, loss
+
+    def _crops(self, blurry: Tensor, sharp: Tensor, prediction: Tensor) -> Crops:
+        """The crops, each repeated for its noises, with the residual that the prediction missed."""
+        size = residual_size(self.residual.scale_kind, prediction.detach(), blurry)
+        x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
+        if self.residual.scale is None:
+            unit = (self.residual_square > 0).float()
+            self._measure_residual(residual(sharp, fixed, unit * size))
+        s = self.scale() * size
+        r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)
+        crops = Crops(blurry, sharp, fixed, s, r_0)
+        if self.objective.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
+            crops = Crops(*(x.repeat_interleave(self.objective.noises, 0) for x in crops))
+        return crops
+
+    def restore(self, batch: dict) -> DeblurOutput:
+        return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.residual.scale is None:
+            # The averaging callback has already replaced the raw weights by the averages.
+            square = checkpoint["state_dict"]["residual_square"]
+            checkpoint["pipeline"]["residual_scale"] = square.sqrt().squeeze().tolist()
+
+    @torch.no_grad()
+    def _measure_residual(self, missed: Tensor) -> None:
+        square = missed.square().mean((0, 2, 3), keepdim=True)[0]
+        square = self.trainer.strategy.reduce(square if self.residual_square.ndim else square.mean(), reduce_op="mean")
+        self.residual_steps += 1
+        self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
+
+
+def stored_prediction(batch: dict) -> Tensor:
+    """What the predictor's forward returned for the crops, as it was stored: (N, 3, H, W), or 4 with a size head."""
+    x_init = to_network(batch["x_init"])
+    return torch.cat([x_init, batch["log_size"]], dim=1) if "log_size" in batch else x_init
+
+
+def _values_of(settings: Any) -> dict:
+    """The fields of a frozen class as plain values: a function as its description."""
+    return {name: repr(value) if callable(value) else value for name, value in vars(settings).items()}
