@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from shutil import get_terminal_size
-from typing import Any, get_args
+from typing import Any, TextIO, get_args
 
 from docstring_parser import parse
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
@@ -113,6 +114,35 @@ class Stopped(BaseException):
         self.signal = number
 
 
+class _Outlet(io.FileIO):
+    """A file that takes all that is written, and drops it once its reader has gone."""
+
+    def write(self, content: bytes) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(content)
+
+
+def _lasting(stream: TextIO | None, of_process: TextIO | None) -> TextIO:
+    """A stream for a command's lines, whoever reads them: one that is closed, or whose reader goes, is no error.
+
+    Args:
+        stream: sys.stdout or sys.stderr.
+        of_process: what Python started with, if it has not been replaced.
+    """
+    if stream is None:  # closed; its number must not go to a file that the command opens
+        return open(os.devnull, "w", encoding="utf-8")
+    if stream is of_process and not stream.isatty():
+        stream.flush()
+        lines = stream.line_buffering or stream.write_through
+        buffer = io.BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False))
+        stream = io.TextIOWrapper(buffer, stream.encoding, line_buffering=lines)
+    stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    return stream
+
+
 def run_command(
     name: str, command: Callable[[], int | None], stopped: str, describe: Callable[[Exception], str] = in_words
 ) -> int:
@@ -128,8 +158,8 @@ def run_command(
     def stop(number: int, frame) -> None:
         raise Stopped(number, stopped)
 
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    sys.stdout = _lasting(sys.stdout, sys.__stdout__)
+    sys.stderr = _lasting(sys.stderr, sys.__stderr__)
     before = signal.signal(signal.SIGINT, stop)
     try:
         return command() or 0

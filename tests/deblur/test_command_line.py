@@ -1,5 +1,9 @@
 """What the scripts say of flags and values that are wrong, in one sentence, before any library is loaded."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from deblur.cli import UsageError, call, make_parser
@@ -77,3 +81,40 @@ def test_values_are_those_that_are_given():
     assert found == {"data": ".", "output": "out", "checkpoints": ("A", "B"), "split": "no"}
     with pytest.raises(UsageError, match="--overwrite is true or false, not 2"):
         parser.given([*REST, "--overwrite=2"])
+
+
+LINES = """
+import sys
+from deblur.cli import run_command
+
+def say():
+    for number in range(20_000):
+        print("a line", number)
+        print("a line of stderr", number, file=sys.stderr)
+    open(sys.argv[1], "w").write("done")
+
+sys.exit(run_command("say", say, ""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("streams", "said"),
+    [
+        ("2>{0}/err | head -1", "a line 0\n"),
+        ("2>{0}/err | true", ""),
+        ("2>&1 | true", ""),
+        ("2>{0}/err >&-", ""),
+        (">&- 2>&-", ""),
+    ],
+)
+def test_a_command_does_its_work_whoever_reads_its_lines(streams, said, tmp_path):
+    script = tmp_path / "say.py"
+    script.write_text(LINES)
+    command = f"{{ {sys.executable} {script} {tmp_path}/file; echo $? >{tmp_path}/code; }} {streams.format(tmp_path)}"
+    shell = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."})
+    assert (tmp_path / "file").read_text() == "done"
+    assert (tmp_path / "code").read_text() == "0\n"
+    assert shell.stdout == said
+    assert "BrokenPipe" not in shell.stderr
+    if (tmp_path / "err").exists():
+        assert (tmp_path / "err").read_text().count("\n") == 20_000  # nothing but its lines
