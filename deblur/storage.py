@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -12,9 +13,21 @@ import yaml
 
 from deblur.cli import UsageError
 
+LONGEST_KEPT_NAME = 200  # bytes; file systems take 255, and a temporary name is longer than that of its file
+
 
 class FolderInUse(OSError):
     """A folder holds files, or another process writes into it; the message names it."""
+
+
+def temporary_path(path: Path, mark: str = "") -> Path:
+    """The hidden path beside `path` of what is not whole yet, with its suffix; `mark` stands before `.part`."""
+    stem, suffix = path.stem, path.suffix
+    name = os.fsencode(path.name)
+    if len(name) > LONGEST_KEPT_NAME:
+        stem = sha256(name).hexdigest()
+        suffix = suffix[:8]
+    return path.with_name(f".{stem}{mark}.part{suffix}")
 
 
 @contextmanager
@@ -24,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
     If the block raises, what was written is removed and `path` stays as it was. A folder can only replace an empty
     folder.
     """
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    part = temporary_path(path, f".{os.getpid()}")
     try:
         yield part
         os.replace(part, path)

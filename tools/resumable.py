@@ -14,7 +14,7 @@ import torch
 
 from deblur.data.layouts import DatasetError
 from deblur.progress import ProgressBar
-from deblur.storage import require_free
+from deblur.storage import require_free, temporary_path
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def resumable(folder: Path, description: str, facts: dict[str, Any]) -> Iterator
         DatasetError: the hidden folder was begun with other facts.
     """
     require_free(folder)
-    part = folder.with_name(f".{folder.name}.part")
+    part = temporary_path(folder)
     described, text = part / description, json.dumps(facts, indent=1) + "\n"
     if described.is_file() and described.read_text() != text:
         raise DatasetError(f"{part} was begun with other settings: give those again, or remove it.")

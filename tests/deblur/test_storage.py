@@ -53,6 +53,13 @@ def test_what_is_written_is_whole_or_not_there(tmp_path, folder):
         assert (path / "inside").read_text() == "whole"
 
 
+@pytest.mark.parametrize("name", ["x" * 238 + ".png", "x" * 251 + ".png", "ü" * 125 + ".jpeg", "x." + "y" * 253])
+def test_a_name_as_long_as_the_file_system_allows_is_written(tmp_path, name):
+    with replacing(tmp_path / name) as part:
+        part.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_what_killed_processes_left_is_removed(tmp_path):
     (tmp_path / ".last.123.part.ckpt").write_text("half")
     (tmp_path / ".checkpoint.123.part").mkdir()
