@@ -1,12 +1,10 @@
 """The command line of app.py; its page's handlers without a browser: results, refusals, and what a visit keeps."""
 
-import os
 import re
 import shutil
-import socket
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -22,7 +20,6 @@ import sample
 from deblur.data.files import images
 from deblur.restoration.maps import heat_map
 from deblur.restoration.options import Options
-from deblur.tools.web import command as app
 from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Visits
@@ -453,45 +450,3 @@ def test_the_slider_shows_what_was_changed_last(page, visit):
         assert (images.read(right) - (result.image("restored") * 255).round() / 255).abs().max() < 1e-6
         rights.append(right)
     assert len(set(rights)) == 3 and rights[1] == rights[3] == rights[4]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["photo.jpg"], "photo.jpg belongs to no flag (--help lists the flags)"),
-        (["--prot", "80"], "--prot is unknown: did you mean --port?"),
-        (["--port", "many"], "--port is a whole number, not many"),
-        (["--auth", "name"], "--auth is NAME:PASSWORD"),
-        (["--max_pixels", "0"], "--max_pixels must be above 0, got 0"),
-        (["--checkpoint", "nowhere"], "checkpoint nowhere is neither a folder"),
-        (["--device", "cuda:99"], "device cuda:99 cannot be used here"),
-        (["--memory", "0.01"], "--memory 0.01 is less than the program itself takes"),
-    ],
-)
-def test_a_wrong_flag_is_one_sentence(capsys, flags, words):
-    assert app.main(flags) == 2
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("app.py: error: ") and words in sentence
-
-
-def test_a_port_that_is_taken_is_one_sentence(capsys, monkeypatch):
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert app.main(["--checkpoint", "u2net", "--port", str(port)]) == 2
-    assert f"port {port} of 127.0.0.1 cannot be used: give another --port" in capsys.readouterr().err
-
-
-def test_help_names_every_flag(capsys):
-    assert app.main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"  --{name} " in said for name in (*app.SHARED, *(field.name for field in fields(app.Served))))
-    assert "largest photograph in megapixels" in said
-
-
-def test_the_page_is_for_this_machine_unless_told(capsys):
-    assert app.Served().host == "127.0.0.1"
-    assert app.main(["--host", "0.0.0.0", "--checkpoint", "nowhere"]) == 2
-    assert "warning: everybody who reaches 0.0.0.0 can use the page: give --auth" in capsys.readouterr().err
-    assert app.main(["--host", "0.0.0.0", "--auth", "a:b", "--checkpoint", "nowhere"]) == 2
-    assert "warning" not in capsys.readouterr().err

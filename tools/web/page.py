@@ -1,17 +1,21 @@
 """The page's layout and controls."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
+from urllib.request import getproxies_environment
 
 import gradio as gr
 
 from deblur.hub import PURPOSES
 from deblur.settings import Sampler
 from deblur.tools.web.actions import BEFORE, SCALES, Actions
-from deblur.tools.web.served import Served
+from deblur.tools.web.served import LOCAL, Served
 from deblur.tools.web.visits import IDLE
 
 LOOK = [Path(__file__).parents[2] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
@@ -77,21 +81,36 @@ class Page(gr.Blocks):
         """Serve the page in a thread. OSError if the port is taken."""
         fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none is downloaded
         try:
-            self.queue().launch(
-                server_name=served.host,
-                server_port=served.port,
-                auth=tuple(served.auth.split(":", 1)) if served.auth else None,
-                max_file_size=int(1e6 * served.max_size),
-                theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-                css_paths=LOOK,
-                head=HEAD,
-                footer_links=[],
-                prevent_thread_lock=True,
-                quiet=True,
-                **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
-            )
+            with _reached_without_proxy(served.host):
+                self.queue().launch(
+                    server_name=served.host,
+                    server_port=served.port,
+                    auth=tuple(served.auth.split(":", 1)) if served.auth else None,
+                    max_file_size=int(1e6 * served.max_size),
+                    theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
+                    css_paths=LOOK,
+                    head=HEAD,
+                    footer_links=[],
+                    prevent_thread_lock=True,
+                    quiet=True,
+                    **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
+                )
         except OSError:
             raise OSError(f"port {served.port} of {served.host} cannot be used: give another --port") from None
+
+
+@contextmanager
+def _reached_without_proxy(host: str) -> Iterator[None]:
+    """Let gradio ask for the page's own address, as it does when it starts, past a proxy that the environment names."""
+    before = os.environ.get("no_proxy")
+    excepted = [getproxies_environment().get("no", ""), *LOCAL, host]
+    os.environ["no_proxy"] = ",".join(filter(None, excepted))
+    try:
+        yield
+    finally:
+        del os.environ["no_proxy"]
+        if before is not None:
+            os.environ["no_proxy"] = before
 
 
 def _place(ui: SimpleNamespace, actions: Actions) -> None:
