@@ -8,10 +8,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import imagecodecs
 import numpy as np
@@ -21,6 +20,7 @@ from tifffile import EXTRASAMPLE
 from deblur.data.files import boxes, colour, metadata, tiff
 from deblur.data.files.colour import Colour
 from deblur.data.files.formats import exif_of, format_of, heif_samples, opened
+from deblur.data.files.raster import Raster
 from deblur.data.files.search import DEEP, READ, SUFFIXES, WRITABLE, ImageError
 from deblur.storage import replacing
 
@@ -38,42 +38,6 @@ JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
 JFIF_MOST, PHYS_MOST = (1 << 16) - 1, (1 << 31) - 1  # of the numbers of JPEG's and PNG's density
 INKS = "has the colours of inks (CMYK), which are converted to sRGB"  # a remark
 NOT_UNDERSTOOD = "its content is not as its format demands"
-
-
-@dataclass(frozen=True)
-class Raster:
-    """An image file's pixels, rotated upright, and what is kept when its restoration is written.
-
-    Args:
-        pixels: (3, H, W) uint8 or uint16; a grey image has three equal channels.
-        alpha: (1, H, W) of the same type, or None. The colours are not multiplied with it.
-        grey: whether the file has one colour channel.
-        exif, icc, xmp: the metadata, without the orientation, and the colour profile; None if the file has none.
-        remarks: what is unusual about the file, or not restored; each follows its name.
-        colour: what the numbers stand for, if the file says it other than by a profile.
-        density: pixels per inch across and down, or None.
-        aspect: pixels across and down in one length, if the file says only their ratio; or None.
-        associated: whether a TIFF of it has colours that are multiplied with alpha, as its file has.
-        extra: (N, H, W) of the same type, the samples of a TIFF that are neither colours nor alpha; or None.
-    """
-
-    pixels: Any
-    alpha: Any | None = None
-    grey: bool = False
-    exif: bytes | None = None
-    icc: bytes | None = None
-    xmp: bytes | None = None
-    remarks: tuple[str, ...] = ()
-    colour: Colour | None = None
-    density: tuple[float, float] | None = None
-    aspect: tuple[float, float] | None = None
-    associated: bool = False
-    extra: Any | None = None
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether it has 16 bits."""
-        return self.pixels.dtype.itemsize == 2
 
 
 def read_file(path: str | Path) -> Raster:

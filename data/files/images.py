@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from deblur.data.files import codecs
-from deblur.data.files.codecs import SAVED, TRANSPARENT, Raster, header_size, remarks_on, require_end, require_tellable
+from deblur.data.files.codecs import SAVED, TRANSPARENT, header_size, remarks_on, require_end, require_tellable
+from deblur.data.files.raster import Raster
 from deblur.data.files.search import DEEP, ImageError
 
 __all__ = [

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from xml.dom import minidom
 from xml.parsers.expat import ExpatError
 
 from PIL import ExifTags, Image
 
-if TYPE_CHECKING:
-    from deblur.data.files.codecs import Raster
+from deblur.data.files.raster import Raster
 
-    AnyRaster = TypeVar("AnyRaster", bound=Raster)
-
+AnyRaster = TypeVar("AnyRaster", bound=Raster)
 Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
-ICC, XMP = 34675, 700  # TIFF's tags
 OWN_DENSITY = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}  # formats with a field for the density
 OWN_ASPECT = OWN_DENSITY - {".bmp"}  # formats that can say the ratio alone
 MOST_OF_XMP = 1 << 20  # bytes of which the parts are taken apart

@@ -13,11 +13,12 @@ import tifffile
 from PIL import ExifTags, Image, TiffImagePlugin
 from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
-from deblur.data.files import colour, metadata
+from deblur.data.files import colour
 from deblur.data.files.colour import Colour
 from deblur.data.files.formats import Bounded
 from deblur.data.files.search import ImageError
 
+ICC, XMP = ExifTags.Base.InterColorProfile, ExifTags.Base.XMLPacket
 SEVERAL = "has several frames, the first is restored"  # a remark
 THUMBNAIL = "begins with a thumbnail, the full-size page is restored"  # a remark
 MOST_PAGES = 16  # that are looked at for the full-size one
@@ -81,7 +82,7 @@ def read(path: Path) -> Contents:
         for directory in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
             if directory in exif:
                 exif.get_ifd(directory)  # otherwise read when the file is closed
-        xmp = page.tags[metadata.XMP].value if metadata.XMP in page.tags else None
+        xmp = page.tags[XMP].value if XMP in page.tags else None
         content.allow_pixels(path, page.imagewidth, page.imagelength)
         colours, alpha, associated, extra = _channels(page)
         if number == 0 and exif._info.next > 0:
@@ -227,7 +228,7 @@ def write(
     layout |= {"ExtraSamples": tuple(int(kind) for kind in kinds)} if kinds else {}
     for name, value in layout.items():
         tags[ExifTags.Base[name]] = value
-    for tag, content in ((metadata.ICC, icc), (metadata.XMP, xmp)):
+    for tag, content in ((ICC, icc), (XMP, xmp)):
         if content:
             tags[tag] = content
     with open(path, "wb") as file:

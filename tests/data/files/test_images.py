@@ -263,7 +263,7 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
 
 def test_heif_says_what_to_install(tmp_path):
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    code = "import sys\nsys.modules['pillow_heif'] = None\nfrom deblur.data import images\n"
+    code = "import sys\nsys.modules['pillow_heif'] = None\nfrom deblur.data.files import images\n"
     code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
     done = fresh(code)
     assert "pip install pillow-heif" in done.stdout, done.stderr

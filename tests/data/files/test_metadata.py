@@ -64,7 +64,7 @@ def photo(request, tmp_path):
     more = {"xmp": XMP}
     if path.suffix == ".tif":
         block.load(block.tobytes())  # as Pillow wants it for TIFF
-        block[metadata.XMP], more = XMP, {}
+        block[ExifTags.Base.XMLPacket], more = XMP, {}
     if path.suffix == ".png":
         flat.save(path)
         whole = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint8), exif=block.tobytes(), icc=PROFILE, xmp=XMP)
