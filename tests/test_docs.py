@@ -20,7 +20,8 @@ def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
         assert page == glossary or glossary in [(page.parent / link).resolve() for link in links], page
     words = re.findall(r"^- `(\w+)`:", glossary.read_text(), re.MULTILINE)
     assert {"predictor_training", "scale_kind", "noises", "keep_sharp", "start", "blend"} <= set(words)
-    sources = "".join(path.read_text() for path in (ROOT / "models").glob("*.py"))
+    files = [*(ROOT / "models").rglob("*.py"), *(ROOT / "deblur").glob("*.py"), ROOT / "training" / "module.py"]
+    sources = "".join(path.read_text() for path in files)
     for name in words:
         assert re.search(rf"\b{name}\b", sources), name
 

@@ -18,7 +18,7 @@ from deblur.pipeline import DeblurPipeline
 from deblur.settings import SamplingSettings
 from tests.tiny import stir, tiny_pipeline
 
-ASSETS = Path(__file__).parents[1] / "assets"
+ASSETS = Path(__file__).parents[2] / "assets"
 PUBLISHED = 22_212_795  # parameters of the authors' network
 UNUSED = 1_731 + 3_459  # of its last stage's convolutions to images at 1/2 and 1/4 of the size, which serve training
 
