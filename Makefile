@@ -37,10 +37,14 @@ test-commands: $(VENV)/extras
 test-slow: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs -m slow
 
-# On a machine with a CUDA device, for nine minutes: its tests, its speed as JSON, a grid search; with GPU="--pairs
-# '[PAIRS]'" also training. Repeat to continue.
-gpu: $(VENV)/installed
-	$(PY) -m tools.gpu --output runs/gpu $(GPU)
+# On a machine with a CUDA device: the tests that need one, and the speed of sampling and training as JSON in runs/gpu.
+gpu: $(VENV)/extras
+	$(PY) -m pytest -q -m gpu -rs
+	$(PY) -m tools.benchmarks.sampling pretrained/lite --device cuda --output runs/gpu/lite.json
+	$(PY) -m tools.benchmarks.sampling pretrained/maxim --device cuda --output runs/gpu/maxim.json \
+		--cases 'predictor/bf16-channels_last/eager,10/bf16-channels_last/eager,nafnet'
+	$(PY) -m tools.benchmarks.training --device cuda --output runs/gpu/training.json \
+		--cases 'finetune/default,finetune/on_device,finetune/compiled,paper/default'
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check .

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from deblur.data.blur import SyntheticBlur
 from deblur.data.files.images import ImageError, header_size, require_end
 from deblur.data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
+from deblur.data.on_device import DeviceBatches, FramesOnDevice
 from deblur.data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
 from deblur.data.predictions import Predictions
 from deblur.progress import ProgressBar
@@ -88,7 +89,11 @@ class DeblurDataModule(pl.LightningDataModule):
             batch. It costs memory for that many batches, and a resumed run reads up to that many again.
         val_crop: largest height and width of the centre crop used in validation, which limits memory and time; null
             uses whole frames. The test always uses whole frames.
-        num_workers: processes that read files; 0 reads in the main process.
+        keep_on_device: decode all training files once, keep them in the memory of the training device, and cut, turn
+            and flip there: no step waits for a disk. The batches are the same. A pair takes 6 bytes a pixel, 9 with
+            predictions, 11 with a size head's; images of 16 bits take twice as much.
+        num_workers: processes that read files; 0 reads in the main process. With keep_on_device only validation has
+            them.
         seed: of the order, the crops and the blur.
     """
 
@@ -105,6 +110,7 @@ class DeblurDataModule(pl.LightningDataModule):
         crops_per_image: int = 1,
         mix_batches: int = 1,
         val_crop: int | None = 512,
+        keep_on_device: bool = False,
         num_workers: int = 0,
         seed: int = 0,
     ):
@@ -115,7 +121,7 @@ class DeblurDataModule(pl.LightningDataModule):
         self.predictor_sha256: str | None = None  # whose the stored predictions are
         self.patch_size, self.val_crop = patch_size, val_crop
         self.batch_size, self.crops_per_image, self.mix_batches = batch_size, crops_per_image, mix_batches
-        self.num_workers, self.seed = num_workers, seed
+        self.keep_on_device, self.num_workers, self.seed = keep_on_device, num_workers, seed
         for name in ("patch_size", "batch_size", "crops_per_image", "mix_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -198,14 +204,19 @@ class DeblurDataModule(pl.LightningDataModule):
         check_files(items)
         return items, variant
 
-    def train_dataloader(self) -> DataLoader | Window:
+    def train_dataloader(self) -> DataLoader | DeviceBatches | Window:
         per_batch = self.batch_size // self.crops_per_image
         stream = NumberStream(per_batch, self.trainer, self.mix_batches)
-        # Lightning ends the persistent workers of a DataLoader, but not of one in a window: these end with its stream.
         mixed = self.mix_batches > 1
-        loader = self._loader(
-            self.train_set, persistent=not mixed, batch_size=per_batch, sampler=stream, collate_fn=flatten
-        )
+        if self.keep_on_device:
+            device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+            loader = DeviceBatches(FramesOnDevice(self.train_set, device), stream, per_batch)
+        else:
+            # Lightning ends the persistent workers of a DataLoader, but not of one in a window: these end with its
+            # stream.
+            loader = self._loader(
+                self.train_set, persistent=not mixed, batch_size=per_batch, sampler=stream, collate_fn=flatten
+            )
         if not mixed:
             return loader
         return Window(loader, self.mix_batches, self.seed, stream.processed)
@@ -237,7 +248,8 @@ class DeblurDataModule(pl.LightningDataModule):
         """
         if "seed" in batch:
             generators = [torch.Generator().manual_seed(seed) for seed in batch["seed"].tolist()]
-            blurry, sharp = self.blur(batch["sharp"], generators)
+            # One layout for both ways to make a batch, since a convolution's rounding depends on it.
+            blurry, sharp = self.blur(batch["sharp"].contiguous(), generators)
             batch = {"blurry": blurry, "sharp": sharp, "name": batch["name"]}
         laid_out = {
             name: value.contiguous(memory_format=torch.channels_last)

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,9 @@ class TrainPairs(Dataset):
         return len(self.items)  # length of one pass; the stream has no end
 
     def __getitem__(self, number: int) -> list[dict]:
-        name, frames = self.read(self.items[shuffled(number, len(self.items), self.seed)])
-        generator = generator_of(self.seed, number)
-        windows = draw_windows(frames["sharp"], self.patch_size, self.crops_per_image, generator)
+        index = self.index(number)
+        frames = self.read(self.items[index])
+        windows = self.windows(number, *frames["sharp"].shape[1:])
         crops = [
             {side: images.to_float(cut(frame, self.patch_size, window)) for side, frame in frames.items()}
             for window in windows
@@ -65,15 +66,28 @@ class TrainPairs(Dataset):
         for crop in crops:
             if "log_size" in crop:
                 crop["log_size"] = to_log_size(crop["log_size"])
-        return [crop | {"name": name} for crop in crops]
+        return [crop | label for crop, label in zip(crops, self.labels(number, index), strict=True)]
 
-    def read(self, item: Pair) -> tuple[str, dict[str, Tensor]]:
-        """The name and raw frames of an item."""
+    def index(self, number: int) -> int:
+        """Which of `items` an item of the stream decodes."""
+        return shuffled(number, len(self.items), self.seed)
+
+    def windows(self, number: int, height: int, width: int) -> list[tuple[int, int, int, int]]:
+        """Positions and symmetries of the crops that item `number` takes from frames of this size."""
+        generator = generator_of(self.seed, number)
+        return draw_windows(height, width, self.patch_size, self.crops_per_image, generator)
+
+    def labels(self, number: int, index: int) -> list[dict]:
+        """What each crop of item `number` has beside its frames, decoded from `items[index]`."""
+        return [{"name": self.items[index].name}] * self.crops_per_image
+
+    def read(self, item: Pair) -> dict[str, Tensor]:
+        """The raw frames of an item."""
         blurry, sharp = item.read()
         frames = {"blurry": blurry, "sharp": sharp}
         if self.predictions is not None:
             frames |= self.predictions.read(item.name, sharp)
-        return item.name, frames
+        return frames
 
 
 class TrainSharp(TrainPairs):
@@ -86,12 +100,12 @@ class TrainSharp(TrainPairs):
     def __init__(self, files: Sequence[Path], patch_size: int, margin: int, **options: Any):
         super().__init__(files, patch_size + 2 * margin, **options)
 
-    def __getitem__(self, number: int) -> list[dict]:
-        items = super().__getitem__(number)
-        return [item | {"seed": seed_of(self.seed, number, i)} for i, item in enumerate(items)]
+    def labels(self, number: int, index: int) -> list[dict]:
+        name = self.items[index].stem
+        return [{"name": name, "seed": seed_of(self.seed, number, i)} for i in range(self.crops_per_image)]
 
-    def read(self, item: Path) -> tuple[str, dict[str, Tensor]]:
-        return item.stem, {"sharp": images.read_raw(item)}
+    def read(self, item: Path) -> dict[str, Tensor]:
+        return {"sharp": images.read_raw(item)}
 
 
 class Mix(Dataset):
@@ -172,7 +186,12 @@ class FrameSharp(Dataset):
 def shuffled(number: int, count: int, seed: int) -> int:
     """The file index of item `number` in a stream that passes over `count` files repeatedly, reshuffled each time."""
     epoch, position = divmod(number, count)
-    return int(torch.randperm(count, generator=generator_of(seed, "order", epoch))[position])
+    return int(_order(epoch, count, seed)[position])
+
+
+@lru_cache(maxsize=64)  # parts of a mix that are read in turn; 20,000 files take 160 kB each
+def _order(epoch: int, count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=generator_of(seed, "order", epoch))
 
 
 def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -181,9 +200,11 @@ def read_pair(pair: Pair) -> tuple[Tensor, Tensor]:
     return blurry, sharp
 
 
-def draw_windows(frame: Tensor, size: int, count: int, generator: Generator) -> list[tuple[int, int, int, int]]:
-    """Draw `count` positions and symmetries for `cut`: (top, left, quarter turns, flip)."""
-    height, width = (max(side, size) for side in frame.shape[-2:])
+def draw_windows(
+    height: int, width: int, size: int, count: int, generator: Generator
+) -> list[tuple[int, int, int, int]]:
+    """Draw `count` positions and symmetries for `cut` of a frame: (top, left, quarter turns, flip)."""
+    height, width = max(height, size), max(width, size)
 
     def draw(below: int) -> int:
         return int(torch.randint(below, (), generator=generator))
@@ -248,6 +269,6 @@ class Window:
                     continue
                 batch = {key: value[chosen] for key, value in together.items()}
                 if torch.cuda.is_available():
-                    batch = {key: value.pin_memory() for key, value in batch.items()}
+                    batch = {key: value if value.is_cuda else value.pin_memory() for key, value in batch.items()}
                 yield batch | {"name": [names[at] for at in chosen.tolist()]}
             window, used = window + 1, 0

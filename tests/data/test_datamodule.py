@@ -71,15 +71,17 @@ def module(root, synthetic, workers=0, **options):
 
 
 @pytest.mark.parametrize(("synthetic", "mixed"), [(False, 1), (True, 1), (True, 4)])
-def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic, mixed):
+@pytest.mark.parametrize("kept", [False, True])
+def test_six_batches_equal_three_and_three_after_resuming(tmp_path, root, synthetic, mixed, kept):
+    """Also where the rest is kept on the device: whether it is changes no batch."""
     whole, options, others = Recorder(), {"mix_batches": mixed}, multiprocessing.active_children()
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
     trainer(tmp_path, callbacks=[keep]).fit(whole, module(root, synthetic, **options))
     assert len(whole.seen["train"]) == 6
 
     for workers in (0, 2):
-        rest = Recorder()
-        trainer(tmp_path).fit(rest, module(root, synthetic, workers, **options), ckpt_path=tmp_path / "step=3.ckpt")
+        rest, data = Recorder(), module(root, synthetic, workers, keep_on_device=kept, **options)
+        trainer(tmp_path).fit(rest, data, ckpt_path=tmp_path / "step=3.ckpt")
         assert set(multiprocessing.active_children()) <= set(others)  # no worker outlives its training
         same(rest.seen["train"], whole.seen["train"][3:])
         assert torch.equal(rest.number, whole.number)

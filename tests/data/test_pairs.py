@@ -65,7 +65,7 @@ def test_pairs_stay_aligned_through_every_augmentation(pairs):
 
 
 def random_crops(image, size, count, generator):
-    return [cut(image, size, window) for window in draw_windows(image, size, count, generator)]
+    return [cut(image, size, window) for window in draw_windows(*image.shape[-2:], size, count, generator)]
 
 
 def test_crops_reach_every_place():

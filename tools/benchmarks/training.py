@@ -4,10 +4,11 @@ python -m tools.benchmarks.training --cases 'demo/*,finetune/*'
 python -m tools.benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
 
 A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
-channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled; plain
-is fp32 and nchw. mfu is the share of the machine's rate of matrix products that the networks reach by their own
-operations, forward and backward; data_wait is the share of the time that waits for the data loader. Results are merged
-into the JSON file with the machine they were measured on, so cases can be run in parts.
+channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled,
+on_device (no loader: data.keep_on_device); plain is fp32 and nchw. mfu is the share of the machine's rate of matrix
+products that the networks reach by their own operations, forward and backward; data_wait is the share of the time that
+waits for the data loader. Results are merged into the JSON file with the machine they were measured on, so cases can be
+run in parts.
 """
 
 import json
@@ -45,6 +46,7 @@ OPTIONS = {
     "unfused": ["--trainer.callbacks+", OFF, "--trainer.callbacks.fused", "false"],
     "unguarded": ["--guard.patience", "0"],
     "compiled": ["--model.compiled", "true"],
+    "on_device": ["--data.keep_on_device", "true"],
     "plain": [*FP32, "--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
 }
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
