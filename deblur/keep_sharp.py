@@ -1,4 +1,4 @@
-"""Restored images from samples of the residual: blended with the prediction, collected per setting, and checked."""
+"""What of an image is sharp and is kept, and whether a sample is worse than its input."""
 
 import math
 
@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
 from torch.signal.windows import gaussian
 
-from deblur.models.diffusion import add_residual
-from deblur.settings import SamplingSettings
+from deblur.image_processor import to_world
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 SHARP, BLURRED = 0.35, 0.7  # the change, relative to the detail, up to which a region is kept, and from which restored
@@ -22,19 +21,6 @@ FINE = 0.05  # the least detail of a sharp image, relative to its contrast aroun
 SPECK = 9  # blocks: a smaller region that looks blurred is none
 EVEN = 5  # pixels a side of an even neighbourhood
 ROUNDING = 1e-5  # of values in [0, 1]
-
-
-def blended(x_init: Tensor, r_0: Tensor, s: Tensor, blend: float, in_place: bool = False) -> Tensor:
-    """The restored images (N, 3, H, W) in [0, 1]: x_init + blend s r_0, clipped. Blend 0 gives the prediction.
-
-    Args:
-        x_init: the prediction in [-1, 1].
-        r_0: a sample of the scaled residual.
-        s: its scale (N, 1, H, W).
-        blend: from 0 to 1.
-        in_place: overwrite r_0, which saves one tensor.
-    """
-    return to_world(add_residual(x_init, r_0.mul_(blend) if in_place else r_0 * blend, s))
 
 
 def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: Tensor | None = None) -> Tensor:
@@ -128,35 +114,6 @@ def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
     return x if (share == 1).all() else torch.lerp(blurry.float(), x, share, out=x)
 
 
-class Samples:
-    """Collects the images of one setting from samples added one by one, each (N, 3, H, W) in [0, 1]."""
-
-    def __init__(self, setting: SamplingSettings):
-        self.setting, self.kept, self.count, self.mean, self.squares = setting, [], 0, None, None
-
-    def add(self, x: Tensor) -> None:
-        """Add the next sample. Mean and standard deviation are running ones (Welford 1962)."""
-        if self.setting.num_samples == 1 or not self.setting.average:
-            self.kept.append(x)
-        if self.setting.num_samples > 1:
-            if self.mean is None:
-                self.mean, self.squares = torch.zeros_like(x), torch.zeros_like(x)
-            self.count += 1
-            difference = x - self.mean
-            self.mean.add_(difference, alpha=1 / self.count)
-            self.squares.addcmul_(difference, x - self.mean)
-
-    def images(self) -> Tensor:
-        """(N * num_samples, 3, H, W), with the samples of one image in a row; (N, 3, H, W) if averaged."""
-        if len(self.kept) > 1:
-            return torch.stack(self.kept, dim=1).flatten(0, 1)
-        return self.kept[0] if self.kept else self.mean
-
-    def std(self) -> Tensor | None:
-        """Standard deviation over the samples (N, 3, H, W); None for one sample."""
-        return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
-
-
 def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
     """How much of the visible part of an image is restored, by its `restored_share` (1, 1, H, W)."""
     if visible is None or share.numel() == 1:
@@ -230,13 +187,3 @@ def _sharpness(x: Tensor, visible: Tensor | None, levels: float = 1.0) -> float:
                 steps *= (plane.narrow(dim, 0, size) & plane.narrow(dim, 1, size)).to(steps.device)
             total += steps.sum().item()
     return total / levels / x.numel()
-
-
-def to_network(x: Tensor) -> Tensor:
-    """[0, 1] -> [-1, 1]."""
-    return (x * 2).sub_(1)
-
-
-def to_world(x: Tensor) -> Tensor:
-    """[-1, 1] -> [0, 1], clipped."""
-    return (x + 1).div_(2).clamp_(0, 1)

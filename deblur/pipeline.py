@@ -9,83 +9,68 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import PIL.Image
 import torch
 from torch import Tensor, nn
 
 from deblur.calibration import ErrorCurve
 from deblur.devices import bytes_per_pixel, require_compiler
+from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import (
     OUTPUT_TYPES,
     Image,
     read_images,
     restorable,
     size_of,
+    to_network,
+    to_world,
     visible_pixels,
     with_hidden_filled,
     write_images,
 )
-from deblur.keep_sharp import Samples, blended, kept, restored_share, to_network, to_world
-from deblur.models.diffusion import ScaleKind, expected_size, residual_size
-from deblur.models.networks.base import BaseOutput, ConfigMixin, DDPMScheduler
+from deblur.keep_sharp import restored_share
+from deblur.models.diffusion import ScaleKind, residual_size
+from deblur.models.networks.base import ConfigMixin, DDPMScheduler
 from deblur.models.samplers import FIELDS, Denoise, Progress, noise_generator, sample_residual
 from deblur.onnx.network import OnnxNetwork
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import Tiling, TooLittleMemory
-from deblur.working_size import WorkingSize, chosen_scale, reduced, reduced_visible, resized, with_change
+from deblur.working_size import WorkingSize, chosen_scale
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The predictor's estimates, in the networks' range [-1, 1].
+class Limits:
+    """How much of an image the networks get at once.
 
     Args:
-        x_init: (N, 3, H, W), float32, not clipped.
-        log_size: log of the expected |x - x_init|, (N, 1, H, W); None if the predictor has no size head.
-        error_curve: from that to the error that was measured; None: it is not calibrated.
+        tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole image,
+            or tiles that fit into memory.
+        predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
+        memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tiles' sides.
     """
 
-    x_init: Tensor
-    log_size: Tensor | None = None
-    error_curve: ErrorCurve | None = None
-
-    @property
-    def images(self) -> Tensor:
-        """The estimates in [0, 1], clipped."""
-        return to_world(self.x_init)
-
-    @property
-    def expected_error(self) -> Tensor | None:
-        """The expected |x - x_init| (N, 1, H, W) in units of the [0, 1] range, if the predictor has a size head."""
-        if self.log_size is None:
-            return None
-        estimate = expected_size(self.log_size).div_(2)
-        return estimate if self.error_curve is None else self.error_curve.expected(estimate)
+    tile: int | None = None
+    predictor_tile: int | None = None
+    memory: int | None = None
 
 
-@dataclass
-class DeblurOutput(BaseOutput):
-    """The result of a restoration. Tensors are float32 in [0, 1]; images can also be PIL images or arrays.
+@dataclass(frozen=True, eq=False)
+class Area:
+    """What of an image is restored, and how large the networks see it.
 
     Args:
-        images: the N * num_samples restored images, with the samples of one image in a row; N if averaged.
-        predictions: the predictor's N estimates.
-        std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
-        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
-            calibrated if the checkpoint is; None if it has no size head.
-        share: weights of the restored images over their inputs (N, 1, H, W), or (N, 1, 1, 1) if all is restored in
-            full, by `deblur.keep_sharp.restored_share`.
-        tiles: side of each network's tiles, without their halo; None for the whole image.
-        scale: at which the images were restored.
+        scale: above 0 and at most 1, at which images are restored; the change is enlarged and added to them. auto: by
+            `DeblurPipeline.working_scale`.
+        mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept.
+        visible: (N, 1, H, W) of bool; hidden pixels stay as they are, and their colours change no other. None: where
+            alpha is not 0.
     """
 
-    images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
-    predictions: Tensor | list[PIL.Image.Image] | list[np.ndarray]
-    std: Tensor | None
-    expected_error: Tensor | None = None
-    share: Tensor | None = None
-    tiles: dict[str, int | None] | None = None
-    scale: float = 1.0
+    scale: float | Literal["auto"] = "auto"
+    mask: Tensor | None = None
+    visible: Tensor | None = None
+
+
+NO_LIMITS, WHOLE = Limits(), Area()
 
 
 class DeblurPipeline(ConfigMixin):
@@ -134,7 +119,6 @@ class DeblurPipeline(ConfigMixin):
         self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **given)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False
-        self._tilings: dict[str, Tiling] = {}  # those of the last call
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> "DeblurPipeline":
@@ -180,21 +164,18 @@ class DeblurPipeline(ConfigMixin):
         return preset_settings(self.config.presets, name)
 
     @torch.no_grad()
-    def predict(
-        self, blurry: Tensor, tile: int | None = None, memory: int | None = None, stages: int | None = None
-    ) -> Prediction:
-        """Predict from blurry images (N, 3, H, W) in [0, 1].
-
-        `tile` is the side of the tiles' cores, `memory` as in `__call__`; None: the whole image, or tiles that fit into
-        memory. `stages` as in `SamplingSettings`.
+    def predict(self, blurry: Tensor, stages: int | None = None, limits: Limits = NO_LIMITS) -> Prediction:
+        """Predict from blurry images (N, 3, H, W) in [0, 1]; `stages` as in `SamplingSettings`.
 
         Raises:
             ValueError: the predictor has no stages, or fewer.
         """
-        self._tilings = {}
+        return self._predicted(blurry, stages, self._tiling("predictor", limits))
+
+    def _predicted(self, blurry: Tensor, stages: int | None, tiling: Tiling) -> Prediction:
         self.require_stages(stages)
         network = self.predictor if stages is None else partial(self.predictor, stages=stages)
-        output = self._tiling("predictor", tile, memory)(network, [to_network(blurry.float())])
+        output = tiling(network, [to_network(blurry.float())])
         return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
 
     def require_stages(self, stages: int | None) -> None:
@@ -210,217 +191,143 @@ class DeblurPipeline(ConfigMixin):
             told = f"this checkpoint's predictor has {most}: give 1 to {most}"
         raise ValueError(f"stages is {stages}, and {told}")
 
-    def sample(
-        self,
-        blurry: Tensor,
-        prediction: Prediction,
-        settings: SamplingSettings,
-        seed: int = 0,
-        names: Sequence[str] | None = None,
-        progress: Progress = iter,
-        tile: int | None = None,
-        memory: int | None = None,
-    ) -> Iterator[Tensor]:
-        """Draw `settings.num_samples` samples of the scaled residual r_0 (N, 3, H, W), one at a time.
-
-        `deblur.keep_sharp.blended` makes images from them; the other arguments are those of `refine_shared` and
-        `__call__`.
-
-        Raises:
-            ValueError: this checkpoint has no denoiser, or there are not as many names as images.
-        """
-        if self.denoiser is None:
-            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        names, count = _names(names, len(blurry)), settings.num_samples
-        tiling, s = self._tiling("denoiser", tile, memory, _fields(settings)), self.scale(prediction, blurry)
-        blurry = to_network(blurry.float())
-        trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
-        denoise = Denoise(self.denoiser, tiling, blurry, prediction.x_init, s, *trained)
-        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        betas = settings.betas(training_betas, *trained)
-        draws = ([noise_generator(seed, name, k) for name in names] for k in range(count))
-        return map(partial(sample_residual, denoise, settings, betas, progress, blurry), draws)
-
-    @torch.no_grad()
-    def refine_shared(
-        self,
-        blurry: Tensor,
-        prediction: Prediction,
-        settings: Sequence[SamplingSettings],
-        seed: int = 0,
-        names: Sequence[str] | None = None,
-        progress: Progress = iter,
-        tile: int | None = None,
-        memory: int | None = None,
-        visible: Tensor | None = None,
-    ) -> list[DeblurOutput]:
-        """The diffusion part alone, once for each of several settings, which share their samples.
-
-        A result does not depend on the other settings, and the total cost is that of the setting with the most samples.
-
-        Args:
-            blurry: (N, 3, H, W) in [0, 1].
-            prediction: what `predict` returned for these images.
-            settings: differ only in num_samples, average, blend and keep_sharp; `deblur.settings.sharing_samples` makes
-                such groups.
-            seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
-                names all images start from the same noise field.
-            progress: wraps the denoising steps, e.g. tqdm.
-            tile, memory: as in `__call__`.
-            visible: as in `deblur.keep_sharp.restored_share`.
-
-        Returns:
-            `DeblurOutput` of tensors for each of the settings.
-        """
-        names = _names(names, len(blurry))
-        collected = [Samples(setting) for setting in settings]
-        levels = {setting.keep_sharp for setting in settings}
-        shares = {level: restored_share(blurry, prediction.x_init, level, visible) for level in levels}
-        most = max(settings, key=lambda setting: setting.num_samples)
-        if most.blend == 0 or not any(share.any() for share in shares.values()):
-            for samples in collected:
-                for _ in range(samples.setting.num_samples):
-                    samples.add(kept(prediction.images, blurry, shares[samples.setting.keep_sharp]))
-        else:
-            s = self.scale(prediction, blurry)
-            drawn = self.sample(blurry, prediction, most, seed, names, progress, tile, memory)
-            for k, r_0 in enumerate(drawn):
-                wanted = [samples for samples in collected if k < samples.setting.num_samples]
-                for samples in wanted:
-                    setting, last = samples.setting, samples is wanted[-1]  # the last one may overwrite r_0
-                    x = blended(prediction.x_init, r_0, s, setting.blend, in_place=last)
-                    samples.add(kept(x, blurry, shares[setting.keep_sharp]))
-                del r_0
-        images, error = prediction.images, prediction.expected_error
-        return [
-            DeblurOutput(samples.images(), images, samples.std(), error, shares[samples.setting.keep_sharp])
-            for samples in collected
-        ]
-
     @torch.no_grad()
     def __call__(
         self,
         image: Image | Sequence[Image] | Tensor,
-        settings: SamplingSettings | None = None,
+        settings: SamplingSettings | str | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
         output_type: Literal["pil", "np", "pt"] | None = None,
         progress: Progress = iter,
-        tile: int | None = None,
-        predictor_tile: int | None = None,
-        memory: int | None = None,
-        preset: str | None = None,
-        num_inference_steps: int | None = None,
-        eta: float | None = None,
-        generator: torch.Generator | None = None,
-        scale: float | Literal["auto"] = "auto",
-        mask: Tensor | None = None,
-        visible: Tensor | None = None,
+        limits: Limits = NO_LIMITS,
+        area: Area = WHOLE,
     ) -> DeblurOutput:
         """Restore one image, or several, which are a batch if they are of one size.
 
         Args:
             image: as `deblur.image_processor.read_images` takes it; any H and W. Grey images stay grey, and alpha and
                 an array's depth are kept.
-            settings: how to sample; None for those of `preset`.
-            seed, names, progress: as in `refine_shared`.
+            settings: how to sample, or the name of settings that are stored with the checkpoint. None: as `preset`.
+            seed, names: a sample's noise depends only on the seed, its image's name and the sample's number. Without
+                names all images start from the same noise field.
             output_type: None: "np" for arrays, "pil" for all else. PIL images have 8 bits if they are in colour or grey
                 with alpha.
-            tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole
-                image, or tiles that fit into memory.
-            predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
-            memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tile size.
-            preset: name of settings that are stored with the checkpoint, in place of `settings`.
-            num_inference_steps, eta: diffusers' names of `steps` and `eta`, in place of those of the settings.
-            generator: the seed is drawn from it, in place of `seed`.
-            scale: above 0 and at most 1, at which images are restored; the change is enlarged and added to them. auto:
-                by `working_scale`.
-            mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept.
-            visible: (N, 1, H, W) of bool; hidden pixels stay as they are, and their colours change no other. None:
-                where alpha is not 0.
+            progress: wraps the denoising steps, e.g. tqdm.
+            limits: how much of an image the networks get at once.
+            area: what is restored, and at which scale.
 
         Returns:
             `DeblurOutput`. Of images of different sizes `images` and `predictions` are lists, and the rest is None.
 
         Raises:
-            ValueError: images of an unknown shape, type or range; an unknown output_type or preset; both settings and
-                preset.
-            TooLittleMemory: the smallest tiles need more than `memory`.
+            ValueError: images of an unknown shape, type or range; an unknown output_type or preset.
+            TooLittleMemory: the smallest tiles need more than the memory allowed.
         """
         first = image[0] if isinstance(image, list | tuple) and image else image
         output_type = output_type or ("np" if isinstance(first, np.ndarray) else "pil")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
-        if preset is not None and settings is not None:
-            raise ValueError(f"give settings or the preset {preset!r}, not both")
-        settings = settings or self.preset(preset)
-        given = {"steps": num_inference_steps, "eta": eta}
-        settings = settings.changed({name: value for name, value in given.items() if value is not None})
-        if generator is not None:
-            seed = int(torch.randint(1 << 31, (), generator=generator, device=generator.device))
+        settings = settings if isinstance(settings, SamplingSettings) else self.preset(settings)
         if isinstance(image, list | tuple) and len({size_of(one) for one in image}) > 1:
             names = _names(names, len(image))
-            options = {"output_type": output_type, "progress": progress, "tile": tile, "memory": memory}
-            options |= {"predictor_tile": predictor_tile, "scale": scale, "mask": mask}
-            each = [self([one], settings, seed, [name], **options) for one, name in zip(image, names, strict=True)]
-            parts = (
-                [restored for out in each for restored in getattr(out, name)] for name in ("images", "predictions")
+            options = (output_type, progress, limits, area)
+            each = [self([one], settings, seed, [name], *options) for one, name in zip(image, names, strict=True)]
+            return DeblurOutput(
+                [x for out in each for x in out.images], [x for out in each for x in out.predictions], None
             )
-            return DeblurOutput(*parts, std=None)
         batch, layouts = read_images(image)
-        given = batch.to(self.device)
-        if memory is not None:
-            self._require_memory(given, settings, tile, predictor_tile, memory)
-        if visible is None:
-            visible = visible_pixels([layout.alpha_plane() for layout in layouts])
-        visible = None if visible is None else visible.to(self.device)
-        if mask is not None:
-            if mask.shape != given.shape[-2:]:
-                raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(given.shape[-2:])}")
-            mask, settings = mask.to(self.device).float(), replace(settings, keep_sharp=0.0)
-        if scale == "auto":
-            scale = self.working_scale(given, visible, mask, memory)
-        if not 0 < scale <= 1:
-            raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
-        blurry = with_hidden_filled(given, visible)
-        small = reduced(blurry, scale)
-        seen = reduced_visible(visible, scale)
-        prediction = self.predict(small, predictor_tile, memory, settings.stages)
-        [output] = self.refine_shared(small, prediction, [settings], seed, names, progress, tile, memory, seen)
-        output.tiles, output.scale = self.tiles(small), scale
-        if scale < 1:
-            _enlarge(output, blurry, small)
-        _keep(output, given, visible, mask)
+        if area.visible is None:
+            area = replace(area, visible=visible_pixels([layout.alpha_plane() for layout in layouts]))
+        output = self.restore(batch, settings, seed, names, progress, limits, area)
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
             output.predictions = write_images(output.predictions, layouts, output_type)
         return output
 
-    @torch.no_grad()
-    def working_scale(
+    def restore(
         self,
-        blurry: Tensor,
-        visible: Tensor | None = None,
-        mask: Tensor | None = None,
-        memory: int | None = None,
-    ) -> float:
-        """The scale at which images (N, 3, H, W) in [0, 1] are restored by `working_size`: the finest that one needs.
+        images: Tensor,
+        settings: SamplingSettings,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        progress: Progress = iter,
+        limits: Limits = NO_LIMITS,
+        area: Area = WHOLE,
+    ) -> DeblurOutput:
+        """Restore images (N, 3, H, W) in [0, 1]: the method, in its order. The arguments are those of a call."""
+        self._require_memory(images, settings, limits)
+        names = _names(names, len(images))
+        blurry = self.prepare(images, area, limits)  # hidden colours are filled, and large images reduced
+        draft = self.draft(blurry, settings.stages, limits)  # x_init = g(y), and the residual's scale s
+        samples = self.sample(draft, settings, seed, names, progress, limits)  # r_0, level by level
+        [output] = draft.restored(samples, [settings])  # x_init + blend s r_0, kept where y is sharp, and enlarged
+        return output
 
-        The other arguments are those of `__call__`.
+    @torch.no_grad()
+    def prepare(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> Blurry:
+        """Images (N, 3, H, W) in [0, 1] as the networks see them, on their device."""
+        visible, mask = (None if x is None else x.to(self.device) for x in (area.visible, area.mask))
+        if mask is not None and mask.shape != images.shape[-2:]:
+            raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(images.shape[-2:])}")
+        scale = self.working_scale(images, area, limits) if area.scale == "auto" else area.scale
+        if not 0 < scale <= 1:
+            raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
+        return Blurry(images.to(self.device), visible, None if mask is None else mask.float(), scale)
+
+    @torch.no_grad()
+    def draft(self, blurry: Blurry, stages: int | None = None, limits: Limits = NO_LIMITS) -> Draft:
+        """The prediction, and what samples need beside it; `stages` as in `SamplingSettings`."""
+        tiling = self._tiling("predictor", limits)
+        prediction = self._predicted(blurry.small, stages, tiling)
+        s = None if self.denoiser is None else self.scale(prediction, blurry.small)
+        return Draft(blurry, prediction, s, {"predictor": tiling})
+
+    def sample(
+        self,
+        draft: Draft,
+        settings: SamplingSettings,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        progress: Progress = iter,
+        limits: Limits = NO_LIMITS,
+    ) -> Iterator[Tensor]:
+        """Draw `settings.num_samples` samples of the scaled residual r_0 (N, 3, h, w), each when it is asked for.
+
+        The arguments are those of a call.
+
+        Raises (with the first sample):
+            ValueError: this checkpoint has no denoiser, or there are not as many names as images.
         """
+        names = _names(names, len(draft.blurry.given))
+        if self.denoiser is None:
+            raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
+        tiling = draft.tilings["denoiser"] = self._tiling("denoiser", limits, _fields(settings))
+        blurry = to_network(draft.blurry.small.float())
+        trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
+        denoise = Denoise(self.denoiser, tiling, blurry, draft.prediction.x_init, draft.s, *trained)
+        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
+        betas = settings.betas(training_betas, *trained)
+        for k in range(settings.num_samples):
+            generators = [noise_generator(seed, name, k) for name in names]
+            yield sample_residual(denoise, settings, betas, progress, blurry, generators)
+
+    @torch.no_grad()
+    def working_scale(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> float:
+        """The scale for images (N, 3, H, W) in [0, 1] by the checkpoint's `working_size`: the finest one needed."""
         rule = self.working_size
         if rule is None:
             return 1.0
+        limits = replace(limits, predictor_tile=None)
 
         def change(region: Tensor) -> Tensor:
-            x_init = self.predict(region, memory=memory, stages=rule.stages).x_init
+            x_init = self.predict(region, rule.stages, limits).x_init
             return (to_world(x_init) - region).mul_(restored_share(region, x_init, rule.keep_sharp))
 
-        visible = None if visible is None else visible.to(self.device)
-        mask = None if mask is None else mask.to(self.device)
-        blurry, weight = with_hidden_filled(blurry.to(self.device), visible), restorable(visible, mask)
-        weights = [None] * len(blurry) if weight is None else weight.expand(len(blurry), 1, -1, -1).split(1)
-        pairs = zip(blurry.split(1), weights, strict=True)
+        visible, mask = (None if x is None else x.to(self.device) for x in (area.visible, area.mask))
+        images, weight = with_hidden_filled(images.to(self.device), visible), restorable(visible, mask)
+        weights = [None] * len(images) if weight is None else weight.expand(len(images), 1, -1, -1).split(1)
+        pairs = zip(images.split(1), weights, strict=True)
         return max(chosen_scale(one, change, rule, where) for one, where in pairs)
 
     def compile_networks(self) -> None:
@@ -440,30 +347,24 @@ class DeblurPipeline(ConfigMixin):
             graphs = "reduce-overhead" if self.device.type == "cuda" else None
             self.denoiser.compile(dynamic=False, mode=graphs)
 
-    def tiles(self, image: Tensor) -> dict[str, int | None]:
-        """Side of each network's tiles in the last call, for an image (N, C, H, W); None for the whole image."""
-        return {name: tiling.side(image) for name, tiling in self._tilings.items()}
-
-    def _tiling(
-        self, name: Literal["predictor", "denoiser"], tile: int | None, memory: int | None, fields: int = 1
-    ) -> Tiling:
+    def _tiling(self, name: Literal["predictor", "denoiser"], limits: Limits, fields: int = 1) -> Tiling:
         """How a network is called on images of any size."""
-        network = getattr(self, name)
+        network, tile = getattr(self, name), limits.predictor_tile if name == "predictor" else limits.tile
         takes, fixed = bytes_per_pixel(network), getattr(network, "fixed_tile", None)
         if tile is None and fixed is None:
             fixed = getattr(network, "own_tile", None)
-        self._tilings[name] = Tiling(network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
-        return self._tilings[name]
+        return Tiling(network.receptive_field, network.stride, tile, limits.memory, fields, takes, fixed)
 
-    def _require_memory(
-        self, blurry: Tensor, settings: SamplingSettings, tile: int | None, predictor_tile: int | None, memory: int
-    ) -> None:
+    def _require_memory(self, images: Tensor, settings: SamplingSettings, limits: Limits) -> None:
         """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
-        needed = self._tiling("predictor", predictor_tile, memory).least_memory(blurry)
+        if limits.memory is None:
+            return
+        images = images.to(self.device)
+        needed = self._tiling("predictor", limits).least_memory(images)
         if settings.blend > 0 and self.denoiser is not None:
             fields = _fields(settings) + 3  # the prediction, its scale and the input in the networks' range
-            needed = max(needed, self._tiling("denoiser", tile, memory, fields).least_memory(blurry))
-        if needed > memory:
+            needed = max(needed, self._tiling("denoiser", limits, fields).least_memory(images))
+        if needed > limits.memory:
             raise TooLittleMemory(needed)
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
@@ -480,32 +381,6 @@ class DeblurPipeline(ConfigMixin):
 def _fields(settings: SamplingSettings) -> int:
     """Tensors of the image's size while samples are drawn: the sampler's, and mean and deviation of several."""
     return FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)
-
-
-def _enlarge(output: DeblurOutput, blurry: Tensor, small: Tensor) -> None:
-    """Bring what was made of reduced images to the size of the images."""
-    size = blurry.shape[-2:]
-    output.images = with_change(blurry, small, output.images)
-    output.predictions = with_change(blurry, small, output.predictions)
-    for name in ("std", "expected_error", "share"):
-        values = getattr(output, name)
-        if values is not None and values.numel() > len(values):
-            setattr(output, name, resized(values, *size).clamp_min_(0))
-
-
-def _keep(output: DeblurOutput, given: Tensor, visible: Tensor | None, mask: Tensor | None) -> None:
-    """Put the given images (N, 3, H, W) back where a mask is black, and where they are hidden."""
-    if visible is not None:
-        output.predictions = kept(output.predictions, given, visible.float())
-    weight = restorable(visible, mask)
-    if weight is None:
-        return
-    weight, times = weight.expand(len(given), 1, -1, -1), len(output.images) // len(given)
-    each = weight.repeat_interleave(times, 0)
-    output.images = kept(output.images, given.repeat_interleave(times, 0), each)
-    output.std = None if output.std is None else output.std.mul_(weight)
-    if mask is not None:
-        output.share = weight
 
 
 def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:

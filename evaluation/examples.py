@@ -7,11 +7,13 @@ from pathlib import Path
 from torch import Tensor
 
 from deblur.cli import escaped
+from deblur.draft import Blurry
 from deblur.evaluation.panels import panel
 from deblur.evaluation.pixels import write_png
 from deblur.evaluation.rows import Row
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
 from deblur.evaluation.summary import Summary
+from deblur.pipeline import Area
 from deblur.progress import ProgressBar, counted
 
 PANEL_SAMPLES = 4
@@ -53,17 +55,16 @@ def keep_examples(folder: Path, plan: Plan, summary: Summary) -> list[Example]:
             blurry, sharp = _read(plan, images[name])
             chosen = [example for example in examples if example.image == name]
             stages = {None, *(example.row.settings.stages for example in chosen)}
-            predictions = {count: plan.pipeline.predict(blurry, stages=count) for count in stages}
-            shown = {"blurry": blurry[0], "predictor": predictions[None].images[0], "sharp": sharp}
+            drafts = {count: plan.pipeline.draft(Blurry(blurry), count) for count in stages}
+            shown = {"blurry": blurry[0], "predictor": drafts[None].prediction.images[0], "sharp": sharp}
             of_image = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
                 write_png(folder / of_image[kind], image)
             for at, example in enumerate(chosen):
                 settings = example.row.settings
-                prediction, progress = predictions[settings.stages], counted(bar, 1)
-                [output] = plan.pipeline.refine_shared(
-                    blurry, prediction, [settings], plan.seed, [images[name].name], progress
-                )
+                draft = drafts[settings.stages]
+                samples = plan.pipeline.sample(draft, settings, plan.seed, [images[name].name], counted(bar, 1))
+                [output] = draft.restored(samples, [settings])
                 example.files.update(of_image | {"restored": f"examples/{number}_{at}.png"})
                 write_png(folder / example.files["restored"], output.images[0])
     return examples
@@ -81,8 +82,7 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
     with ProgressBar(total=count * steps_of([setting]), desc="panel", unit="step") as bar:
         for image in images:
             blurry, sharp = _read(plan, image)
-            prediction = plan.pipeline.predict(blurry, stages=setting.stages)
-            [out] = plan.pipeline.refine_shared(blurry, prediction, [setting], plan.seed, [image.name], counted(bar, 1))
+            out = plan.pipeline.restore(blurry, setting, plan.seed, [image.name], counted(bar, 1), area=Area(scale=1.0))
             rows.append((blurry[0], out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp))
     names = ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")
     panel(dict(zip(names, zip(*rows, strict=True), strict=True)), path)

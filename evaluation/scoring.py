@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deblur.draft import Blurry, Draft
 from deblur.evaluation.controls import RECIPES, control_images
 from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.pixels import MetricError, write_png
 from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
-from deblur.pipeline import DeblurPipeline, Prediction
+from deblur.pipeline import DeblurPipeline
 from deblur.progress import ProgressBar, counted
 from deblur.settings import SamplingSettings, sharing_samples
 
@@ -178,20 +179,21 @@ def score_images(plan: Plan) -> None:
             for label, read in plan.baselines.items():
                 score(torch.stack([read(name) for name in batch.names]).to(plan.device), Row(label))
             if plan.pipeline is not None:
-                prediction, before = _predicted(plan, blurry)
-                predictions = {None: (prediction, before)}  # by the predictor's stages
-                score(prediction.images, Row(PREDICTOR), before)
-                for label, images in _controls(batch, blurry, prediction.images):
+                draft, before = _drafted(plan, blurry)
+                drafts = {None: (draft, before)}  # by the predictor's stages
+                score(draft.prediction.images, Row(PREDICTOR), before)
+                for label, images in _controls(batch, blurry, draft.prediction.images):
                     score(images, Row(label), before)
             for group in batch.groups:
                 settings = [row.settings for row in group]
                 stages = settings[0].stages
-                if stages not in predictions:
-                    predictions[stages] = _predicted(plan, blurry, stages)
-                prediction, before = predictions[stages]
+                if stages not in drafts:
+                    drafts[stages] = _drafted(plan, blurry, stages)
+                draft, before = drafts[stages]
                 start = _now(plan.device)
-                progress = counted(bar, len(blurry))
-                outputs = plan.pipeline.refine_shared(blurry, prediction, settings, plan.seed, batch.names, progress)
+                longest = max(settings, key=lambda setting: setting.num_samples)
+                samples = plan.pipeline.sample(draft, longest, plan.seed, batch.names, counted(bar, len(blurry)))
+                outputs = draft.restored(samples, settings)
                 drawn = max(setting.num_samples for setting in settings) * len(blurry)
                 seconds = (_now(plan.device) - start) / drawn
                 for row, output in zip(group, outputs, strict=True):
@@ -201,11 +203,11 @@ def score_images(plan: Plan) -> None:
     plan.processes.barrier()
 
 
-def _predicted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple[Prediction, float]:
-    """The pipeline's prediction, and its seconds for each image."""
+def _drafted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple[Draft, float]:
+    """The pipeline's draft, with its prediction, and its seconds for each image."""
     start = _now(plan.device)
-    prediction = plan.pipeline.predict(blurry, stages=stages)
-    return prediction, (_now(plan.device) - start) / len(blurry)
+    draft = plan.pipeline.draft(Blurry(blurry), stages)
+    return draft, (_now(plan.device) - start) / len(blurry)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:

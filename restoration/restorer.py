@@ -16,10 +16,11 @@ from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
 from deblur.devices import allowed_memory, require_memory
+from deblur.draft import Blurry, DeblurOutput
 from deblur.hub import PRETRAINED, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
-from deblur.pipeline import DeblurOutput
+from deblur.pipeline import Area, Limits
 from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels
 from deblur.restoration.maps import write_map
@@ -212,11 +213,11 @@ class Restorer:
         for side in PARTS:
             part = image.values[None, :, :side, :side].to(self.pipeline.device)
             start = time.perf_counter()
-            prediction = self.pipeline.predict(part, stages=self.settings.stages)
+            draft = self.pipeline.draft(Blurry(part), self.settings.stages)
             predicted = time.perf_counter()
             if self.settings.blend > 0:
                 one = replace(self.settings, num_samples=1, average=False, keep_sharp=0.0)
-                self.pipeline.refine_shared(part, prediction, [one])
+                draft.restored(self.pipeline.sample(draft, one), [one])
             drawing = (time.perf_counter() - predicted) * self.settings.num_samples
             of_part = predicted - start + drawing
             seconds = of_part * pixels / part[0, 0].numel()
@@ -291,7 +292,8 @@ class Restorer:
         visible = visible_pixels([image.alpha])
         memory = allowed_memory(self.options.memory, image.pixels[0].numel(), self.pipeline.device)
         try:
-            return min(most, self.pipeline.working_scale(image.values[None], visible, self.mask, memory))
+            area = Area(mask=self.mask, visible=visible)
+            return min(most, self.pipeline.working_scale(image.values[None], area, Limits(memory=memory)))
         except (TooLittleMemory, MemoryError, RuntimeError) as error:
             sentence = refusal(error, *image.pixels.shape[-2:])
             if sentence is None:
@@ -313,6 +315,7 @@ class Restorer:
         if len({(image.pixels.shape, image.pixels.dtype) for _, _, image in loaded}) == 1:
             try:
                 pixels = torch.stack([image.pixels for _, _, image in loaded])
+                memory = allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device)
                 out = self.pipeline(
                     pixels,
                     self.settings,
@@ -320,12 +323,8 @@ class Restorer:
                     names=[path.stem for path, _, _ in loaded],
                     output_type="pt",
                     progress=counted(bar, len(loaded)),
-                    tile=self.options.tile,
-                    predictor_tile=self.options.predictor_tile,
-                    memory=allowed_memory(self.options.memory, pixels[0, 0].numel(), self.pipeline.device),
-                    scale=scale,
-                    mask=self.mask,
-                    visible=visible_pixels([image.alpha for _, _, image in loaded]),
+                    limits=Limits(self.options.tile, self.options.predictor_tile, memory),
+                    area=Area(scale, self.mask, visible_pixels([image.alpha for _, _, image in loaded])),
                 )
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 out = refusal(error, *loaded[0][2].pixels.shape[-2:])

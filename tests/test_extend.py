@@ -141,7 +141,7 @@ def test_torch_hub_and_short_names_work_from_any_folder(tmp_path):
 import torch
 from PIL import Image
 pipeline = torch.hub.load({str(ROOT)!r}, "pipeline", "lite", source="local")
-print(pipeline(Image.new("RGB", (40, 30)), preset="perceptual").images[0].size)
+print(pipeline(Image.new("RGB", (40, 30)), "perceptual").images[0].size)
 """
     done = fresh(code, folder=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["(40, 30)"], done.stderr

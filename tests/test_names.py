@@ -61,7 +61,7 @@ import torch
 from PIL import Image
 pipeline = torch.hub.load(sys.argv[1], "pipeline", "lite", source="local")
 image = Image.open("photo.png")
-print(pipeline(image, preset="balanced").images[0].size, pipeline(image, preset="perceptual").images[0].size)
+print(pipeline(image, "balanced").images[0].size, pipeline(image, "perceptual").images[0].size)
 import models, data, training
 print(models.THEIRS, data.THEIRS, training.THEIRS)
 """

@@ -10,6 +10,7 @@ import torch
 import sample
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
+from deblur.draft import Blurry
 from deblur.evaluation import metrics
 from deblur.hub import SHIPPED, shipped
 from deblur.settings import SamplingSettings, Schedule
@@ -75,20 +76,20 @@ def crops(folder):
 
 
 @cache
-def predicted(name):
-    """A checkpoint's pipeline, blurry and sharp crops, and its predictions."""
+def drafted(name):
+    """A checkpoint's pipeline, blurry and sharp crops, and its draft."""
     pipeline = load_pipeline(name, precision="fp32")
     blurry, sharp = crops("page" if name == "text" else "pairs")
-    return pipeline, blurry, sharp, pipeline.predict(blurry)
+    return pipeline, blurry, sharp, pipeline.draft(Blurry(blurry))
 
 
 def lost(name, points):
     """dB of PSNR that samples of each of the settings lose against the prediction, a mean over the crops."""
-    pipeline, blurry, sharp, prediction = predicted(name)
+    pipeline, blurry, sharp, draft = drafted(name)
     names = [str(crop) for crop in range(len(blurry))]
 
     def quality(settings):
-        restored = pipeline.refine_shared(blurry, prediction, [settings], names=names)[0].images
+        restored = draft.restored(pipeline.sample(draft, settings, names=names), [settings])[0].images
         return metrics.psnr(restored, sharp).mean().item()
 
     best = quality(SamplingSettings(blend=0.0))

@@ -18,12 +18,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from deblur.checkpoints import copy_weights, describe, network_hash, require_network
 from deblur.devices import require_compiler
-from deblur.keep_sharp import to_network
+from deblur.draft import DeblurOutput
+from deblur.image_processor import to_network
 from deblur.models.diffusion import colours_of, residual, residual_size
 from deblur.models.losses import Crops, Objective, PredictorLoss, Residual
 from deblur.models.networks.base import Cascade, DDPMScheduler
 from deblur.models.schedules import NoiseSchedule
-from deblur.pipeline import DeblurOutput, DeblurPipeline
+from deblur.pipeline import DeblurPipeline
 from deblur.seeds import noise_seed
 from deblur.settings import SamplingSettings
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.functional import gaussian_blur
 
+from deblur.draft import Blurry
 from deblur.keep_sharp import faults, kept, kept_remarks, restored_amount, restored_share
 from deblur.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
@@ -136,11 +137,11 @@ def test_a_kept_image_is_the_input_to_the_last_bit():
 def test_each_image_of_a_batch_has_its_own_share(blend):
     pipeline = tiny_pipeline()
     blurry = torch.cat([noise(64, 72), blurred(noise(64, 72, 1))])
-    prediction = pipeline.predict(blurry)
-    prediction.x_init.copy_(predicted(torch.cat([noise(64, 72), noise(64, 72, 1)])))
+    draft = pipeline.draft(Blurry(blurry))
+    draft.prediction.x_init.copy_(predicted(torch.cat([noise(64, 72), noise(64, 72, 1)])))
     settings = [SamplingSettings(steps=2, blend=blend, keep_sharp=level) for level in (0.0, 120.0, 1e4)]
     assert [len(group) for group in sharing_samples(settings)] == [3]
-    full, part, none = pipeline.refine_shared(blurry, prediction, settings)
+    full, part, none = draft.restored(pipeline.sample(draft, settings[0]), settings)
     assert torch.equal(none.images, blurry)
     assert torch.equal(part.images[0], blurry[0]), "sharp"
     assert not part.share[0].any()
@@ -154,10 +155,10 @@ def test_no_step_is_taken_for_images_that_are_all_kept():
         raise AssertionError("a step was taken")
 
     pipeline, blurry = tiny_pipeline(), torch.full((1, 3, 16, 24), 0.5)
-    prediction = pipeline.predict(blurry)
-    prediction.x_init.zero_()
+    draft = pipeline.draft(Blurry(blurry))
+    draft.prediction.x_init.zero_()
     settings = SamplingSettings(steps=2, num_samples=2, keep_sharp=1.0)
-    [output] = pipeline.refine_shared(blurry, prediction, [settings], progress=progress)
+    [output] = draft.restored(pipeline.sample(draft, settings, progress=progress), [settings])
     assert torch.equal(output.images, blurry.expand(2, -1, -1, -1)) and not output.std.any()
 
 

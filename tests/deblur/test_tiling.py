@@ -11,6 +11,7 @@ from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor, SlimUNet
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, UNet, UNetPredictor
+from deblur.pipeline import Limits
 from deblur.settings import SamplingSettings
 from deblur.tiling import Tiling, TooLittleMemory, ramps, spans
 from tests.tiny import stir, tiny_pipeline
@@ -56,8 +57,8 @@ def test_the_slim_receptive_field_is_enough(block, widths, blocks, unshuffle):
 def test_tiled_equals_whole(sampler, size):
     pipeline, blurry = tiny_pipeline(), torch.rand(1, 3, *size)
     settings = SamplingSettings(sampler, steps=3)
-    whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
-    tiled = pipeline(blurry, settings, output_type="pt", tile=128, predictor_tile=128)
+    whole = pipeline(blurry, settings, output_type="pt", limits=Limits(1024, 1024))
+    tiled = pipeline(blurry, settings, output_type="pt", limits=Limits(128, 128))
     assert whole.images.std() > 0.1
     assert (whole.predictions - tiled.predictions).abs().max() < 1e-4
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
@@ -85,7 +86,7 @@ def test_u2net_in_blended_tiles_shows_no_seam():
     pipeline = tiny_pipeline(predictor)
     rows = torch.linspace(0, 6, 330)[:, None] + torch.linspace(0, 7, 390)
     blurry = torch.stack([rows.sin(), rows.cos(), (2 * rows).sin()])[None] * 0.4 + 0.5
-    whole, tiled = (pipeline.predict(blurry, tile).images for tile in (1024, 128))
+    whole, tiled = (pipeline.predict(blurry, limits=Limits(predictor_tile=tile)).images for tile in (1024, 128))
     error = (whole - tiled).abs()
 
     assert (whole - blurry).square().mean().sqrt() > 0.01  # the predictor does something
@@ -140,7 +141,7 @@ def test_other_errors_are_not_taken_for_it():
 
 def test_tiles_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="64"):
-        tiny_pipeline().predict(torch.rand(1, 3, 8, 8), tile=8)
+        tiny_pipeline().predict(torch.rand(1, 3, 8, 8), limits=Limits(predictor_tile=8))
 
 
 NETWORKS = [UNetPredictor(8, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 3, unshuffle=2, norm="pixel"), Denoiser(8)]
@@ -253,7 +254,7 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
 
 def test_the_identity_is_tiled_too():
     pipeline, x = tiny_pipeline(IdentityPredictor()), torch.rand(1, 3, 150, 70)
-    assert torch.equal(pipeline.predict(x, tile=64).x_init, pipeline.predict(x).x_init)
+    assert torch.equal(pipeline.predict(x, limits=Limits(predictor_tile=64)).x_init, pipeline.predict(x).x_init)
 
 
 def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():

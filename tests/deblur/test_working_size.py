@@ -10,6 +10,7 @@ from PIL import Image
 import sample
 from deblur.checkpoints import CheckpointError, load_pipeline, update_index
 from deblur.models.networks.unet import UNetPredictor
+from deblur.pipeline import Area, Limits
 from deblur.settings import SamplingSettings
 from deblur.working_size import (
     WorkingSize,
@@ -105,7 +106,7 @@ def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
     pipeline, image = tiny_pipeline(), noise(64, 96)
     settings = SamplingSettings(steps=2, num_samples=2)
     small = reduced(image, 0.5)
-    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    half = pipeline(image, settings, output_type="pt", area=Area(0.5))
     own = pipeline(small, settings, output_type="pt")
     assert half.scale == 0.5
     assert torch.equal(half.images, with_change(image, small, own.images))
@@ -117,7 +118,7 @@ def test_a_pipeline_adds_the_enlarged_change_of_the_reduced_image():
 def test_every_map_of_a_reduced_image_has_the_size_of_the_image(blend):
     pipeline, image = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)), noise(64, 96)
     settings = SamplingSettings(steps=1, num_samples=2, blend=blend)
-    half = pipeline(image, settings, scale=0.5, output_type="pt")
+    half = pipeline(image, settings, output_type="pt", area=Area(0.5))
     small = pipeline(reduced(image, 0.5), settings, output_type="pt")
     for name in ("expected_error", "std", "share"):
         there, wanted = getattr(half, name), getattr(small, name)
@@ -129,9 +130,9 @@ def test_every_map_of_a_reduced_image_has_the_size_of_the_image(blend):
 def test_images_in_a_batch_get_their_own_changes():
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=3)
     both = torch.stack([noise(64, 96)[0], noise(64, 96)[0].flip(1)])
-    out = pipeline(both, settings, names=["a", "b"], scale=0.5, output_type="pt")
+    out = pipeline(both, settings, names=["a", "b"], output_type="pt", area=Area(0.5))
     for at, name in enumerate(("a", "b")):
-        alone = pipeline(both[at : at + 1], settings, names=[name], scale=0.5, output_type="pt")
+        alone = pipeline(both[at : at + 1], settings, names=[name], output_type="pt", area=Area(0.5))
         torch.testing.assert_close(out.images[3 * at : 3 * at + 3], alone.images, atol=1e-4, rtol=0)
         torch.testing.assert_close(out.predictions[at], alone.predictions[0], atol=1e-4, rtol=0)
 
@@ -152,7 +153,7 @@ def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
 @pytest.mark.parametrize("scale", [0, 1.5, -1])
 def test_a_scale_that_is_none_is_refused(scale):
     with pytest.raises(ValueError, match="scale must be auto, or above 0 and at most 1"):
-        tiny_pipeline()(noise(8, 8), scale=scale)
+        tiny_pipeline()(noise(8, 8), area=Area(scale))
 
 
 def test_a_mask_says_what_is_restored_at_any_scale():
@@ -161,12 +162,12 @@ def test_a_mask_says_what_is_restored_at_any_scale():
     mask[:, 48:] = 1
     settings = SamplingSettings(steps=2, keep_sharp=1e4)
     for scale in (1, 0.5):
-        out = pipeline(image, settings, scale=scale, mask=mask, output_type="pt")
+        out = pipeline(image, settings, output_type="pt", area=Area(scale, mask))
         assert torch.equal(out.images[..., :48], image[..., :48])
         assert not torch.equal(out.images[..., 48:], image[..., 48:])
         assert out.share.mean() == 0.5
     with pytest.raises(ValueError, match="the mask is"):
-        pipeline(image, mask=mask[:5])
+        pipeline(image, area=Area(mask=mask[:5]))
 
 
 def half_of_detail():
@@ -188,12 +189,12 @@ def measuring():
 def test_the_scale_is_measured_where_the_image_counts():
     pipeline, (image, mask) = measuring(), half_of_detail()
     assert pipeline.working_scale(image) == 0.5
-    assert pipeline.working_scale(image, mask=mask) == 1
-    assert pipeline.working_scale(image, mask=1 - mask) == 0.5
-    assert pipeline.working_scale(image, mask[None, None] > 0) == 1
-    assert pipeline(image, scale="auto", output_type="pt").scale == 0.5
-    assert pipeline(image, scale="auto", mask=mask, output_type="pt").scale == 1
-    assert pipeline(image, scale="auto", visible=mask[None, None] > 0, output_type="pt").scale == 1
+    assert pipeline.working_scale(image, Area(mask=mask)) == 1
+    assert pipeline.working_scale(image, Area(mask=1 - mask)) == 0.5
+    assert pipeline.working_scale(image, Area(visible=mask[None, None] > 0)) == 1
+    assert pipeline(image, output_type="pt").scale == 0.5
+    assert pipeline(image, output_type="pt", area=Area(mask=mask)).scale == 1
+    assert pipeline(image, output_type="pt", area=Area(visible=mask[None, None] > 0)).scale == 1
 
 
 def test_of_several_images_the_finest_scale_counts():
@@ -206,7 +207,12 @@ def test_of_several_images_the_finest_scale_counts():
 def test_images_of_different_sizes_are_restored_as_each_alone():
     pipeline, (image, _) = measuring(), half_of_detail()
     both = [image[0].permute(1, 2, 0).numpy(), image[0, :, :, :60].permute(1, 2, 0).numpy()]
-    for options in ({"scale": 0.5}, {"scale": "auto"}, {"num_inference_steps": 2}, {"predictor_tile": 64}):
+    for options in (
+        {"area": Area(0.5)},
+        {},
+        {"settings": SamplingSettings(steps=2)},
+        {"limits": Limits(predictor_tile=64)},
+    ):
         out = pipeline(both, seed=3, names=["a", "b"], **options)
         for one, name, restored in zip(both, ("a", "b"), out.images, strict=True):
             alone = pipeline(one, seed=3, names=[name], **options)

@@ -509,7 +509,7 @@ def test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says(tmp_p
     exported = load_pipeline(str(tmp_path / "graph"), provider="cpu")
     assert exported.working_size.largest_kept == 100
     for preset in ("balanced", "fast"):
-        restored = exported(image(96, 120), preset=preset, output_type="pt").images
+        restored = exported(image(96, 120), preset, output_type="pt").images
         assert (restored - share * image(96, 120)).abs().max() < 1e-5
     with pytest.raises(ValueError, match="stages is 1, and an ONNX folder has those of its export: export the check"):
         exported.predict(image(96, 120), stages=1)

@@ -110,9 +110,9 @@ def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
 
 def test_a_setting_that_breaks_on_one_image_has_no_mean_and_spoils_no_other(tmp_path):
     class Breaking(Toy):
-        def samples(self, prediction, setting, names):
-            images = super().samples(prediction, setting, names)
-            return images * float("nan") if (setting.steps, names) == (5, ["image1"]) else images
+        def images_of(self, prediction, setting):
+            images = super().images_of(prediction, setting)
+            return images * float("nan") if (setting.steps, self.names) == (5, ["image1"]) else images
 
     rows = Breaking([(24, 20), (24, 20)]).rows(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
     assert rows[-2].mean("psnr") == pytest.approx(decibels(2), abs=1e-4)

@@ -37,19 +37,23 @@ class Toy:
         sharp = torch.full((3, *size), 100 / 255)
         return sharp + 40 / 255, sharp
 
-    def predict(self, blurry, stages=None):
+    def draft(self, blurry, stages=None):
         self.log.append("predict")
-        assert blurry.ndim == 4
-        assert len(blurry) <= self.batch_size
-        return SimpleNamespace(images=blurry - (15 if stages == 1 else 20) / 255)
+        assert blurry.given.ndim == 4
+        assert len(blurry.given) <= self.batch_size
+        images = blurry.given - (15 if stages == 1 else 20) / 255
+        return SimpleNamespace(prediction=SimpleNamespace(images=images), restored=partial(self.restored, images))
 
-    def refine_shared(self, blurry, prediction, settings, seed, names, progress):
+    def sample(self, draft, setting, seed, names, progress):
+        self.names = names
         self.log.append(f"refine {' '.join(names)}")
-        for _ in progress(range(steps_of(settings))):
+        for _ in progress(range(steps_of([setting]))):
             time.sleep(self.pause)
-        return [SimpleNamespace(images=self.samples(prediction.images, setting, names)) for setting in settings]
 
-    def samples(self, prediction, setting, names):
+    def restored(self, prediction, samples, settings):
+        return [SimpleNamespace(images=self.images_of(prediction, setting)) for setting in settings]
+
+    def images_of(self, prediction, setting):
         """(N * num_samples, 3, H, W)."""
         offsets = (torch.arange(setting.num_samples) + setting.steps).view(1, -1, 1, 1, 1) / 255
         return ((prediction - 20 / 255)[:, None] + offsets).flatten(0, 1)

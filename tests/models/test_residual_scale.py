@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from deblur.checkpoints import load_pipeline
+from deblur.draft import Prediction
 from deblur.hub import CheckpointError
 from deblur.models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
 from deblur.models.losses import Residual
 from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.nafnet import SlimDenoiser
 from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.pipeline import DeblurPipeline, Prediction
+from deblur.pipeline import DeblurPipeline, Limits
 from deblur.settings import SamplingSettings
 from deblur.training.module import PredictAndRefine
 from tests.tiny import tiny_pipeline
@@ -161,8 +162,8 @@ def test_an_oracle_restores_the_sharp_image_through_every_kind(kind):
 def test_tiles_give_the_same_image_with_a_map(kind):
     pipeline, blurry = with_kind(kind), torch.rand(1, 3, 170, 150, generator=torch.Generator().manual_seed(0))
     settings = SamplingSettings(steps=3, eta=1.0)
-    whole = pipeline(blurry, settings, output_type="pt", tile=1024, predictor_tile=1024)
-    tiled = pipeline(blurry, settings, output_type="pt", tile=64, predictor_tile=64)
+    whole = pipeline(blurry, settings, output_type="pt", limits=Limits(1024, 1024))
+    tiled = pipeline(blurry, settings, output_type="pt", limits=Limits(64, 64))
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
     if kind == "learned":
         with torch.no_grad():

@@ -244,7 +244,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(chromium, t
                 expect(tab.locator(STRENGTH)).to_have_value(f"{pipeline.preset('perceptual').blend:g}")
                 label = re.compile(f"^{run(tab)}: restored, {name} perceptual ")
                 expect(tab.locator("#right input")).to_have_value(label)
-                [restored] = pipeline(array, preset="perceptual", names=["photo"]).images
+                [restored] = pipeline(array, "perceptual", names=["photo"]).images
                 assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored), name
 
 

@@ -18,6 +18,7 @@ from PIL import Image, ImageCms
 
 import sample
 from deblur.data.files import images
+from deblur.pipeline import Area
 from deblur.restoration.maps import heat_map
 from deblur.restoration.options import Options
 from deblur.tools.web.restoration import PhotoRestorer
@@ -91,7 +92,7 @@ def test_a_sharp_upload_is_kept_as_the_pipeline_keeps_it(page, visit, monkeypatc
 def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit, count):
     pipeline, pixels = page.actions.restorer.pipeline, visit.photo.image.pixels
     result = run(page, count=count, scale="0.6")
-    out = pipeline(pixels, result.settings, 3, ["a photo"], "pt", scale=0.6)
+    out = pipeline(pixels, result.settings, 3, ["a photo"], "pt", area=Area(0.6))
     assert torch.equal(result.image("prediction"), out.predictions[0])
     for kind, image in zip(result.kinds[1:], out.images, strict=False):
         assert torch.equal(result.image(kind), image), kind
@@ -127,9 +128,9 @@ def test_what_is_painted_is_restored_as_a_mask_of_sample_py_says(page, visit, tm
     mask = torch.from_numpy(alpha).float() / 255
     assert 0.4 < mask.mean() < 0.6
     each = replace(result.settings, average=False)
-    call = {"seed": 3, "names": ["a photo"], "output_type": "pt", "mask": mask}
+    call = {"seed": 3, "names": ["a photo"], "output_type": "pt"}
     given = scale if scale == "auto" else float(scale)
-    out = page.actions.restorer.pipeline(visit.photo.image.pixels, each, scale=given, **call)
+    out = page.actions.restorer.pipeline(visit.photo.image.pixels, each, area=Area(given, mask), **call)
     assert torch.equal(result.image("prediction"), out.predictions[0])
     for kind, image in zip(result.kinds[1:], out.images, strict=False):
         assert torch.equal(result.image(kind), image), kind

@@ -28,7 +28,7 @@ def main(folder: str, checkpoint: str = "lite", preset: str = "balanced", limit:
     pipeline, scores, extremes = load_pipeline(checkpoint), [], 0
     for file in files[::step][:limit]:
         image = images.read(file)[None]
-        restored = (255 * pipeline(image, preset=preset, output_type="pt").images).round() / 255
+        restored = (255 * pipeline(image, preset, output_type="pt").images).round() / 255
         scores.append(min(SAME, psnr(restored, image).item()))
         is_extreme = (image == 0) | (image == 1)
         extremes += int((is_extreme & (restored != image)).sum())

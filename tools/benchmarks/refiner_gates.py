@@ -32,11 +32,11 @@ from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import centre_crop, read_pair
-from deblur.keep_sharp import to_network, to_world
+from deblur.image_processor import to_network, to_world
 from deblur.models.diffusion import add_noise, add_residual, estimate_r_0, residual
 from deblur.models.samplers import noise_generator
 from deblur.models.schedules import level_of
-from deblur.pipeline import DeblurPipeline, Prediction
+from deblur.pipeline import Area, DeblurPipeline
 from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import machine, write_json
 
@@ -87,11 +87,11 @@ def refiner_gates(
         `edge_power`, the power of the sampled residual over that of the true one.
     """
     crops = [(name, *_known(pipeline, blurry, sharp)) for name, blurry, sharp in images]
-    overall = torch.stack([true.square().mean() for _, _, _, _, true, _ in crops]).mean().sqrt()
+    overall = torch.stack([true.square().mean() for _, _, _, _, true in crops]).mean().sqrt()
     levels = {sigma: {"flat": _Sums(), "edge": _Sums()} for sigma in sigmas}
     sampled = {"flat": _Sums(), "edge": _Sums()}
     settings = settings or pipeline.preset()
-    for name, blurry, x_init, s, true, prediction in crops:
+    for name, blurry, x_init, s, true in crops:
         local = F.avg_pool2d(true.square().mean(1, keepdim=True), 9, 1, 4, count_include_pad=False).sqrt()
         masks = {"flat": (local < FLAT * overall).float(), "edge": (local > EDGE * overall).float()}
         r_0 = residual(true, 0.0, s)
@@ -105,7 +105,8 @@ def refiner_gates(
             for region, sums in regions.items():
                 sums.add(true, estimate, masks[region])
         if settings.blend > 0:
-            restored = pipeline.refine_shared(to_world(blurry), prediction, [settings], seed, [name])[0].images[:1]
+            area = Area(scale=1.0)
+            restored = pipeline.restore(to_world(blurry), settings, seed, [name], area=area).images[:1]
             for region, sums in sampled.items():
                 sums.add(true, to_network(restored) - x_init.clamp(-1, 1), masks[region])
     gates = {}
@@ -118,13 +119,13 @@ def refiner_gates(
     return gates
 
 
-def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor | Prediction, ...]:
-    """blurry, x_init, s(p), x - x_init less what s keeps, all (1, C, H, W) in [-1, 1], and what `predict` gave."""
+def _known(pipeline: DeblurPipeline, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, ...]:
+    """blurry, x_init, s(p), x - x_init less what s keeps, all (1, C, H, W) in [-1, 1]."""
     blurry, sharp = blurry[None].to(pipeline.device), sharp[None].to(pipeline.device)
     prediction = pipeline.predict(blurry)
     x_init, s = prediction.x_init, pipeline.scale(prediction, blurry)
     true = add_residual(0.0, residual(to_network(sharp), x_init, s), s)
-    return to_network(blurry), x_init, s, true, prediction
+    return to_network(blurry), x_init, s, true
 
 
 def main(

@@ -21,6 +21,7 @@ from deblur.checkpoints import load_pipeline, networks
 from deblur.cli import call
 from deblur.data.files import images, search
 from deblur.evaluation.metrics import psnr
+from deblur.pipeline import Limits
 from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory, seconds_of
@@ -62,7 +63,7 @@ def measure(
     work, layout, mode = case.split("/")
     pipeline = pipeline_of(checkpoint, device, layout)
     blurry = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
-    whole = max(width, height)
+    limits = Limits(max(width, height), max(width, height))  # whole images
     steps = 0 if work == "predictor" else int(work)
     options = {} if stages is None else {"stages": stages}
     gflop_predictor = flops(lambda: pipeline.predictor(blurry, **options))
@@ -72,10 +73,10 @@ def measure(
 
     def run():
         if steps == 0:
-            pipeline.predict(blurry, whole, **options)
+            pipeline.predict(blurry, stages, limits)
         else:
             settings = SamplingSettings(steps=steps, **options)
-            pipeline(blurry, settings, output_type="pt", tile=whole, predictor_tile=whole)
+            pipeline(blurry, settings, output_type="pt", limits=limits)
 
     warm_up = seconds_of(run, device)
     seconds = [seconds_of(run, device) for _ in range(repeats)]

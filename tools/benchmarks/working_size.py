@@ -20,6 +20,7 @@ from deblur.cli import call, run_command
 from deblur.data.camera import CameraShake, Defocus, convolve
 from deblur.data.files import images, search
 from deblur.evaluation.metrics import psnr
+from deblur.pipeline import Area, Limits
 from deblur.settings import SamplingSettings
 from deblur.storage import replacing
 from deblur.working_size import resized
@@ -74,6 +75,7 @@ def main(photos: str, output: str, checkpoint: str = "lite", seed: int = 0, repe
     files = search.find(photos)
     pipeline = load_pipeline(checkpoint)
     scales = [scale for scale in pipeline.working_size.scales if scale >= 0.25]
+    limits = Limits(memory=int(3.5e9))
     settings = SamplingSettings(blend=0.0, keep_sharp=pipeline.preset().keep_sharp)
     torch.set_num_threads(1)
     head = ["blur", "blurry", *(f"{round(4000 * scale)} px" for scale in scales), "auto", "chosen", "seconds"]
@@ -88,7 +90,7 @@ def main(photos: str, output: str, checkpoint: str = "lite", seed: int = 0, repe
             seconds = []
             for scale in scales:
                 start = time.process_time()
-                restored = pipeline(blurry, settings, scale=scale, output_type="pt", memory=int(3.5e9)).images
+                restored = pipeline(blurry, settings, output_type="pt", limits=limits, area=Area(scale)).images
                 seconds.append(time.process_time() - start)
                 scores.append(psnr(at_comparison(restored), truth).item())
             start = time.process_time()

@@ -18,13 +18,14 @@ from deblur.data.files.images import ImageError, header_size, read_file
 from deblur.devices import allowed_memory, give_back, require_memory
 from deblur.hub import find_folder
 from deblur.keep_sharp import faults, kept_remarks, scale_remarks
+from deblur.pipeline import Area, Limits
 from deblur.restoration.options import Options
 from deblur.settings import SamplingSettings
 from deblur.tiling import refusal, sides_in_words
 from deblur.tools.web.results import Photo, Result
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Visit
-from deblur.working_size import reduced, resized
+from deblur.working_size import resized
 
 Tell = Callable[[int, int, str], None]  # of steps done, of how many, in words
 DEVICE = Lock()  # one run at a time, whichever the checkpoint: a cancelled one may still be in its last step
@@ -128,8 +129,12 @@ class PhotoRestorer:
     def _scale(self, photo: Photo, mask: Tensor | None, tell: Tell) -> float:
         """The scale at which the photograph is restored."""
         tell(0, 1, "looking for the scale")
-        memory = allowed_memory(self.options.memory, photo.image.pixels[0].numel(), self.pipeline.device)
-        return self.pipeline.working_scale(photo.image.values[None], photo.visible, mask, memory)
+        area = Area(mask=mask, visible=photo.visible)
+        return self.pipeline.working_scale(photo.image.values[None], area, self._limits(photo))
+
+    def _limits(self, photo: Photo) -> Limits:
+        pixels = photo.image.pixels[0].numel()
+        return Limits(memory=allowed_memory(self.options.memory, pixels, self.pipeline.device))
 
     def _draw(
         self, photo: Photo, folder: Path, settings: SamplingSettings, seed: int, scale: float, stop: Event, tell: Tell
@@ -160,21 +165,20 @@ class PhotoRestorer:
             np.save(folder / f"{name}.npy", values.cpu().numpy())
 
         report("predicting")
-        blurry = photo.values.to(pipeline.device)
-        memory = allowed_memory(self.options.memory, blurry[0, 0].numel(), pipeline.device)
-        blurry = reduced(blurry, scale)
-        prediction = pipeline.predict(blurry, memory=memory, stages=settings.stages)
-        store("x_init", prediction.x_init)
+        visible, limits = photo.visible, self._limits(photo)
+        blurry = pipeline.prepare(photo.image.values[None], Area(scale, visible=visible), limits)
+        draft = pipeline.draft(blurry, settings.stages, limits)
+        store("x_init", draft.prediction.x_init)
         predicted = time.perf_counter()
         if total:
-            store("s", pipeline.scale(prediction, blurry))
+            store("s", draft.s)
             names = [Path(photo.name).stem]  # which the noise depends on
-            for k, r_0 in enumerate(pipeline.sample(blurry, prediction, settings, seed, names, watch, memory=memory)):
+            for k, r_0 in enumerate(pipeline.sample(draft, settings, seed, names, watch, limits)):
                 store(f"r_{k}", r_0)
         return {
             "seconds": f"{predicted - started:.2f} predictor, {time.perf_counter() - predicted:.2f} steps",
             "scale": f"{scale:g}",
-            "tiles": sides_in_words(pipeline.tiles(blurry)),
+            "tiles": sides_in_words(draft.tiles),
             "device": f"{pipeline.place}, {pipeline.precision}",
             "checkpoint": f"{self.name}, licence {self.licence}",
             "sha256": self.sha256,

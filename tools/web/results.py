@@ -1,5 +1,6 @@
 """A visitor's restoration: kept on disk, and blended again without running a network."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from deblur.data.files.images import ImageFile
-from deblur.image_processor import restorable, visible_pixels, with_hidden_filled
-from deblur.keep_sharp import Samples, blended, kept, restored_amount, restored_share, to_world
+from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
+from deblur.image_processor import visible_pixels, with_hidden_filled
+from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
 from deblur.settings import SamplingSettings
-from deblur.working_size import reduced, reduced_visible, resized, with_change
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Result:
     Args:
         number: of the run in this visit.
         photo: the input photograph.
-        folder: of the inputs of `deblur.keep_sharp.blended`, as files of float32 (1, C, h, w) at the working scale,
+        folder: of what a `deblur.draft.Draft` is made of, as files of float32 (1, C, h, w) at the working scale,
             672 MB for 24 megapixels at scale 1: x_init, s, and the samples r_0, r_1 and so on.
         settings: the sampling settings; `blend` is the strength.
         checkpoint, preset: by their names; without a preset it is the sampler's.
@@ -79,58 +80,42 @@ class Result:
         return ["prediction", *(f"sample {k + 1} of {count}" for k in range(count)), f"mean of {count} samples"]
 
     @cached_property
+    def draft(self) -> Draft:
+        """What does not depend on the strength."""
+        blurry = Blurry(self.photo.image.values[None], self.photo.visible, self.mask, self.scale)
+        return Draft(blurry, Prediction(self._read("x_init")), self._read("s") if self.samples else None)
+
+    @property
     def share(self) -> Tensor:
         """The weight of what is restored over the upload, (1, 1, h, w) at the working scale, 0 where it is sharp."""
-        level = self.settings.keep_sharp if self.mask is None else 0.0
-        return restored_share(self._small, self._read("x_init"), level, self._seen)
+        return self.draft.share(self.settings.keep_sharp)
 
     @property
     def amount(self) -> float:
         """How much of what is visible in the upload is restored, from 0 to 1."""
-        return restored_amount(self.share, self._seen)
-
-    @cached_property
-    def _small(self) -> Tensor:
-        return reduced(self.photo.values, self.scale)
-
-    @property
-    def _seen(self) -> Tensor | None:
-        """What is visible, at the working scale."""
-        return reduced_visible(self.photo.visible, self.scale)
+        return restored_amount(self.share, self.draft.blurry.small_visible)
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds` as the pipeline returns it: (3, H, W) float32 in [0, 1]."""
         k = self.kinds.index(kind) - 1
         if k < 0:
-            small = to_world(self._read("x_init"))
-        else:
-            small = self._sample(k) if k < self.samples else self._collected().images()
-        image = small if self.scale == 1 else with_change(self.photo.values, self._small, small)
-        weight = restorable(self.photo.visible, self.mask if k >= 0 else None)
-        return (image if weight is None else kept(image, self.photo.image.values[None], weight))[0]
+            return self.draft.restored([], [SamplingSettings(blend=0.0)])[0].predictions[0]
+        return self._restored([k] if k < self.samples else range(self.samples)).images[0]
 
     def std(self) -> Tensor | None:
         """Standard deviation over the samples, (3, H, W) in units of the [0, 1] range; None for one sample."""
-        if self.samples < 2:
-            return None
-        std = resized(self._collected().std(), *self.photo.size).clamp_min_(0)
-        weight = restorable(self.photo.visible, self.mask)
-        return (std if weight is None else std * weight)[0]
+        return None if self.samples < 2 else self._restored(range(self.samples)).std[0]
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
         names, k = Names.of(named(PurePath(self.photo.name), None, False)), self.kinds.index(kind) - 1
         return names.restored(self.samples)[k].name if self.samples > 1 and 0 <= k < self.samples else names.target.name
 
-    def _sample(self, k: int) -> Tensor:
-        sample = blended(self._read("x_init"), self._read(f"r_{k}"), self._read("s"), self.settings.blend)
-        return kept(sample, self._small, self.share)
-
-    def _collected(self) -> Samples:
-        samples = Samples(replace(self.settings, average=True))
-        for k in range(self.samples):
-            samples.add(self._sample(k))
-        return samples
+    def _restored(self, numbers: Sequence[int]) -> DeblurOutput:
+        """The sample of this number, or the mean of several."""
+        samples = (self._read(f"r_{k}") for k in numbers)
+        settings = replace(self.settings, num_samples=len(numbers), average=len(numbers) > 1)
+        return self.draft.restored(samples, [settings])[0]
 
     def _read(self, name: str) -> Tensor:
         return torch.from_numpy(np.load(self.folder / f"{name}.npy", mmap_mode="c"))

@@ -14,7 +14,7 @@ from deblur.models.networks.base import Cascade
 from deblur.models.networks.maxim import Maxim, images_first, padded, positions_first, resize
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, Limits
 from deblur.settings import SamplingSettings
 from tests.tiny import stir, tiny_pipeline
 
@@ -132,7 +132,7 @@ def test_images_are_restored_in_tiles_of_the_size_that_maxim_knows_unless_anothe
     left = pipeline.predict(blurry[..., :128]).images
     assert pipeline.tiles(blurry[..., :128]) == {"predictor": None}
     assert torch.equal(tiled[..., :50], left[..., :50])  # blending begins at 68
-    whole = pipeline.predict(blurry, tile=256).images
+    whole = pipeline.predict(blurry, limits=Limits(predictor_tile=256)).images
     assert pipeline.tiles(blurry) == {"predictor": None}
     assert not torch.equal(tiled, whole)
 

@@ -1,0 +1,230 @@
+"""A restoration between the networks and the image: blended, kept where it is sharp, enlarged, by plain arithmetic.
+
+A `Draft` has all that does not depend on how much of a sample is blended in, so that one run of the networks serves
+several strengths (the page's slider) and several settings (evaluate.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from deblur.calibration import ErrorCurve
+from deblur.image_processor import restorable, to_world, with_hidden_filled
+from deblur.keep_sharp import kept, restored_share
+from deblur.models.diffusion import add_residual, expected_size
+from deblur.models.networks.base import BaseOutput
+from deblur.settings import SamplingSettings
+from deblur.tiling import Tiling
+from deblur.working_size import reduced, reduced_visible, resized, with_change
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictor's estimates, in the networks' range [-1, 1].
+
+    Args:
+        x_init: (N, 3, H, W), float32, not clipped.
+        log_size: log of the expected |x - x_init|, (N, 1, H, W); None if the predictor has no size head.
+        error_curve: from that to the error that was measured; None: it is not calibrated.
+    """
+
+    x_init: Tensor
+    log_size: Tensor | None = None
+    error_curve: ErrorCurve | None = None
+
+    @property
+    def images(self) -> Tensor:
+        """The estimates in [0, 1], clipped."""
+        return to_world(self.x_init)
+
+    @property
+    def expected_error(self) -> Tensor | None:
+        """The expected |x - x_init| (N, 1, H, W) in units of the [0, 1] range, if the predictor has a size head."""
+        if self.log_size is None:
+            return None
+        estimate = expected_size(self.log_size).div_(2)
+        return estimate if self.error_curve is None else self.error_curve.expected(estimate)
+
+
+@dataclass
+class DeblurOutput(BaseOutput):
+    """The result of a restoration. Tensors are float32 in [0, 1]; images can also be PIL images or arrays.
+
+    Args:
+        images: the N * num_samples restored images, with the samples of one image in a row; N if averaged.
+        predictions: the predictor's N estimates.
+        std: standard deviation over the samples (N, 3, H, W), in units of the [0, 1] range; None for one sample.
+        expected_error: the predictor's own estimate of |x - x_init| (N, 1, H, W), in units of the [0, 1] range,
+            calibrated if the checkpoint is; None if it has no size head.
+        share: weights of the restored images over their inputs (N, 1, H, W), or (N, 1, 1, 1) if all is restored in
+            full, by `deblur.keep_sharp.restored_share`.
+        tiles: side of each network's tiles, without their halo; None for the whole image.
+        scale: at which the images were restored.
+    """
+
+    images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
+    predictions: Tensor | list[PIL.Image.Image] | list[np.ndarray]
+    std: Tensor | None
+    expected_error: Tensor | None = None
+    share: Tensor | None = None
+    tiles: dict[str, int | None] | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Blurry:
+    """Images of one size to be restored, as they were given and as the networks see them.
+
+    Args:
+        given: (N, 3, H, W) float32 in [0, 1].
+        visible: (N, 1, H, W) of bool; hidden pixels stay as they are, and their colours change no other. None: all are
+            visible.
+        mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept. None:
+            it is restored where it is not sharp.
+        scale: above 0 and at most 1, at which the networks see them.
+    """
+
+    given: Tensor
+    visible: Tensor | None = None
+    mask: Tensor | None = None
+    scale: float = 1.0
+
+    @cached_property
+    def filled(self) -> Tensor:
+        """The images whose hidden pixels continue the colours of the visible ones."""
+        return with_hidden_filled(self.given, self.visible)
+
+    @cached_property
+    def small(self) -> Tensor:
+        """What the networks see: (N, 3, h, w) at the scale."""
+        return reduced(self.filled, self.scale)
+
+    @property
+    def small_visible(self) -> Tensor | None:
+        """Where that is visible, (N, 1, h, w) of bool; None: everywhere."""
+        return reduced_visible(self.visible, self.scale)
+
+
+@dataclass(eq=False)
+class Draft:
+    """What restored images are made of, beside the samples of the residual.
+
+    Args:
+        blurry: the images.
+        prediction: what the predictor made of `blurry.small`.
+        s: the residual's scale (N, 1, h, w), or (N, 3, h, w) for luma and chroma; None if no sample will be drawn.
+        tilings: how each network was called, by its name.
+    """
+
+    blurry: Blurry
+    prediction: Prediction
+    s: Tensor | None = None
+    tilings: dict[str, Tiling] = field(default_factory=dict)
+    _shares: dict[float, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def tiles(self) -> dict[str, int | None]:
+        """Side of each network's tiles, without their halo; None for the whole image."""
+        return {name: tiling.side(self.blurry.small) for name, tiling in self.tilings.items()}
+
+    def share(self, keep_sharp: float) -> Tensor:
+        """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale."""
+        level = keep_sharp if self.blurry.mask is None else 0.0
+        if level not in self._shares:
+            seen = self.blurry.small_visible
+            self._shares[level] = restored_share(self.blurry.small, self.prediction.x_init, level, seen)
+        return self._shares[level]
+
+    @torch.no_grad()
+    def restored(self, samples: Iterable[Tensor], settings: Sequence[SamplingSettings]) -> list[DeblurOutput]:
+        """The restored images, once for each of several settings, which share the samples.
+
+        Args:
+            samples: of the scaled residual r_0, each (N, 3, h, w) and overwritten; as many as the most `num_samples`.
+                None is taken where no setting needs one.
+            settings: differ only in num_samples, average, blend and keep_sharp; `deblur.settings.sharing_samples` makes
+                such groups.
+
+        Returns:
+            `DeblurOutput` of tensors for each of the settings.
+        """
+        results = [Result(one, self.share(one.keep_sharp)) for one in settings]
+        if not any(result.settings.blend > 0 and result.share.any() for result in results):
+            samples = repeat(None, max(one.num_samples for one in settings))
+        for k, r_0 in enumerate(samples):
+            wanted = [result for result in results if k < result.settings.num_samples]
+            for result in wanted:
+                x = self._blended(r_0, result.settings.blend, in_place=result is wanted[-1])
+                result.add(kept(x, self.blurry.small, result.share))
+            del r_0
+        predictions = self._in_full(self.prediction.images)
+        if self.blurry.visible is not None:
+            predictions = kept(predictions, self.blurry.given, self.blurry.visible.float())
+        return [self._output(result, predictions) for result in results]
+
+    def _blended(self, r_0: Tensor | None, blend: float, in_place: bool) -> Tensor:
+        """x_init + blend s r_0 (N, 3, h, w) in [0, 1], clipped; `in_place` overwrites r_0, which saves a tensor."""
+        if r_0 is None:
+            return self.prediction.images
+        share = r_0.mul_(blend) if in_place else r_0 * blend
+        return to_world(add_residual(self.prediction.x_init, share, self.s))
+
+    def _output(self, result: "Result", predictions: Tensor) -> DeblurOutput:
+        """The images of one setting in full size, with what is masked or hidden as it was given."""
+        blurry, images = self.blurry, self._in_full(result.images())
+        maps = result.std(), self.prediction.expected_error, result.share
+        std, error, share = (self._enlarged(values) for values in maps)
+        weight = restorable(blurry.visible, blurry.mask)
+        if weight is not None:
+            weight, times = weight.expand(len(blurry.given), 1, -1, -1), len(images) // len(blurry.given)
+            given, each = (x.repeat_interleave(times, 0) for x in (blurry.given, weight))
+            images = kept(images, given, each)
+            std = None if std is None else std * weight
+            share = share if blurry.mask is None else weight
+        return DeblurOutput(images, predictions, std, error, share, self.tiles, blurry.scale)
+
+    def _in_full(self, small: Tensor) -> Tensor:
+        """What was made of the reduced images, in the images' size."""
+        return small if self.blurry.scale == 1 else with_change(self.blurry.filled, self.blurry.small, small)
+
+    def _enlarged(self, values: Tensor | None) -> Tensor | None:
+        """Values for each pixel (N, C, h, w) in the images' size; one value for a whole image stays."""
+        if self.blurry.scale == 1 or values is None or values.numel() == len(values):
+            return values
+        return resized(values, *self.blurry.given.shape[-2:]).clamp_min_(0)
+
+
+class Result:
+    """Collects the images of one setting from samples added one by one, each (N, 3, h, w) in [0, 1]."""
+
+    def __init__(self, settings: SamplingSettings, share: Tensor):
+        self.settings, self.share = settings, share
+        self.separate, self.count, self.mean, self.squares = [], 0, None, None
+
+    def add(self, x: Tensor) -> None:
+        """Add the next sample. Mean and standard deviation are running ones (Welford 1962)."""
+        if self.settings.num_samples == 1 or not self.settings.average:
+            self.separate.append(x)
+        if self.settings.num_samples > 1:
+            if self.mean is None:
+                self.mean, self.squares = torch.zeros_like(x), torch.zeros_like(x)
+            self.count += 1
+            difference = x - self.mean
+            self.mean.add_(difference, alpha=1 / self.count)
+            self.squares.addcmul_(difference, x - self.mean)
+
+    def images(self) -> Tensor:
+        """(N * num_samples, 3, h, w), with the samples of one image in a row; (N, 3, h, w) if averaged."""
+        if len(self.separate) > 1:
+            return torch.stack(self.separate, dim=1).flatten(0, 1)
+        return self.separate[0] if self.separate else self.mean
+
+    def std(self) -> Tensor | None:
+        """Standard deviation over the samples (N, 3, h, w); None for one sample."""
+        return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
