@@ -27,7 +27,7 @@ demo: $(VENV)/installed
 web: $(VENV)/installed
 	$(PY) app.py
 
-# Installs the extras, too, so that what depends on them is tested.
+# Installs what tests need and the extras, so that what depends on them is tested.
 test: $(VENV)/extras
 	$(PY) -m pytest -n 2 -rfEs $(PYTEST)
 
@@ -46,14 +46,16 @@ gpu: $(VENV)/extras
 	$(PY) -m tools.benchmarks.training --device cuda --output runs/gpu/training.json \
 		--cases 'finetune/default,finetune/on_device,finetune/compiled,paper/default'
 
-lint: $(VENV)/installed
+# Pyright finds nothing but imports of our own that an editor could not follow.
+lint: $(VENV)/extras
 	$(PY) -m ruff check .
+	$(PY) -m basedpyright --pythonpath $(PY)
 
 $(VENV)/installed: requirements.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -r requirements.txt -c constraints.txt
 	touch $(VENV)/installed
 
-$(VENV)/extras: $(VENV)/installed requirements-extra.txt
-	$(PY) -m pip install -r requirements-extra.txt -c constraints.txt
+$(VENV)/extras: $(VENV)/installed requirements-dev.txt requirements-extra.txt
+	$(PY) -m pip install -r requirements-dev.txt -r requirements-extra.txt -c constraints.txt
 	touch $(VENV)/extras

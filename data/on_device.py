@@ -15,7 +15,7 @@ from deblur.data.files.images import header_size, to_float
 from deblur.data.layouts import DatasetError
 from deblur.data.pairs import Mix, TrainPairs, reflect_to
 from deblur.data.predictions import to_log_size
-from deblur.devices import free_memory
+from deblur.memory import free_memory
 from deblur.progress import ProgressBar
 
 DECODING_THREADS = 12

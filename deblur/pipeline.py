@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deblur.calibration import ErrorCurve
-from deblur.devices import bytes_per_pixel, require_compiler
+from deblur.devices import require_compiler
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import (
     OUTPUT_TYPES,
@@ -28,6 +28,7 @@ from deblur.image_processor import (
     write_images,
 )
 from deblur.keep_sharp import restored_share
+from deblur.memory import bytes_per_pixel
 from deblur.models.diffusion import ScaleKind, residual_size
 from deblur.models.networks.base import ConfigMixin, DDPMScheduler
 from deblur.models.samplers import FIELDS, Denoise, Progress, noise_generator, sample_residual

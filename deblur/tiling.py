@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from deblur.devices import UNKNOWN, free_memory, give_back, is_out_of_memory, used_memory
+from deblur.memory import UNKNOWN_FOOTPRINT, free_memory, give_back, is_out_of_memory, used_memory
 from deblur.settings import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
@@ -75,7 +75,7 @@ class Tiling:
     tile: int | None = None
     memory: int | None = None
     fields: int = 1
-    bytes_per_pixel: float = UNKNOWN
+    bytes_per_pixel: float = UNKNOWN_FOOTPRINT
     fixed: tuple[int, int] | None = None
 
     def __post_init__(self):

@@ -1,6 +1,5 @@
 """Which checkpoint restores photographs if the user names none: the best one that takes no more than about a minute."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from deblur.data.files.images import ImageError, header_size
-from deblur.devices import resolve_precision
+from deblur.devices import core_count, resolve_precision
 from deblur.hub import PRETRAINED, SHIPPED
 from deblur.restoration.options import Options, largest_scale
 from deblur.working_size import WorkingSize
@@ -38,7 +37,7 @@ def with_checkpoint(
     sized = list(sizes(files))
     pixels = restored_pixels(sized, options.scale, options.max_side)
     core_seconds = CORE_SECONDS[resolve_precision(options.precision, device)]
-    seconds = core_seconds * pixels / 1e6 / len(os.sched_getaffinity(0))
+    seconds = core_seconds * pixels / 1e6 / core_count()
     if seconds <= PATIENCE:
         return best, None
     # Which scale auto finds is known only to the checkpoint itself.

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
-from deblur.devices import allowed_memory, require_memory
 from deblur.draft import Blurry, DeblurOutput
 from deblur.hub import PRETRAINED, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
+from deblur.memory import allowed_memory, require_memory
 from deblur.pipeline import Area, Limits
 from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels

@@ -133,14 +133,23 @@ def test_models_import_nothing_of_the_compiler_s_inside():
         assert not private, f"{path.relative_to(ROOT)} imports {private}"
 
 
+def canonical(distribution):
+    return distribution.lower().replace("_", "-")
+
+
+def required(name):
+    """The distributions that a requirement file names."""
+    lines = (ROOT / name).read_text().splitlines()
+    return {canonical(re.match(r"[\w-]+", line)[0]) for line in lines if not line.startswith("#")}
+
+
+def test_each_package_is_required_for_one_purpose():
+    """`pip install .` installs requirements.txt, so nothing there is for tests alone."""
+    names = [name for part in ("", "-dev", "-extra") for name in required(f"requirements{part}.txt")]
+    assert len(names) == len(set(names))
+
+
 def test_what_the_program_imports_is_required():
-    def required(name):
-        lines = (ROOT / name).read_text().splitlines()
-        return {canonical(re.match(r"[\w-]+", line)[0]) for line in lines if not line.startswith("#")}
-
-    def canonical(distribution):
-        return distribution.lower().replace("_", "-")
-
     always = required("requirements.txt")
     optional = always | required("requirements-extra.txt")
     distributions = {"cv2": ["opencv-python-headless"]} | packages_distributions()  # what is optional may be missing

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from deblur.checkpoints import load_pipeline, networks
 from deblur.cli import call, run_command
-from deblur.devices import bytes_per_pixel
 from deblur.hub import ONNX, CheckpointError, find_folder
+from deblur.memory import bytes_per_pixel
 from deblur.models.networks.maxim import Maxim
 from deblur.onnx.engines import Provider
 from deblur.onnx.files import (

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from deblur.data.layouts import DatasetError
+from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.storage import require_free, temporary_path
 
@@ -48,7 +49,7 @@ def on_all_cores(
     long to start. Raises DatasetError if one was killed.
     """
     count = len(arguments[0])
-    wanted = min(len(os.sched_getaffinity(0)), -(-count // 4)) if workers is None else workers
+    wanted = min(core_count(), -(-count // 4)) if workers is None else workers
     bar = {"total": count, "unit": unit, "desc": desc}
     if min(wanted, count) < 2:
         yield from ProgressBar(map(function, *arguments), **bar)

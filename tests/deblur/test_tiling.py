@@ -1,14 +1,10 @@
 """Tiles against the whole image: the receptive field of a network, exactness, memory."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
-from deblur.devices import bytes_per_pixel, free_memory, used_memory
 from deblur.models.networks.base import IdentityPredictor
-from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor, SlimUNet
+from deblur.models.networks.nafnet import SlimUNet
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, UNet, UNetPredictor
 from deblur.pipeline import Limits
@@ -142,60 +138,6 @@ def test_other_errors_are_not_taken_for_it():
 def test_tiles_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="64"):
         tiny_pipeline().predict(torch.rand(1, 3, 8, 8), limits=Limits(predictor_tile=8))
-
-
-NETWORKS = [UNetPredictor(8, (1, 2), 1), UNetPredictor(16, (1, 2, 3), 3, unshuffle=2, norm="pixel"), Denoiser(8)]
-NETWORKS += [U2NetPredictor("lite"), SlimPredictor(), SlimDenoiser((16, 24), (1, 2), "naf")]
-NETWORKS += [U2NetPredictor("small", "pixel", unshuffle=2, side_outputs=False, upsample="nearest", size_head=True)]
-
-
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: type(network).__name__)
-def test_what_a_pixel_takes_is_no_less_than_what_a_network_holds(network):
-    """The largest sum of tensors alive at once, as torch's profiler counts them."""
-    image, inputs = torch.rand(1, 3, 256, 256), 1
-    given = [image]
-    if hasattr(network, "prediction_type"):
-        given, inputs = [image, image, torch.tensor([0.5]), image, image[:, :1] + 0.1], 3
-    profiler = torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU])
-    with torch.no_grad(), profiler as seen:
-        network.eval()(*given)
-    now = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    assert 0.3 * 256**2 * bytes_per_pixel(network) < most + inputs * image.nbytes < 256**2 * bytes_per_pixel(network)
-
-
-def test_half_the_precision_takes_half_and_a_network_may_say_what_it_takes():
-    network = SlimPredictor()
-    full = bytes_per_pixel(network)
-    assert bytes_per_pixel(network.to(torch.bfloat16)) == full / 2
-    network.bytes_per_pixel = 7.5
-    assert bytes_per_pixel(network) == 7.5
-    assert bytes_per_pixel(torch.nn.Conv2d(3, 3, 1)) == 10_000
-    assert bytes_per_pixel(IdentityPredictor()) == 12
-
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-SYSTEM = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:   8000 kB\n", "/proc/self/statm": "9 2 1 1 0 1 0\n"}
-NEW, OLD = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
-
-
-@pytest.mark.parametrize(
-    ("files", "free", "used"),
-    [
-        ({}, 4 * 1024**3, 1024**3),  # not Linux
-        (SYSTEM, 8000 * 1024, 2 * PAGE),
-        *((SYSTEM | {limit: f"{2 * PAGE + 1000}\n"}, 1000, 2 * PAGE) for limit in (NEW, OLD)),
-        (SYSTEM | {NEW: f"{PAGE}\n"}, 0, 2 * PAGE),  # already exceeded
-        (SYSTEM | {NEW: "max\n"}, 8000 * 1024, 2 * PAGE),
-    ],
-)
-def test_free_memory_is_what_the_system_and_a_container_leave(monkeypatch, files, free, used):
-    monkeypatch.setattr(Path, "is_file", lambda path: str(path) in files)
-    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
-    assert (free_memory(torch.device("cpu")), used_memory(torch.device("cpu"))) == (free, used)
 
 
 def test_tiles_come_from_what_a_pixel_takes(monkeypatch):

@@ -1,12 +1,12 @@
 """Which checkpoint sample.py takes if none is named."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from deblur.data.files import images
+from deblur.devices import core_count
 from deblur.restoration.choice import CORE_SECONDS, FAST, PATIENCE, with_checkpoint
 from deblur.restoration.options import Options
 
@@ -23,7 +23,7 @@ def photo(tmp_path, precision):
     """A file of so many pixels that all stages of the best checkpoint take so many times PATIENCE."""
 
     def make(times: float) -> Path:
-        pixels = 1e6 * times * PATIENCE * len(os.sched_getaffinity(0)) / CORE_SECONDS[precision]
+        pixels = 1e6 * times * PATIENCE * core_count() / CORE_SECONDS[precision]
         file = tmp_path / f"{times}.png"
         images.write(file, torch.zeros(3, 100, int(pixels / 100)))
         return file

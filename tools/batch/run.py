@@ -18,6 +18,7 @@ import ray.data
 
 import deblur
 from deblur.data.files.search import SUFFIXES
+from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
@@ -134,7 +135,7 @@ def connected(address: str | None) -> Iterator[None]:
         yield
         return
     arguments = {
-        "num_cpus": len(os.sched_getaffinity(0)),
+        "num_cpus": core_count(),
         "object_store_memory": OBJECT_STORE,
         "include_dashboard": False,
     }

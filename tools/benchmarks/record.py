@@ -1,7 +1,6 @@
 """The record of a benchmark: the machine it ran on, a JSON file that is written atomically, and Markdown tables."""
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -12,8 +11,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from deblur.devices import core_count
 from deblur.revision import commit
 from deblur.storage import replacing
 
@@ -29,9 +30,9 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
     """
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": core_count(),
         "threads": threads or torch.get_num_threads(),
-        "load_average": round(os.getloadavg()[0], 2),  # above the number of cores: other work was running
+        "load_average": round(psutil.getloadavg()[0], 2),  # above the number of cores: other work was running
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit(*CODE),

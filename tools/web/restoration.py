@@ -15,9 +15,9 @@ from torch import Tensor
 from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import number_of
 from deblur.data.files.images import ImageError, header_size, read_file
-from deblur.devices import allowed_memory, give_back, require_memory
 from deblur.hub import find_folder
 from deblur.keep_sharp import faults, kept_remarks, scale_remarks
+from deblur.memory import allowed_memory, give_back, require_memory
 from deblur.pipeline import Area, Limits
 from deblur.restoration.options import Options
 from deblur.settings import SamplingSettings
