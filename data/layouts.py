@@ -256,8 +256,10 @@ def _list_csv(root: Path, split: str, variant: str) -> Listing:
         rows = [row for row in reader if row.get("split") in (None, split)]
     if any(not (row["blurry"] and row["sharp"]) for row in rows):
         raise DatasetError(f"{root} has a line without the two paths blurry and sharp.")
-    files = [(Path(row["blurry"]), root.parent / row["sharp"]) for row in rows]
-    named = [(blurry.with_suffix("").as_posix(), root.parent / blurry, sharp) for blurry, sharp in files]
+    named = [
+        (search.name_below(Path(row["blurry"]), Path()), root.parent / row["blurry"], root.parent / row["sharp"])
+        for row in rows
+    ]
     return _listed("csv", variant, named)
 
 
@@ -286,7 +288,8 @@ def _read_list(file: Path) -> list[list[str]]:
 def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) -> Listing:
     """Pairs (name, blurry, sharp) from a list; of a pair without files the blurry one counts as alone."""
     blurry, sharp = {}, {}
-    for name, blurry_file, sharp_file in named:
+    for name, *files in named:
+        blurry_file, sharp_file = map(search.on_disk, files)
         if first := blurry.get(name) or sharp.get(name):
             raise DatasetError(f"{first} and {blurry_file} have the same name: keep one of them.")
         if sharp_file.is_file():
@@ -335,7 +338,7 @@ def _images(*places: tuple[str, Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for prefix, folder in places:
         for file in search.find(folder) if folder.is_dir() and any(folder.iterdir()) else ():
-            name = prefix + file.relative_to(folder).with_suffix("").as_posix()
+            name = search.normalised(prefix) + search.name_below(file, folder)
             if name in files:
                 raise DatasetError(f"{files[name]} and {file} have the same name: keep one of them.")
             files[name] = file

@@ -62,7 +62,7 @@ def read_baselines(
         return {}, {}
     root, digest = Path(folder), hashlib.sha256()
     label = f"outputs {root.resolve().name}"
-    files = {file.relative_to(root).with_suffix("").as_posix(): file for file in search.find(folder)}
+    files = {search.name_below(file, root): file for file in search.find(folder)}
     for pair in pairs:
         if pair.name not in files:
             raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")

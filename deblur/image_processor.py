@@ -184,7 +184,7 @@ def _array(image: Any) -> np.ndarray:
 def _read(path: str | os.PathLike) -> np.ndarray:
     """An image file as an array (H, W, 1 to 4), upright; its metadata are not kept."""
     # Not at the top: networks know nothing of files, and its packages are not needed for images in memory.
-    from deblur.data.files.codecs import read_file
+    from deblur.data.files.decoding import read_file
 
     raster = read_file(path)
     planes = [raster.pixels[:1] if raster.grey else raster.pixels]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from deblur.data.files.search import DEEP, PASSED_OVER, SUFFIXES, WRITABLE, ImageError, find, passed_over, tree
+from deblur.data.files.kinds import READ_SUFFIXES, REFUSED_SUFFIXES, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
+from deblur.data.files.search import ImageError, find, passed_over, tree
 from deblur.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -194,16 +195,11 @@ def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
     Raises ValueError if 16 bits are requested and the format does not support them.
     """
     suffix_now = target.suffix.lower()
-    if usual(suffix_now) != usual(suffix) if suffix else suffix_now not in WRITABLE:
-        target = target.with_suffix(usual(suffix or ".png"))
-    if deep and target.suffix.lower() not in DEEP:
+    if usual_suffix(suffix_now) != usual_suffix(suffix) if suffix else suffix_now not in WRITTEN_SUFFIXES:
+        target = target.with_suffix(usual_suffix(suffix or ".png"))
+    if deep and target.suffix.lower() not in SUFFIXES_OF_16_BITS:
         raise ValueError(f"{target} cannot hold 16 bits: give --format png or tif with --depth 16")
     return target
-
-
-def usual(suffix: str) -> str:
-    """The usual suffix of a format that has several."""
-    return {".jpeg": ".jpg", ".tiff": ".tif"}.get(suffix, suffix)
 
 
 def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[list[tuple[Path, Names]]]:
@@ -232,12 +228,13 @@ def _file(output: str, count: int, suffix: str | None) -> Path | None:
     """The output as a file name, if it is one."""
     path = Path(output)
     file_suffix = path.suffix.lower()
-    if file_suffix not in SUFFIXES | PASSED_OVER or path.is_dir():
+    if file_suffix not in READ_SUFFIXES | REFUSED_SUFFIXES or path.is_dir():
         return None
     if count > 1:
         raise ValueError(f"--output {output} is a file's name, and there are {count} images: give a folder")
-    if file_suffix not in WRITABLE:
-        raise ValueError(f"--output {output} cannot be written: its suffix must be one of {' '.join(sorted(WRITABLE))}")
-    if suffix and usual(file_suffix) != usual(suffix):
+    if file_suffix not in WRITTEN_SUFFIXES:
+        known = " ".join(sorted(WRITTEN_SUFFIXES))
+        raise ValueError(f"--output {output} cannot be written: its suffix must be one of {known}")
+    if suffix and usual_suffix(file_suffix) != usual_suffix(suffix):
         raise ValueError(f"--output {output} and --format {suffix[1:]} differ: give one of them")
     return path

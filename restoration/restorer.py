@@ -15,6 +15,7 @@ from tqdm import tqdm
 from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
+from deblur.data.files.kinds import usual_suffix
 from deblur.draft import Blurry, DeblurOutput
 from deblur.hub import PRETRAINED, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
@@ -25,7 +26,7 @@ from deblur.progress import counted
 from deblur.restoration.choice import restored_pixels
 from deblur.restoration.maps import write_map
 from deblur.restoration.options import Options, largest_scale
-from deblur.restoration.outputs import Extras, Names, batches, usual
+from deblur.restoration.outputs import Extras, Names, batches
 from deblur.tiling import TooLittleMemory, refusal
 
 # Sides in pixels of the parts whose time is measured: the first call of a network takes longer, and small parts do.
@@ -134,7 +135,7 @@ class Restorer:
             "precision": precision,
             "scale": str(options.scale),
             "mask": None if self.mask is None else sha256(self.mask.numpy().tobytes()).hexdigest(),
-            "format": options.suffix and usual(options.suffix),
+            "format": options.suffix and usual_suffix(options.suffix),
         }
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deblur.cli import Stopped
-from deblur.data.files.search import ADVICE
+from deblur.data.files.kinds import ADVICE
 from deblur.devices import choose_device
 from deblur.progress import ProgressBar
 from deblur.restoration import choice

@@ -6,7 +6,7 @@ from dataclasses import fields
 import yaml
 
 from deblur.data.files.formats import MOST_METADATA, MOST_PIXELS
-from deblur.data.files.search import READ
+from deblur.data.files.kinds import KINDS
 from deblur.restoration import command as sample
 from deblur.tools.web import command as app
 from tests.conftest import ROOT
@@ -44,4 +44,4 @@ def test_the_citation_and_the_security_page_say_what_the_program_has():
     flags = {field.name for kind in (app.Served, sample.Options) for field in fields(kind)}
     assert set(re.findall(r"--(\w+)", security)) - {"require"} <= flags | {"hashes"}
     assert f"limited to {MOST_METADATA >> 20} MiB, an image to {MOST_PIXELS / 1e6:.0f} megapixels" in security
-    assert all(name.lower() in security.lower() for name in READ)
+    assert all(name.lower() in security.lower() for name in KINDS)

@@ -20,7 +20,7 @@ ALLOWED["restoration"] = {"models", "data", "evaluation"}
 ALLOWED["tools"] = {"models", "data", "evaluation", "training", "restoration"}
 # Imports that only a function makes, against the layers: files as images, and the name that diffusers' users look for.
 LATE = {
-    ROOT / "deblur" / "image_processor.py": "deblur.data.files.codecs",
+    ROOT / "deblur" / "image_processor.py": "deblur.data.files.decoding",
     ROOT / "deblur" / "pipeline.py": "deblur.checkpoints",
 }
 # Modules that other modules import only where something optional is asked for.

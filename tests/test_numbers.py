@@ -10,7 +10,7 @@ import torch
 
 from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
-from deblur.data.files.images import SAVED
+from deblur.data.files.encoding import SETTINGS
 from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
 from deblur.evaluation.grid import read_grid
@@ -148,7 +148,7 @@ SENTENCES = {
         f"restores at {'three' if WorkingSize().above == 3 else '?'} times that scale",
         f"images of up to {WorkingSize().largest_kept} pixels keep their size",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
-        f"are written at quality {SAVED['JPEG']['quality']} without chroma subsampling",
+        f"are written at quality {SETTINGS['JPEG']['quality']} without chroma subsampling",
         f"IPTC's digital source type `{SOURCE.rpartition('/')[2]}`",
     ],
     "docs/evaluation.md": [

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from deblur.cli import call, run_command
-from deblur.data.files import codecs, metadata
-from deblur.data.files.search import WRITABLE
+from deblur.data.files import decoding, encoding, metadata
+from deblur.data.files.kinds import WRITTEN_SUFFIXES
 from deblur.onnx.engines import Engine, Provider, open_engine
 from deblur.onnx.files import GRAPH, GraphFacts, read_facts, read_graph
 
@@ -35,18 +35,18 @@ def predict(folder: str, photo: str, restored: str, provider: Provider | None = 
         ImageError, ValueError, OSError: an image cannot be read or written.
     """
     target = Path(restored)
-    if target.suffix.lower() not in WRITABLE:
+    if target.suffix.lower() not in WRITTEN_SUFFIXES:
         raise ValueError(f"{restored} has no suffix of an image format that can be written, such as .png")
     if os.path.realpath(restored) == os.path.realpath(photo):
         raise ValueError(f"{restored} is the photograph itself and would be overwritten: give another name")
-    image = metadata.kept(codecs.read_file(photo), "keep")
-    codecs.require_tellable(target, image)
+    image = metadata.kept(decoding.read_file(photo), "keep")
+    encoding.require_tellable(target, image)
     network = Path(folder, "predictor")
     facts = read_facts(network)
     engine = open_engine(read_graph(network / GRAPH, "predictor", facts), facts, network, provider)
     colours = image.pixels.astype(np.float32) / np.iinfo(image.pixels.dtype).max
-    codecs.write(target, estimate(engine, facts, colours.transpose(1, 2, 0)).transpose(2, 0, 1), image)
-    for remark in (*image.remarks, *codecs.remarks_on(image, target.suffix)):
+    encoding.write(target, estimate(engine, facts, colours.transpose(1, 2, 0)).transpose(2, 0, 1), image)
+    for remark in (*image.remarks, *encoding.remarks_on(image, target.suffix)):
         print(f"tools.predict: {photo}: {remark}", file=sys.stderr)
 
 

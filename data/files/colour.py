@@ -6,6 +6,7 @@ points are those of ITU-T H.273.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
-from PIL import PngImagePlugin
+from PIL import Image, ImageCms, PngImagePlugin
 
 from deblur.data.files import boxes
 
@@ -236,6 +237,14 @@ def _of_table(primaries: tuple[float, ...], light: np.ndarray) -> Colour:
         if code is not None and np.abs(curve - light).max() < 0.003:
             return Colour((code, transfer), primaries)
     return Colour(None, primaries, table=tuple(np.rint(65535 * light).astype(int).tolist()))
+
+
+def in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """An image whose colours are those of a profile, in sRGB."""
+    try:
+        return ImageCms.profileToProfile(image, io.BytesIO(profile), ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except ImageCms.PyCMSError:  # of a profile that does not fit, for which there is no conversion
+        return image
 
 
 def with_codes(avif: bytes, colour: Colour) -> bytes:

@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from deblur.data.files.search import ADVICE, HEIF, RAW, READ, WRITABLE, ImageError
+from deblur.data.files.kinds import ADVICE, KINDS, RAW_SUFFIXES
+from deblur.data.files.search import ImageError
 
-if WRITABLE & HEIF:
-    import pillow_heif
-
-    pillow_heif.register_heif_opener(thumbnails=False)
-
-# Pillow would parse a JPEG's EXIF, for its resolution alone, before its size can be bounded.
-JpegImageFile._read_dpi_from_exif = lambda image: None
+pillow_heif.register_heif_opener(thumbnails=False)
 
 MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # Pillow's limit too: 179 million
 MOST_METADATA = 1 << 25  # bytes, of all that a file holds besides its pixels
@@ -38,6 +34,13 @@ class TooMuchError(ValueError):
 
     def __init__(self):
         super().__init__(f"it holds more than {MOST_METADATA >> 20} MiB besides its pixels")
+
+
+class _Jpeg(JpegImageFile):
+    """A JPEG whose EXIF is not parsed, for its resolution alone, before its size can be bounded."""
+
+    def _read_dpi_from_exif(self) -> None:
+        pass
 
 
 class Bounded(io.BufferedReader):
@@ -66,22 +69,20 @@ class Bounded(io.BufferedReader):
 
 
 def format_of(path: Path) -> str:
-    """The format of a file by its content, one of READ. ImageError if it is another.
+    """The format of a file by its content, one of KINDS. ImageError if it is another.
 
     RAW files are told by their suffix: most are TIFF files, whose first image is a thumbnail.
     """
     suffix = path.suffix.lower()
-    if suffix in RAW:
+    if suffix in RAW_SUFFIXES:
         raise ImageError(f"{path}: {ADVICE[suffix]}.")
     with open(path, "rb") as file:
         head = file.read(16).ljust(16, b"\0")
     Image.init()
-    for name in READ:
+    for name in KINDS:
         accepts = Image.OPEN.get(name, (None, None))[1]
         if accepts is not None and accepts(head) is True:
             return name
-    if head[4:8] == b"ftyp" and head[8:11] in (b"hei", b"hev", b"mif", b"msf"):
-        raise ImageError(f"{path} is a HEIF image: to read those, pip install pillow-heif.")
     if suffix in ADVICE:
         raise ImageError(f"{path}: {ADVICE[suffix]}.")
     raise ImageError(f"{path} is not an image of a known format: save it as PNG, JPEG or TIFF.")
@@ -103,7 +104,10 @@ def opened(path: Path) -> Iterator[Image.Image]:
             file.seek(0)
         file.left = MOST_HEADER.get(name, MOST_METADATA)
         try:
-            image = Image.open(file, formats=[name, *({"AVIF": ["HEIF"]}.get(name, []))])
+            if name == "JPEG":
+                image = _Jpeg(file)
+            else:  # a HEIF file may begin as an AVIF does
+                image = Image.open(file, formats=["AVIF", "HEIF"] if name == "AVIF" else [name])
         except Image.DecompressionBombError as error:
             raise ImageError(f"{path} is too large, it may be a decompression bomb: {error}") from None
         with image:

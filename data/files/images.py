@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deblur.data.files import codecs
-from deblur.data.files.codecs import SAVED, TRANSPARENT, header_size, remarks_on, require_end, require_tellable
+from deblur.data.files import decoding, encoding
+from deblur.data.files.decoding import header_size, require_end
+from deblur.data.files.encoding import remarks_on, require_tellable
 from deblur.data.files.raster import Raster
-from deblur.data.files.search import DEEP, ImageError
+from deblur.data.files.search import ImageError
 
 __all__ = [
-    "DEEP",
-    "SAVED",
-    "TRANSPARENT",
     "ImageError",
     "ImageFile",
     "header_size",
@@ -59,8 +57,8 @@ def to_float(raw: Tensor) -> Tensor:
 
 
 def read_file(path: str | Path) -> ImageFile:
-    """As `codecs.read_file`, in tensors."""
-    raster = codecs.read_file(path)
+    """As `decoding.read_file`, in tensors."""
+    raster = decoding.read_file(path)
     values = {field.name: getattr(raster, field.name) for field in fields(Raster)}
     arrays = {name: torch.from_numpy(value) for name, value in values.items() if isinstance(value, np.ndarray)}
     return ImageFile(**values | arrays)
@@ -69,5 +67,5 @@ def read_file(path: str | Path) -> ImageFile:
 def write(
     path: str | Path, image: Tensor, like: ImageFile | None = None, depth: int | None = None, compress_level: int = 6
 ) -> None:
-    """As `codecs.write`: a (3, H, W) image in [0, 1] on any device."""
-    codecs.write(path, image.detach().cpu().float().numpy(), like, depth, compress_level)
+    """As `encoding.write`: a (3, H, W) image in [0, 1] on any device."""
+    encoding.write(path, image.detach().cpu().float().numpy(), like, depth, compress_level)

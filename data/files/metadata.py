@@ -16,10 +16,10 @@ from deblur.data.files.raster import Raster
 AnyRaster = TypeVar("AnyRaster", bound=Raster)
 Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
-OWN_DENSITY = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}  # formats with a field for the density
-OWN_ASPECT = OWN_DENSITY - {".bmp"}  # formats that can say the ratio alone
-MOST_OF_XMP = 1 << 20  # bytes of which the parts are taken apart
-MOST_OF_JPEG = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
+TELL_RATIO = {"JPEG", "PNG", "TIFF"}  # formats that can say the ratio of a density alone
+TELL_DENSITY = TELL_RATIO | {"BMP"}  # formats with a field for the density
+MOST_XMP_PARSED = 1 << 20  # bytes of which the parts are taken apart
+MOST_JPEG_METADATA = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
 
 # Tags of the two axes, which change places when an image is turned.
 AXES = {
@@ -27,7 +27,6 @@ AXES = {
     ExifTags.IFD.Exif: (("FocalPlaneXResolution", "FocalPlaneYResolution"), ("ExifImageWidth", "ExifImageHeight")),
 }
 SIZES = ("tiff:ImageWidth", "exif:PixelXDimension"), ("tiff:ImageLength", "exif:PixelYDimension")  # in XMP
-NO_UNIT, INCH, CENTIMETRE = 1, 2, 3  # ResolutionUnit
 # What XMP says about parts of a file that are not written, by the ends of namespaces and the beginnings of names.
 ABSENT = (
     ("/camera/", ("MotionPhoto", "MicroVideo", "VideoLength", "OLivePhoto"), "the video of a motion photo is left out"),
@@ -70,26 +69,26 @@ def kept(like: AnyRaster, choice: Choice) -> AnyRaster:
     return replace(like, exif=exif.tobytes(), xmp=_xmp_of_output(like.xmp))
 
 
-def too_large(block: bytes | None, suffix: str) -> bool:
+def too_large(block: bytes | None, name: str) -> bool:
     """Whether a format cannot hold EXIF or XMP of this size: that of a JPEG is limited."""
-    return suffix.lower() in (".jpg", ".jpeg") and len(block or b"") > MOST_OF_JPEG
+    return name == "JPEG" and len(block or b"") > MOST_JPEG_METADATA
 
 
-def fitting(like: AnyRaster, suffix: str, width: int, height: int) -> AnyRaster:
+def fitting(like: AnyRaster, name: str, width: int, height: int) -> AnyRaster:
     """The metadata as far as a format can hold it, of an image of this size.
 
     EXIF that is too large is left out, XMP says the least then. The density goes into EXIF where a format has no field
     for it.
     """
-    if too_large(like.exif, suffix):
+    if too_large(like.exif, name):
         like = replace(like, exif=None)
-    if too_large(like.xmp, suffix):
+    if too_large(like.xmp, name):
         like = replace(like, xmp=PACKET.encode())
     if like.exif:
         exif = exif_of(like)
         _size(exif, width, height)
-        if suffix not in OWN_DENSITY:
-            set_density(exif, like.density, INCH)
+        if name not in TELL_DENSITY and like.density and like.density.is_per_inch:
+            like.density.put_into(exif)
         like = replace(like, exif=exif.tobytes())
     return replace(like, xmp=like.xmp and _sized_xmp(like.xmp, width, height))
 
@@ -120,44 +119,6 @@ def _size(exif: Image.Exif, width: int, height: int) -> None:
                 tags[ExifTags.Base[name]] = value
 
 
-def density_of(exif: Image.Exif) -> tuple[float, float] | None:
-    """Pixels per inch on the two axes, as EXIF or a TIFF says; None if it does not."""
-    unit = {INCH: 1.0, CENTIMETRE: 2.54}.get(exif.get(ExifTags.Base.ResolutionUnit, INCH))
-    try:
-        across, down = (float(exif[ExifTags.Base[name]]) for name in ("XResolution", "YResolution"))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
-    return usable((across * unit, down * unit)) if unit else None
-
-
-def set_density(exif: Image.Exif, density: tuple[float, float] | None, unit: int) -> None:
-    """Let EXIF, or a TIFF's tags, say a density, if there is one and they say none."""
-    if density and ExifTags.Base.XResolution not in exif:
-        exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = density
-        exif[ExifTags.Base.ResolutionUnit] = unit
-
-
-def aspect_of(exif: Image.Exif) -> tuple[float, float] | None:
-    """The pixels across and down that a TIFF, or EXIF, says without a unit; None if they are square."""
-    if exif.get(ExifTags.Base.ResolutionUnit) != NO_UNIT:
-        return None
-    try:
-        return usable_aspect(tuple(float(exif[ExifTags.Base[name]]) for name in ("XResolution", "YResolution")))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
-
-
-def usable_aspect(aspect: tuple[float, float] | None) -> tuple[float, float] | None:
-    """An aspect that says something, or None: pixels are square without one."""
-    usable = aspect and all(0 < value < 1 << 31 for value in aspect) and aspect[0] != aspect[1]
-    return aspect if usable else None
-
-
-def usable(density: tuple[float, float] | None) -> tuple[float, float] | None:
-    """A density of which both values can be written, or None."""
-    return density if density and all(0.5 <= value < 65535 for value in density) else None
-
-
 def exif_of(like: Raster) -> Image.Exif:
     """The EXIF of an image that was read."""
     exif = Image.Exif()
@@ -169,7 +130,7 @@ def present(xmp: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
     """XMP without what it says about parts of the file that are not read, and a remark for each kind of these."""
     if not xmp or not any(end.encode() in xmp for end, _, _ in ABSENT):
         return xmp, ()
-    if len(xmp) > MOST_OF_XMP or b"<!" in xmp:  # entities may be without end
+    if len(xmp) > MOST_XMP_PARSED or b"<!" in xmp:  # entities may be without end
         return None, (NO_XMP,)
     remarks: dict[str, None] = {}
     try:

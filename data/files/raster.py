@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deblur.data.files.colour import Colour
+from deblur.data.files.density import Density
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Raster:
         exif, icc, xmp: the metadata, without the orientation, and the colour profile; None if the file has none.
         remarks: what is unusual about the file, or not restored; each follows its name.
         colour: what the numbers stand for, if the file says it other than by a profile.
-        density: pixels per inch across and down, or None.
-        aspect: pixels across and down in one length, if the file says only their ratio; or None.
+        density: of the pixels, or None.
+        quantisation: a JPEG's tables, by number; None of other formats.
         associated: whether a TIFF of it has colours that are multiplied with alpha, as its file has.
         extra: (N, H, W) of the same type, the samples of a TIFF that are neither colours nor alpha; or None.
     """
@@ -33,8 +34,8 @@ class Raster:
     xmp: bytes | None = None
     remarks: tuple[str, ...] = ()
     colour: Colour | None = None
-    density: tuple[float, float] | None = None
-    aspect: tuple[float, float] | None = None
+    density: Density | None = None
+    quantisation: dict[int, list[int]] | None = None
     associated: bool = False
     extra: Any | None = None
 

@@ -1,36 +1,17 @@
 """Find image files by their names, without the libraries that read them."""
 
 import glob
-import importlib.util
 import json
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePath
 
-READ = {  # the formats that are read, by Pillow's names, with their suffixes
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "BMP": (".bmp",),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "AVIF": (".avif",),
-    "HEIF": (".heic", ".heif"),  # if pillow_heif is installed
-}
-HEIF = set(READ["HEIF"])
-SUFFIXES = {suffix for suffixes in READ.values() for suffix in suffixes}  # files treated as images
-WRITABLE = SUFFIXES - set(READ["PPM"]) - (set() if importlib.util.find_spec("pillow_heif") else HEIF)
-DEEP = {".png", ".tif", ".tiff"}  # those that hold 16 bits
-RAW = {".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2"}
-# Not supported, and named as such.
-PASSED_OVER = RAW | {".eps", ".exr", ".gif", ".hdr", ".ico", ".jp2", ".jxl", ".mpo", ".pcx", ".psd", ".svg", ".tga"}
-ADVICE = dict.fromkeys(RAW, "RAW is not read: export it as TIFF or 16-bit PNG") | {
-    ".gif": "GIF is not read: save its first frame as PNG",
-    ".jxl": "JPEG XL is not read: convert it to PNG",
-    ".mpo": "in folders MPO is not read: give its name, and its first image is restored",
-}
+from deblur.data.files.kinds import NO_SUFFIX, READ_SUFFIXES, REFUSED_SUFFIXES
+
+IMAGES_BEGIN_WITH = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")  # PNG, JPEG, TIFF
 MANIFEST = "manifest.json"  # names the restored images of its folder
 
 
@@ -46,6 +27,44 @@ class ImageError(DataError):
     """An image that cannot be read or written; the message names the file."""
 
 
+def normalised(name: str) -> str:
+    """A name in the form in which names are compared, Unicode's NFC: macOS writes an accent as a character."""
+    return unicodedata.normalize("NFC", name)
+
+
+def name_below(file: PurePath, root: PurePath) -> str:
+    """The name by which an image is paired with others: its path below a folder without the suffix, `normalised`."""
+    return normalised(file.relative_to(root).with_suffix("").as_posix())
+
+
+def on_disk(path: str | Path) -> Path:
+    """A path in that form of Unicode in which it exists; the path itself if it does not."""
+    if os.path.lexists(path):
+        return Path(path)
+    found, missing = Path(Path(path).anchor), Path(path)
+    for part in missing.relative_to(found).parts:
+        names = os.listdir(found) if not os.path.lexists(found / part) and os.path.isdir(found) else ()
+        same = [name for name in names if normalised(name) == normalised(part)]
+        found /= same[0] if same else part
+    return found if os.path.lexists(found) else missing
+
+
+def located(path: str | Path) -> tuple[Path, tuple[str, ...]]:
+    """The beginning of a path that exists, and the rest if it is a pattern, otherwise ().
+
+    What exists is taken as it is, be it named `[old]`.
+    """
+    path = Path(path)
+    found = Path(path.anchor)
+    parts = path.relative_to(path.anchor).parts
+    for at, part in enumerate(parts):
+        below = on_disk(found / part)
+        if glob.has_magic(part) and not os.path.lexists(below):
+            return found, parts[at:]
+        found = below
+    return found, ()
+
+
 def find(path: str | Path, results: bool = True) -> list[Path]:
     """List images: a file returns itself, a folder all its images in sorted order, including subfolders.
 
@@ -53,16 +72,18 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
     files without an image suffix in folders and patterns, and without `results` folders of restored images, which have
     a manifest. Raises ImageError if no image is found.
     """
-    path = Path(path)
-    if path.is_file():
-        return [path]
-    if not results and path.is_dir() and is_output(path):
+    found, pattern = located(path)
+    if found.is_file():
+        return [found]
+    if not found.is_dir():
+        raise ImageError(f"{path} is neither an image nor a folder: no such file.")
+    if not results and not pattern and is_output(found):
         raise ImageError(
             f"{path} holds restored images (it has a {MANIFEST}): to restore them again, give a pattern, '{path}/*.png'"
         )
-    files = sorted(file for file in _visible(path, results) if file.suffix.lower() in SUFFIXES)
+    files = sorted(file for file in _visible(found, pattern, results) if file.suffix.lower() in READ_SUFFIXES)
     if not files:
-        raise ImageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))}).")
+        raise ImageError(f"{path} holds no image ({' '.join(sorted(READ_SUFFIXES))}).")
     return files
 
 
@@ -70,7 +91,7 @@ def named_files(names: Path, root: Path) -> list[Path]:
     """The files below `root` that a text file lists, one per line, sorted; DataError if one is missing."""
     if not names.is_file():
         raise DataError(f"{names} is no file: give a list of names, one a line.")
-    files = sorted(root / line.strip() for line in names.read_text().splitlines() if line.strip())
+    files = sorted(on_disk(root / line.strip()) for line in names.read_text().splitlines() if line.strip())
     if not files:
         raise DataError(f"{names} lists no file.")
     for file in files:
@@ -80,19 +101,29 @@ def named_files(names: Path, root: Path) -> list[Path]:
 
 
 def passed_over(path: str | Path) -> Counter[str]:
-    """The number of images that `find` ignores because of their format, by suffix."""
-    path = Path(path)
-    suffixes = () if path.is_file() else (file.suffix.lower() for file in _visible(path, False))
-    return Counter(suffix for suffix in suffixes if suffix in PASSED_OVER)
+    """The number of images that `find` ignores, by their suffix or as NO_SUFFIX: those of another one or without."""
+    found, pattern = located(path)
+    files = _visible(found, pattern, False) if found.is_dir() else ()
+    kinds = (_kind_passed_over(file) for file in files if file.suffix.lower() not in READ_SUFFIXES)
+    return Counter(kind for kind in kinds if kind)
+
+
+def _kind_passed_over(file: Path) -> str | None:
+    if file.suffix.lower() in REFUSED_SUFFIXES:
+        return file.suffix.lower()
+    try:
+        with open(file, "rb") as content:
+            head = content.read(12)
+    except OSError:
+        return None
+    is_image = head.startswith(IMAGES_BEGIN_WITH) or head[8:] in (b"WEBP", b"heic", b"avif", b"mif1")
+    return NO_SUFFIX if is_image else None
 
 
 def tree(path: str | Path) -> Path:
     """The folder that `find` searches: a folder itself, a file's parent, or the fixed part of a pattern."""
-    path = Path(path)
-    if path.is_dir():
-        return path
-    magic = [] if path.is_file() else [part for part in (*reversed(path.parents), path) if glob.has_magic(part.name)]
-    return magic[0].parent if magic else path.parent
+    found, _ = located(path)
+    return found if found.is_dir() else found.parent
 
 
 def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
@@ -132,15 +163,11 @@ def is_manifest(content: bytes) -> bool:
         return False
 
 
-def _visible(path: Path, results: bool) -> Iterator[Path]:
-    """The files below a folder or matching a pattern, without hidden ones."""
-    root = tree(path)
-    if path.is_dir():
+def _visible(root: Path, pattern: Sequence[str], results: bool) -> Iterator[Path]:
+    """The files below a folder that match a pattern, or all, without hidden ones."""
+    if not pattern:
         return walk(root, results)
-    if not glob.has_magic(str(path)):
-        raise ImageError(f"{path} is neither an image nor a folder: no such file.")
-    pattern = path.relative_to(root).parts
-    files = walk(root, results, float("inf") if "**" in pattern else len(pattern)) if root.is_dir() else ()
+    files = walk(root, results, float("inf") if "**" in pattern else len(pattern))
     return (file for file in files if _matches(file.relative_to(root).parts, pattern))
 
 
@@ -150,4 +177,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
         return not parts
     if pattern[0] == "**":
         return _matches(parts, pattern[1:]) or (bool(parts) and _matches(parts[1:], pattern))
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+    if not parts:
+        return False
+    name, wanted = normalised(parts[0]), normalised(pattern[0])
+    return (name == wanted or fnmatchcase(name, wanted)) and _matches(parts[1:], pattern[1:])

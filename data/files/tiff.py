@@ -22,9 +22,9 @@ ICC, XMP = ExifTags.Base.InterColorProfile, ExifTags.Base.XMLPacket
 SEVERAL = "has several frames, the first is restored"  # a remark
 THUMBNAIL = "begins with a thumbnail, the full-size page is restored"  # a remark
 MOST_PAGES = 16  # that are looked at for the full-size one
-COLOURS = {PHOTOMETRIC.MINISWHITE: 1, PHOTOMETRIC.MINISBLACK: 1, PHOTOMETRIC.RGB: 3}  # and how many samples they have
+COLOUR_SAMPLES = {PHOTOMETRIC.MINISWHITE: 1, PHOTOMETRIC.MINISBLACK: 1, PHOTOMETRIC.RGB: 3}  # samples of colours
 ALPHA = (EXTRASAMPLE.ASSOCALPHA, EXTRASAMPLE.UNASSALPHA)
-REDUCED = 2  # in the old tag SubfileType
+REDUCED_IMAGE = 2  # in the old tag SubfileType
 SAVE_IT = "save it as grey, RGB or RGBA of 8 or 16 bits"
 
 
@@ -49,20 +49,24 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """A TIFF file's full-size page: its place among the pages, what is remarkable, its samples if read here.
+class Page:
+    """A TIFF file's full-size page.
 
-    `colour` is what tags say about its colours; a profile counts first.
+    Args:
+        number: its place among the pages.
+        remarks: what is remarkable.
+        samples: None if Pillow reads them: palettes, CMYK, YCbCr, fewer than 8 bits.
+        colour: what tags say about its colours; a profile counts first.
     """
 
-    page: int
+    number: int
     remarks: tuple[str, ...]
     samples: Samples | None
-    colour: Colour | None = None
+    colour: Colour | None
 
 
-def read(path: Path) -> Contents:
-    """Read the full-size page. Its samples are None if Pillow reads them: palettes, CMYK, YCbCr, fewer than 8 bits.
+def read(path: Path) -> Page:
+    """Read the full-size page.
 
     Raises:
         ImageError: its samples are of no known kind.
@@ -72,10 +76,10 @@ def read(path: Path) -> Contents:
         number, page, remarks = _full_size(file)
         _require_readable(path, page)
         told = _colour(page)
-        if not _read_here(page):
+        if page.photometric not in COLOUR_SAMPLES or page.bitspersample < 8 or page.dtype is None:
             if number is None:
                 raise ImageError(f"{path} has its full-size page where it is not read from: {SAVE_IT}.")
-            return Contents(number, remarks, None, told)
+            return Page(number, remarks, None, told)
         exif = Image.Exif()
         exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
         exif.load_from_fp(content, page.offset)
@@ -88,7 +92,7 @@ def read(path: Path) -> Contents:
         if number == 0 and exif._info.next > 0:
             remarks = (SEVERAL,)
         samples = Samples(colours, alpha, associated, extra, exif, page.iccprofile, xmp)
-        return Contents(number or 0, remarks, samples, told)
+        return Page(number or 0, remarks, samples, told)
 
 
 def header_size(path: Path) -> tuple[int, int]:
@@ -128,7 +132,7 @@ def _pages(file: tifffile.TiffFile) -> Iterator[tuple[int | None, tifffile.TiffP
 
 def _is_reduced(page: tifffile.TiffPage) -> bool:
     older = page.tags[255].value if 255 in page.tags else 0
-    return bool(int(page.subfiletype) & 1) or older == REDUCED
+    return bool(int(page.subfiletype) & 1) or older == REDUCED_IMAGE
 
 
 def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
@@ -142,14 +146,14 @@ def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
     if isinstance(bits, tuple) or (kind == "u" and bits > 16):
         named = " and ".join(map(str, sorted(set(bits)))) if isinstance(bits, tuple) else bits
         raise ImageError(f"{path} has pixels of {named} bits, whose range is unknown: save it with 8 or 16 bits.")
-    usual = COLOURS.get(page.photometric)
+    usual = COLOUR_SAMPLES.get(page.photometric)
     if (bits > 8 and usual is None) or page.samplesperpixel < (usual or 1) or page.imagedepth > 1:
         raise ImageError(f"{path} has a layout of channels that is not known: {SAVE_IT}.")
 
 
 def _colour(page: tifffile.TiffPage) -> Colour | None:
     """What the page's tags say about its colours, other than by a profile."""
-    if page.photometric not in (*COLOURS, PHOTOMETRIC.PALETTE):
+    if page.photometric not in (*COLOUR_SAMPLES, PHOTOMETRIC.PALETTE):
         return None
     white, colours = (_ratios(page, name) for name in ("WhitePoint", "PrimaryChromaticities"))
     table = np.ravel(page.tags["TransferFunction"].value) if "TransferFunction" in page.tags else None
@@ -164,10 +168,6 @@ def _ratios(page: tifffile.TiffPage, name: str) -> tuple[float, ...] | None:
     return tuple(above / max(below, 1) for above, below in zip(parts[::2], parts[1::2], strict=True))
 
 
-def _read_here(page: tifffile.TiffPage) -> bool:
-    return page.photometric in COLOURS and page.bitspersample >= 8 and page.dtype is not None
-
-
 def _channels(page: tifffile.TiffPage) -> tuple[np.ndarray, np.ndarray | None, bool, np.ndarray | None]:
     """The colours, alpha, whether the colours are multiplied with it, and the other samples."""
     array, bits = page.asarray(), page.bitspersample
@@ -176,7 +176,7 @@ def _channels(page: tifffile.TiffPage) -> tuple[np.ndarray, np.ndarray | None, b
     array = array.reshape(page.imagelength, page.imagewidth, page.samplesperpixel)
     if bits not in (8, 16):
         array = np.rint(array * np.float32(65535 / (2**bits - 1))).astype(np.uint16)
-    count = COLOURS[page.photometric]
+    count = COLOUR_SAMPLES[page.photometric]
     colours, rest, kinds = array[..., :count], array[..., count:], list(page.extrasamples)
     if page.photometric == PHOTOMETRIC.MINISWHITE:
         colours = np.iinfo(array.dtype).max - colours

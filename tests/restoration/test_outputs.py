@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deblur.data.files.search import READ, WRITABLE, ImageError
+from deblur.data.files.kinds import NAME_OF, WRITTEN_SUFFIXES
+from deblur.data.files.search import ImageError
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.outputs import Extras, named, outputs_of, planned
 
@@ -193,10 +194,9 @@ def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_p
     assert str(image) in json.loads((out / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("suffix", sorted(WRITABLE))
+@pytest.mark.parametrize("suffix", sorted(WRITTEN_SUFFIXES))
 def test_a_format_keeps_each_of_its_suffixes(suffix):
     """--format jpg leaves a.jpeg its name, and --format tif a.tiff; of another format the image gets the suffix."""
-    (kind,) = (kind for kind, suffixes in READ.items() if suffix in suffixes)
-    for other in sorted(WRITABLE - set(READ["HEIF"]) - {suffix}):
+    for other in sorted(WRITTEN_SUFFIXES - {suffix}):
         target = str(named(PurePath(f"a{suffix}"), other, False))
-        assert (target == f"a{suffix}") == (other in READ[kind]), (suffix, other, target)
+        assert (target == f"a{suffix}") == (NAME_OF[other] == NAME_OF[suffix]), (suffix, other, target)

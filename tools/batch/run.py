@@ -17,7 +17,7 @@ import ray
 import ray.data
 
 import deblur
-from deblur.data.files.search import SUFFIXES
+from deblur.data.files.kinds import READ_SUFFIXES
 from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
@@ -92,13 +92,13 @@ def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
         ValueError: there are no images, or two restorations would have the same name.
     """
     files = place.inputs()
-    names = {key: PurePosixPath(key) for key in files if PurePosixPath(key).suffix.lower() in SUFFIXES}
+    names = {key: PurePosixPath(key) for key in files if PurePosixPath(key).suffix.lower() in READ_SUFFIXES}
     rows = [
         {"key": key, "bytes": files[key].size, "modified": files[key].mtime_ns, "target": target.as_posix()}
         for key, target in targets(names, options.suffix, options.depth == 16).items()
     ]
     if not rows:
-        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(SUFFIXES))})")
+        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(READ_SUFFIXES))})")
     return rows
 
 

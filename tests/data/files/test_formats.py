@@ -16,11 +16,13 @@ from PIL import Image
 
 import sample
 from deblur.data.datamodule import DeblurDataModule
-from deblur.data.files import formats, images, search
+from deblur.data.files import formats, images
+from deblur.data.files.kinds import NAME_OF, READ_SUFFIXES
 from deblur.data.layouts import DatasetError, Pair
 from deblur.restoration.options import Options
 from deblur.tools import doctor
 from tests.conftest import fresh
+from tests.data.files.made import chunk
 from tests.tiny import tiny_pipeline
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
@@ -72,20 +74,18 @@ def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
     assert not ghostscript.exists()
 
 
-@pytest.mark.parametrize("suffix", sorted(search.SUFFIXES))
+@pytest.mark.parametrize("suffix", sorted(READ_SUFFIXES))
 def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
-    if suffix in search.HEIF:
-        pytest.importorskip("pillow_heif")
     whole, mode = tmp_path / f"whole{suffix}", {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
-    Image.new("RGB", (20, 16), (200, 40, 90)).convert(mode).save(whole)
+    Image.new("RGB", (20, 16), (200, 40, 90)).convert(mode).save(whole, NAME_OF[suffix])
     expected = images.read_file(whole)
     assert expected.remarks == ()
     assert expected.pixels.shape == (3, 16, 20)
-    for other in sorted(search.SUFFIXES):
+    for other in sorted(READ_SUFFIXES):
         (tmp_path / f"other{other}").write_bytes(whole.read_bytes())
         found = images.read_file(tmp_path / f"other{other}")
-        kind = next(name for name, suffixes in search.READ.items() if suffix in suffixes)
-        said = () if other in search.READ[kind] else (f"is a {kind} image in spite of its suffix",)
+        kind = NAME_OF[suffix]
+        said = () if NAME_OF[other] == kind else (f"is a {kind} image in spite of its suffix",)
         assert found.remarks == said
         assert torch.equal(found.pixels, expected.pixels)
 
@@ -95,10 +95,6 @@ def test_other_formats_are_refused(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(images.ImageError, match=r"a\.png is not an image of a known format"):
         images.read_file(tmp_path / "a.png")
-
-
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def png(before=b"", after=b""):
@@ -240,8 +236,6 @@ def test_what_is_not_pixels_is_counted_chunk_by_chunk_whatever_their_sizes(chunk
 
 @pytest.mark.parametrize("suffix", [".avif", ".heic"])
 def test_a_profile_within_the_limits_of_its_file_is_bounded_too(tmp_path, suffix):
-    if suffix in search.HEIF:
-        pytest.importorskip("pillow_heif")
     for size, refused in ((1 << 20, False), (33 << 20, True)):
         Image.new("RGB", (64, 64)).save(tmp_path / f"a{suffix}", icc_profile=bytes(size))
         with pytest.raises(images.ImageError, match="32 MiB besides its pixels") if refused else nullcontext():

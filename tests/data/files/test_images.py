@@ -10,13 +10,11 @@ import tifffile
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import ExifTags, Image, ImageCms
+from PIL import ExifTags, Image
 
-from deblur.data.files import codecs, images
-from tests.conftest import fresh
-from tests.data.files.test_formats import chunk
-
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+from deblur.data.files import decoding, images
+from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS
+from tests.data.files.made import PROFILE, chunk, upright
 
 
 @pytest.fixture
@@ -46,8 +44,6 @@ def test_jpeg_comes_back_nearly(tmp_path):
 @pytest.mark.parametrize("suffix", [".jpg", ".avif", ".heic"])
 def test_the_colours_of_single_pixels_are_kept(tmp_path, suffix):
     """Red and blue columns: subsampling of their chroma would make both purple."""
-    if suffix == ".heic":
-        pytest.importorskip("pillow_heif")
     red, blue = torch.tensor([0.8, 0.2, 0.2]), torch.tensor([0.2, 0.2, 0.8])
     stripes = torch.stack([red, blue] * 16, dim=1)[:, None].expand(3, 32, 32)
     images.write(tmp_path / f"a{suffix}", stripes)
@@ -124,8 +120,8 @@ LOSSLESS = (".png", ".webp", ".tif", ".bmp")
 def image_files(draw):
     """An input file's pixels (H, W, channels) with their suffix, and the orientation and profile to save them with."""
     suffix = draw(st.sampled_from(LOSSLESS))
-    dtype = draw(st.sampled_from([np.uint8, np.uint16] if suffix in images.DEEP else [np.uint8]))
-    channels = draw(st.sampled_from([1, 2, 3, 4] if suffix in images.TRANSPARENT else [1, 3]))
+    dtype = draw(st.sampled_from([np.uint8, np.uint16] if suffix in SUFFIXES_OF_16_BITS else [np.uint8]))
+    channels = draw(st.sampled_from([1, 2, 3, 4] if KINDS[NAME_OF[suffix]].has_alpha else [1, 3]))
     shape = (draw(st.integers(1, 300)), draw(st.integers(1, 300)), channels)
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     array = generator.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
@@ -149,12 +145,6 @@ def save(path, array, orientation):
         options = {} if path.suffix == ".bmp" else {"exif": exif, "icc_profile": PROFILE}
         options |= {"lossless": True, "exact": True} if path.suffix == ".webp" else {}
         Image.fromarray(flat).save(path, **options)
-
-
-def upright(array, orientation):
-    turned = {1: array, 2: array[:, ::-1], 3: np.rot90(array, 2), 4: array[::-1], 5: array.swapaxes(0, 1)}
-    turned |= {6: np.rot90(array, -1), 7: np.rot90(array, 2).swapaxes(0, 1), 8: np.rot90(array, 1)}
-    return turned[orientation]
 
 
 @settings(max_examples=20, deadline=None)
@@ -247,7 +237,7 @@ def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
         else:
             frames[0].save(tmp_path / name, **more)
         found = images.read_file(tmp_path / name)
-        remarks = [remark for remark in found.remarks if remark != codecs.INKS]
+        remarks = [remark for remark in found.remarks if remark != decoding.INKS]
         assert remarks == (["has several frames, the first is restored"] if several else [])
         assert name == "deep.tif" or (found.values.mean((1, 2)) - torch.tensor([1.0, 0, 0])).abs().max() < 0.02
 
@@ -261,16 +251,7 @@ def test_a_decompression_bomb_is_refused_with_its_size(tmp_path):
             images.read(tmp_path / "bomb.png")
 
 
-def test_heif_says_what_to_install(tmp_path):
-    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    code = "import sys\nsys.modules['pillow_heif'] = None\nfrom deblur.data.files import images\n"
-    code += f"try: images.read({str(tmp_path / 'a.heic')!r})\nexcept images.ImageError as error: print(error)"
-    done = fresh(code)
-    assert "pip install pillow-heif" in done.stdout, done.stderr
-
-
 def test_heif_in_and_out(tmp_path):
-    pytest.importorskip("pillow_heif")
     y, x = np.mgrid[:41, :60] * 4
     exif = Image.Exif()
     # In HEIF the decoder turns the image, by a box of the file, and the tag is only a copy.

@@ -10,9 +10,9 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 from PIL.TiffImagePlugin import IFDRational
 
-from deblur.data.files import codecs, images, metadata
-from deblur.data.files.search import HEIF, WRITABLE
-from tests.data.files.test_images import PROFILE
+from deblur.data.files import encoding, images, metadata
+from deblur.data.files.kinds import SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
+from tests.data.files.made import PROFILE, again, pil, with_chunks
 
 EXIF, GPS = ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
 # Of the first directory; Software is set anew.
@@ -41,7 +41,10 @@ XMP = (
     b'<rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmlns:tiff="http://ns.adobe.com/tiff/1.0/"'
     b' xmp:Rating="5" xmp:Label="Anna" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
 )
-FORMATS = [(suffix, deep) for suffix in sorted(WRITABLE - {".bmp"}) for deep in {False, suffix in images.DEEP}]
+USUAL = sorted({usual_suffix(suffix) for suffix in WRITTEN_SUFFIXES} - {".bmp"})
+XMP_HEAD = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+XMP_END = "</rdf:RDF></x:xmpmeta>"
+FORMATS = [(suffix, deep) for suffix in USUAL for deep in {False, suffix in SUFFIXES_OF_16_BITS}]
 
 
 def exif():
@@ -68,7 +71,8 @@ def photo(request, tmp_path):
     if path.suffix == ".png":
         flat.save(path)
         whole = images.ImageFile(torch.zeros(3, 1, 1, dtype=torch.uint8), exif=block.tobytes(), icc=PROFILE, xmp=XMP)
-        path.write_bytes(codecs._with_chunks(path.read_bytes(), whole))
+        content = path.read_bytes()
+        path.write_bytes(content[: encoding.PNG_HEADER] + encoding.png_chunks(whole) + content[encoding.PNG_HEADER :])
     else:
         flat.save(path, exif=block, icc_profile=PROFILE, **more)
     return path
@@ -107,8 +111,6 @@ def close(one, other):
 @pytest.mark.parametrize(("suffix", "deep"), FORMATS)
 @pytest.mark.parametrize("choice", ["keep", "none"])
 def test_tag_by_tag(photo, suffix, deep, choice):
-    if suffix in HEIF:
-        pytest.importorskip("pillow_heif")
     found = written(photo, suffix, deep, choice)
     assert found.icc == PROFILE
     assert found.pixels.dtype == (torch.uint16 if deep else torch.uint8)
@@ -174,3 +176,71 @@ def test_imagemagick_s_text_form_of_exif_is_read_or_left_out(tmp_path, text, rea
     Image.new("RGB", (40, 30)).save(tmp_path / "photo.png", pnginfo=lines)
     image = images.read_file(tmp_path / "photo.png")
     assert (image.exif is not None) == read == (not image.remarks)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_the_values_of_the_axes_turn_with_the_image(tmp_path, colours, suffix):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = 6, 300, 200
+    exif[ExifTags.Base.ImageWidth], exif[ExifTags.Base.ImageLength] = 16, 12
+    exif.get_ifd(ExifTags.IFD.Exif).update({0xA002: 16, 0xA003: 12, 0xA20E: 5.0, 0xA20F: 7.0})
+    xmp = f'{XMP_HEAD}<rdf:Description rdf:about="" xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:ImageWidth="16"'
+    xmp += f' tiff:ImageLength="12" tiff:XResolution="9"><exif:PixelXDimension>16</exif:PixelXDimension>{XMP_END}'
+    pil(colours).save(tmp_path / f"a{suffix}", exif=exif, dpi=(300, 200), xmp=xmp.encode())
+    if suffix == ".png":
+        packet = b"XML:com.adobe.xmp\0\0\0\0\0" + xmp.encode()
+        content = with_chunks(pil(colours), (b"eXIf", exif.tobytes()[6:]), (b"iTXt", packet))
+        (tmp_path / "a.png").write_bytes(content)
+    found = images.read_file(again(tmp_path / f"a{suffix}", suffix))
+    block = metadata.exif_of(found)
+    sizes = block.get_ifd(ExifTags.IFD.Exif)
+    assert found.pixels.shape == (3, 16, 12)
+    assert (block[ExifTags.Base.XResolution], block[ExifTags.Base.YResolution]) == (200, 300)
+    assert (block[ExifTags.Base.ImageWidth], block[ExifTags.Base.ImageLength]) == (12, 16)
+    assert [sizes[tag] for tag in (0xA002, 0xA003, 0xA20E, 0xA20F)] == [12, 16, 7, 5]
+    assert b'tiff:ImageWidth="12"' in found.xmp
+    assert b'tiff:ImageLength="16"' in found.xmp
+    assert b"<exif:PixelXDimension>12<" in found.xmp
+    assert b'tiff:XResolution="9"' in found.xmp
+
+
+CAMERA, ITEMS = "http://ns.google.com/photos/1.0/camera/", "http://ns.google.com/photos/1.0/container/"
+VIDEO, GAIN = "the video of a motion photo is left out", "the gain map of an HDR photo is left out"
+CLAIMS = {
+    f'xmlns:G="{CAMERA}" G:MotionPhoto="1" G:MicroVideoOffset="5"/>': VIDEO,
+    f'xmlns:G="{CAMERA}"><G:MotionPhoto>1</G:MotionPhoto></rdf:Description>': VIDEO,
+    f'xmlns:C="{ITEMS}" xmlns:I="{ITEMS}item/"><C:Directory><rdf:Seq><rdf:li rdf:parseType="Resource"><C:Item'
+    ' I:Semantic="MotionPhoto" I:Length="5"/></rdf:li></rdf:Seq></C:Directory></rdf:Description>': VIDEO,
+    'xmlns:hdrgm="http://ns.adobe.com/hdr-gain-map/1.0/" hdrgm:Version="1.0"/>': GAIN,
+    'xmlns:H="http://ns.apple.com/HDRGainMap/1.0/"><H:HDRGainMapVersion>6</H:HDRGainMapVersion></rdf:Description>': (
+        GAIN
+    ),
+    'xmlns:N="http://ns.adobe.com/xmp/note/" N:HasExtendedXMP="0123"/>': "the second part of its XMP is left out",
+}
+
+
+@pytest.mark.parametrize(("claim", "remark"), CLAIMS.items())
+@pytest.mark.parametrize("suffix", [".jpg", ".tif", ".webp"])
+def test_xmp_claims_no_part_that_is_not_written(tmp_path, colours, claim, remark, suffix):
+    rating = '<rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmp:Rating="5" '
+    xmp = XMP_HEAD + rating + claim + XMP_END
+    image = images.ImageFile(colours, xmp=xmp.encode())
+    images.write(tmp_path / f"a{suffix}", image.values, image)
+    found = images.read_file(tmp_path / f"a{suffix}")
+    assert found.remarks == (remark,)
+    left = images.read_file(again(tmp_path / f"a{suffix}", suffix)).xmp
+    assert b'xmp:Rating="5"' in left
+    assert metadata.SOURCE.encode() in left
+    for word in (b"Motion", b"MicroVideo", b"Directory", b"Version", b"HasExtendedXMP"):
+        assert word not in left
+
+
+@pytest.mark.parametrize(
+    "xmp", [b"no XML", b'<!DOCTYPE x [<!ENTITY a "b">]><x/>', b"<x>" * 100_000], ids=["text", "entity", "deep"]
+)
+def test_xmp_that_cannot_be_read_is_left_out(tmp_path, colours, xmp):
+    image = images.ImageFile(colours, xmp=xmp + b" http://ns.adobe.com/hdr-gain-map/1.0/")
+    images.write(tmp_path / "a.png", image.values, image)
+    found = images.read_file(tmp_path / "a.png")
+    assert found.xmp is None
+    assert found.remarks == ("has XMP that cannot be read, which is left out",)

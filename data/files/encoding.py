@@ -1,0 +1,187 @@
+"""Write arrays as image files, with what was kept of the input. It needs no torch."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+from PIL import Image, PngImagePlugin
+from tifffile import EXTRASAMPLE
+
+from deblur.data.files import colour, metadata, tiff
+from deblur.data.files.density import LARGEST_OF_RATIO, LARGEST_PER_INCH
+from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES
+from deblur.data.files.raster import Raster
+from deblur.data.files.search import ImageError
+from deblur.storage import replacing
+
+SETTINGS = {  # of Pillow's writers
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "WEBP": {"lossless": True, "exact": True},
+    "AVIF": {"quality": 95, "subsampling": "4:4:4"},
+    "HEIF": {"quality": 95, "chroma": "444"},
+}
+TELL_CODES = {"AVIF", "HEIF"}  # formats that say their colours by code points
+METRE_IN_INCHES = 1 / 0.0254
+JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
+PNG_HEADER = 8 + 4 + 4 + 13 + 4  # bytes: signature, then length, kind, data and checksum of IHDR
+
+
+def require_tellable(path: Path, like: Raster) -> None:
+    """ImageError if a format cannot say which colours an image's numbers are, and they cannot be converted."""
+    told, name = like.colour, NAME_OF.get(path.suffix.lower())
+    if told is None or name == "PNG" or (name in TELL_CODES and told.codes):
+        return
+    if told.profile(like.grey) is None:
+        kind = f"HDR ({told.hdr})" if told.hdr else "of a kind that is not known"
+        raise ImageError(f"{path} cannot say that its colours are {kind}: give --format png or avif.")
+
+
+def remarks_on(like: Raster, suffix: str) -> list[str]:
+    """What a format cannot hold of an image, or holds in another form; each follows its name."""
+    said, name, called = [], NAME_OF[suffix.lower()], suffix[1:].upper()
+    if metadata.too_large(like.exif, name):
+        said.append("has more EXIF data than a JPEG can hold, which are left out")
+    if like.alpha is not None and not KINDS[name].has_alpha:
+        alpha = np.asarray(like.alpha)
+        if alpha.min() < np.iinfo(alpha.dtype).max:
+            said.append(f"has transparent parts, which {called} cannot hold: they are put on white")
+    if like.extra is not None and name != "TIFF":
+        said.append("has samples that are neither colours nor transparency, which are left out")
+    if like.colour and like.colour.hdr:
+        said.append(f"has HDR colours ({like.colour.hdr}), which are kept; the networks have learnt ordinary ones")
+    if like.is_deep and KINDS[name].bits == 8:
+        said.append(f"has more than 8 bits, of which {called} is written with 8")
+    if like.density and not like.density.is_per_inch and name not in metadata.TELL_RATIO:
+        said.append(f"has pixels that are not square, which {called} cannot say")
+    if name == "BMP" and _profile(like) is not None:
+        said.append("has other colours than sRGB, which BMP cannot say: they are converted to sRGB")
+    return said
+
+
+def write(
+    path: str | Path,
+    image: np.ndarray,
+    like: Raster | None = None,
+    depth: int | None = None,
+    compress_level: int = 6,
+) -> None:
+    """Write a (3, H, W) image of floats in [0, 1], clipped and rounded; the suffix chooses the format.
+
+    WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are created. The file
+    appears under its name only when complete. Raises ImageError if the suffix is not supported, the format cannot say
+    what the colours are, or a pixel is no number; OSError if the disk write fails.
+
+    Args:
+        like: the input image: its depth, grey, alpha, density, metadata and colours are kept as far as the format
+            supports them (`remarks_on` says what it does not). None: 8-bit RGB.
+        depth: 8 or 16 bits instead of the depth of `like`; 16 only if the format supports it.
+        compress_level: of PNG, from 0 (fast) to 9 (small).
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in WRITTEN_SUFFIXES:
+        raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(WRITTEN_SUFFIXES))}.")
+    name, like = NAME_OF[suffix], like or Raster(np.empty((3, 0, 0), np.uint8))
+    require_tellable(path, like)
+    if not np.isfinite(image).all():
+        raise ImageError(f"{path} is not written: it has pixels that are no numbers, the checkpoint may be damaged.")
+    has_16_bits = suffix in SUFFIXES_OF_16_BITS and (like.is_deep if depth is None else depth == 16)
+    array, kinds = _samples(image, like, np.uint16 if has_16_bits else np.uint8, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        fitted = metadata.fitting(like, name, array.shape[1], array.shape[0])
+        if name == "TIFF":
+            exif = metadata.exif_of(fitted)
+            if fitted.density:
+                fitted.density.put_into(exif)
+            tiff.write(part, array, like.grey, kinds, exif, _profile(fitted), fitted.xmp)
+        elif name == "PNG":
+            content = imagecodecs.png_encode(array, level=compress_level)
+            part.write_bytes(content[:PNG_HEADER] + png_chunks(fitted) + content[PNG_HEADER:])
+        else:
+            part.write_bytes(_by_pillow(array, fitted, name))
+
+
+def _samples(image: np.ndarray, like: Raster, dtype: type, name: str) -> tuple[np.ndarray, tuple[EXTRASAMPLE, ...]]:
+    """The samples (H, W, channels) that a format stores, and the kinds of those after the colours."""
+    levels, kinds = np.iinfo(dtype).max, ()
+    channels = np.clip(np.asarray(image, np.float32), 0, 1) * np.float32(levels)
+    if like.grey:
+        # The median keeps equal channels exactly as they are; a mean would round.
+        channels = np.median(channels, axis=0, keepdims=True)
+    more = []
+    if like.alpha is not None:
+        alpha = np.asarray(like.alpha)
+        share = alpha.astype(np.float32) / np.iinfo(alpha.dtype).max
+        if not KINDS[name].has_alpha:
+            channels = channels * share + levels * (1 - share)
+        else:
+            more.append(np.rint(share * levels))
+            kinds += (EXTRASAMPLE.UNASSALPHA,)
+        if name == "TIFF" and like.associated:
+            channels = np.rint(channels) * share
+            kinds = (EXTRASAMPLE.ASSOCALPHA,)
+    if like.extra is not None and name == "TIFF":
+        extra = np.asarray(like.extra)
+        more.append(np.rint(extra * np.float32(levels / np.iinfo(extra.dtype).max)))
+        kinds += (EXTRASAMPLE.UNSPECIFIED,) * len(extra)
+    whole = np.concatenate([np.rint(channels), *more]).astype(dtype)
+    return np.moveaxis(whole, 0, -1).copy(), kinds  # with the strides that imagecodecs wants, for one pixel too
+
+
+def _profile(like: Raster) -> bytes | None:
+    """The colour profile, if need be one made of what the file says otherwise."""
+    if like.icc is not None or like.colour is None or like.colour.is_plain:
+        return like.icc
+    return like.colour.profile(like.grey)
+
+
+def _by_pillow(array: np.ndarray, like: Raster, name: str) -> bytes:
+    """A file of the formats that Pillow and its plugins write."""
+    image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
+    profile, density = _profile(like), like.density
+    arguments = {"exif": like.exif, "xmp": like.xmp, "icc_profile": profile}
+    codes = like.colour.codes if name in TELL_CODES and like.icc is None and like.colour else None
+    if codes is not None:
+        del arguments["icc_profile"]
+    if name == "HEIF" and codes is not None:
+        arguments |= {"color_primaries": codes[0], "transfer_characteristics": codes[1], "matrix_coefficients": 6}
+    if name == "BMP":
+        arguments["dpi"] = (0, 0)  # unknown; Pillow would write 96
+    if density and (name == "JPEG" or (name == "BMP" and density.is_per_inch)):
+        arguments["dpi"] = density.whole(LARGEST_PER_INCH)
+    if name == "BMP" and profile is not None:
+        image = colour.in_srgb(image, profile)
+    buffer = io.BytesIO()
+    image.save(buffer, name, **SETTINGS.get(name, {}), **{key: value for key, value in arguments.items() if value})
+    content = buffer.getvalue()
+    if name == "JPEG" and density and not density.is_per_inch:
+        content = content[:JFIF_UNIT] + b"\0" + content[JFIF_UNIT + 1 :]
+    return colour.with_codes(content, like.colour) if name == "AVIF" and codes is not None else content
+
+
+def png_chunks(like: Raster) -> bytes:
+    """What a PNG says besides its pixels, as the chunks that follow its header (PNG specification, chunk layout)."""
+    chunks = [*(like.colour.png() if like.colour else ())]
+    profile = like.icc if chunks else _profile(like)
+    if profile:
+        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(profile)))
+    if density := like.density:
+        if density.is_per_inch:
+            across, down = (round(value * METRE_IN_INCHES) for value in (density.across, density.down))
+        else:
+            across, down = density.whole(LARGEST_OF_RATIO)
+        unit = bytes([density.is_per_inch])
+        chunks.append((b"pHYs", across.to_bytes(4, "big") + down.to_bytes(4, "big") + unit))
+    if like.exif:
+        chunks.append((b"eXIf", like.exif.removeprefix(b"Exif\0\0")))
+    if like.xmp:
+        chunks.append((b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + like.xmp))
+    buffer = io.BytesIO()
+    for kind, data in chunks:
+        PngImagePlugin.putchunk(buffer, kind, data)
+    return buffer.getvalue()

@@ -1,0 +1,78 @@
+"""Every form of every format is written and comes back."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+
+from deblur.data.files import images, metadata
+from deblur.data.files.density import Density
+from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
+from tests.data.files.made import PROFILE, again, remarks, upright
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif"])
+def test_an_image_of_no_numbers_is_not_written(tmp_path, suffix, value):
+    image = torch.rand(3, 6, 8)
+    image[0, 2, 3] = value
+    with pytest.raises(images.ImageError, match="pixels that are no numbers"):
+        images.write(tmp_path / f"a{suffix}", image)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".bmp"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_what_was_transparent_is_white_where_there_is_no_alpha(tmp_path, suffix, mode):
+    clear = Image.new(mode, (16, 16), (200, 0, 0, 0) if mode == "RGBA" else (40, 0))
+    clear.paste((10, 20, 30, 255) if mode == "RGBA" else (20, 255), (0, 0, 8, 16))
+    clear.save(tmp_path / "a.png")
+    done = images.read(again(tmp_path / "a.png", suffix)) * 255
+    wanted = torch.tensor([10.0, 20, 30] if mode == "RGBA" else [20.0] * 3)
+    assert (done[..., :8].mean((1, 2)) - wanted).abs().max() < 2
+    assert (done[..., 8:] > 252).all()
+    assert "put on white" in remarks(tmp_path / "a.png", suffix)
+    assert "white" not in remarks(tmp_path / "a.png", ".png")
+
+
+FORMS = [
+    (suffix, dtype, channels)
+    for suffix in sorted(set(map(usual_suffix, WRITTEN_SUFFIXES)))
+    for dtype in ((np.uint8, np.uint16) if suffix in SUFFIXES_OF_16_BITS else (np.uint8,))
+    for channels in (1, 2, 3, 4)
+    if KINDS[NAME_OF[suffix]].has_alpha or channels in (1, 3)
+]
+
+
+@pytest.mark.parametrize(("suffix", "dtype", "channels"), FORMS)
+def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels):
+    """In eight orientations: the pixels are upright, and they and the tags are equal when written again."""
+    smooth = np.stack(np.mgrid[:9, :14], axis=-1) @ np.array([[7, 3, 11, 9], [5, 13, 2, 6]])
+    array = (smooth[..., :channels] * (np.iinfo(dtype).max // 255)).astype(dtype)
+    colours, alpha = (array[..., :-1], array[..., -1:]) if channels in (2, 4) else (array, None)
+    parts = [np.repeat(colours, 3 // colours.shape[-1], axis=-1), alpha]
+    pixels, alpha = (None if part is None else torch.from_numpy(np.moveaxis(part, -1, 0).copy()) for part in parts)
+    most = {".jpg": 10, ".jpeg": 10, ".avif": 10, ".heic": 14, ".heif": 14}.get(suffix, 0)
+    for orientation in range(1, 9) if suffix != ".heic" else (1, 6):  # its encoder is slow
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "Camera"
+        told = {"icc": None if suffix == ".bmp" else PROFILE, "density": Density(300.0, 200.0)}
+        image = images.ImageFile(pixels, alpha, colours.shape[-1] == 1, exif.tobytes(), **told)
+        images.write(tmp_path / f"a{suffix}", image.values, image)
+        first = images.read_file(tmp_path / f"a{suffix}")
+        second = images.read_file(again(tmp_path / f"a{suffix}", suffix))
+        turned = 1 if suffix == ".bmp" else orientation  # it has no EXIF
+        for part, one, other in zip(parts, *((found.pixels, found.alpha) for found in (first, second)), strict=True):
+            assert (part is None) == (one is None) == (other is None)
+            if part is not None:
+                assert one.dtype == other.dtype == pixels.dtype
+                wanted = np.moveaxis(np.int64(upright(part, turned)), -1, 0)
+                assert max(np.abs(wanted - np.int64(found)).max() for found in (one, other)) <= most
+        assert first.density == second.density is not None
+        if suffix != ".bmp":
+            assert first.icc == second.icc == PROFILE
+            tags, before = (dict(metadata.exif_of(found)) for found in (second, first))
+            assert tags.pop(ExifTags.Base.Software) == metadata.SOFTWARE
+            assert tags == before
+            assert tags[ExifTags.Base.Make] == "Camera"
+            assert ExifTags.Base.Orientation not in tags
