@@ -350,8 +350,8 @@ class Restorer:
 
 
 def read_mask(file: str) -> Tensor:
-    """A mask (H, W) in [0, 1] from an image file, by its brightness. ImageError if it cannot be read."""
-    return images.read(file).mean(0)
+    """A mask (H, W) in [0, 1] from an image file, by its brightness and alpha. ImageError if it cannot be read."""
+    return images.read_mask(file)
 
 
 def _part(out: DeblurOutput, i: int, count: int) -> DeblurOutput:
