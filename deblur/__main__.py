@@ -6,7 +6,7 @@ import sys
 from deblur import __version__
 
 COMMANDS = {
-    "sample": ("deblur.restoration.command", "restore photographs"),
+    "sample": ("deblur.sample", "restore photographs"),
     "train": ("deblur.training.command", "train on pairs or on sharp photographs"),
     "evaluate": ("deblur.evaluation.command", "score settings of a checkpoint"),
     "app": ("deblur.tools.web.command", "a local page in the browser"),

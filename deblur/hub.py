@@ -1,9 +1,11 @@
 """Find checkpoints by name, in folders or on the Hugging Face hub, and read their index; this needs no torch."""
 
 import json
+import math
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from deblur.settings import SamplingSettings
 
@@ -12,12 +14,31 @@ ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise woul
 SHIPPED = Path(__file__).parent / "pretrained"  # the checkpoints that come with the repository
 PRETRAINED = str(SHIPPED / "lite")  # the default
 FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
-PURPOSES = {  # of the repository's own
-    "lite": "photographs",
-    "maxim": "photographs, best and slowest",
-    "text": "documents, screens, receipts, signs",
-    "u2net": "photographs, faster",
-}
+
+
+class Way(NamedTuple):
+    """A checkpoint of the repository with a preset, and what it is for.
+
+    Args:
+        checkpoint, preset: their names.
+        longest: seconds that a job may take by it on a CPU where no checkpoint is named; 0: it must be named.
+        use_when: the end of "Use it when".
+    """
+
+    checkpoint: str
+    preset: str
+    longest: float
+    use_when: str
+
+
+WAYS = (  # the best first, for photographs
+    Way("maxim", "balanced", 60, "a photograph matters and a minute or more for each megapixel is no matter"),
+    Way("maxim", "fast", 300, "the same has to take a third of the time: one of three stages"),
+    Way("lite", "balanced", math.inf, "there are many photographs and no GPU"),
+    Way("u2net", "balanced", 0, "photographs have to be restored faster still"),
+    Way("text", "balanced", 0, "it is a page of text: a document, a screen, a receipt"),
+)
+PURPOSES = {way.checkpoint: way.use_when for way in reversed(WAYS)}
 
 
 class CheckpointError(ValueError):

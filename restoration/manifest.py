@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from deblur.data.files.search import MANIFEST, is_manifest
 from deblur.storage import locked, replacing
 
 
@@ -15,27 +16,32 @@ class Manifest:
 
     Args:
         folder: the output folder.
-        facts: what a restoration depends on besides the image.
 
     Raises:
-        ValueError: the file is not JSON.
+        ValueError: the file is not one of sample.py.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any]):
-        self.path, self.facts, self.folder = folder / "manifest.json", facts, folder
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.path = folder / MANIFEST
         self.files = self._read()
 
     def _read(self) -> dict[str, dict]:
-        try:
-            return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-        except ValueError as error:
-            raise ValueError(f"{self.path} is not JSON ({error}): remove it") from error
+        if not self.path.is_file():
+            return {}
+        content = self.path.read_bytes()
+        if not is_manifest(content):
+            raise ValueError(f"{self.path} is no manifest of sample.py: give another --output, or remove it")
+        return json.loads(content)
 
-    def has(self, image: Path, files: Sequence[Path]) -> bool:
-        """Whether this image, unchanged, was restored with the same facts into these files, which still exist."""
+    def has(self, image: Path, files: Sequence[Path], facts: dict[str, Any]) -> bool:
+        """Whether this image, unchanged, was restored into these files, which still exist.
+
+        `facts` are what the restoration depends on besides the image.
+        """
         entry = self.files.get(str(image), {})
-        same = (self.facts | _stamp(image)).items() <= entry.items()
-        return same and set(entry["written"]) == set(self._names(files)) and all(file.is_file() for file in files)
+        is_same = (facts | _stamp(image)).items() <= entry.items()
+        return is_same and set(entry["written"]) == set(self._names(files)) and all(file.is_file() for file in files)
 
     def owned(self, images: Iterable[Path], replaced: Iterable[Path]) -> dict[Path, str]:
         """The files of other images than these, and whose they are, without those of restorations that are replaced."""
@@ -54,13 +60,13 @@ class Manifest:
         earlier = [self.folder / name for name in self.files.get(str(image), {"written": []})["written"]]
         return any(file.is_file() for file in [*earlier, *written])
 
-    def add(self, image: Path, written: Sequence[Path], outcome: dict[str, Any]) -> None:
-        """Record a restored image, the files written for it and its `outcome`, such as faults and tiles.
+    def add(self, image: Path, written: Sequence[Path], facts: dict[str, Any]) -> None:
+        """Record a restored image, the files written for it, and what made it or was found, such as faults.
 
         Files of an earlier restoration that it replaces are removed.
         """
         names = self._names(written)
-        entry = {"written": names} | outcome | _stamp(image) | self.facts
+        entry = {"written": names} | facts | _stamp(image)
         with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
             before = self._read()
             # A file that is another's by its name alone, such as a_compare.png, takes nothing else of that one with it.

@@ -1,10 +1,10 @@
 """The options of sample.py other than the sampling settings; checking them needs no library."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from deblur.hub import PRETRAINED, stored_index
+from deblur.hub import SHIPPED, WAYS, stored_index
 from deblur.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
 
 
@@ -19,11 +19,13 @@ class Options:
 
     Args:
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), or a file
-            name for a single image. manifest.json beside the images says how each was made.
+            name for a single image; a folder whose name ends in a suffix gets a slash. manifest.json
+            beside the images says how each was made.
         checkpoint: maxim (photographs; best and slowest), lite (photographs, a hundred times as fast), text (documents,
-            screens, receipts, signs) or u2net (photographs, faster still), which come with the repository; or an
-            exported folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a
-            GPU, and where it takes less than about a minute in all, if need be with its preset fast; otherwise lite.
+            screens, receipts) or u2net (photographs, faster still), which come with the repository; or an exported
+            folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a GPU; on a
+            CPU, as measured, maxim where all images take less than a minute, its preset fast where they take less than
+            five, otherwise lite.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.
@@ -48,6 +50,7 @@ class Options:
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
         depth: bits per channel of the output; default: the input's.
+        quality: of a JPEG, AVIF or HEIF, from 1 to 100; default: a JPEG's own by its tables, and 95 for all others.
         metadata: keep all EXIF and XMP of the input, or none. The colour profile stays. Unless none, the output says
             that it was enhanced by this program (EXIF Software, IPTC digital source type).
         on_fault: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by
@@ -57,7 +60,7 @@ class Options:
             expects of its estimate, as NAME_error.png and .tif; this needs no sample.
         error_bound: also write the error that nine of ten pixels stay below, as NAME_bound.png and .tif, if the
             checkpoint's expected error is calibrated (docs/sampling.md).
-        compare: also write NAME_compare.png: blurry, prediction, restored.
+        compare: also write NAME_compare.png: blurry, restored, and the prediction of a sample.
         overwrite: restore images again that the manifest lists as done with the same checkpoint, settings and seed.
     """
 
@@ -80,6 +83,7 @@ class Options:
     predictor_tile: int | None = None
     format: Literal["png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "avif"] | None = None
     depth: Literal[8, 16] | None = None
+    quality: int | None = None
     metadata: Literal["keep", "none"] = "keep"
     on_fault: Literal["warn", "fallback"] = "warn"
     uncertainty: bool = False
@@ -95,6 +99,8 @@ class Options:
                 raise ValueError(f"--{name} must be above 0, got {value}")
         if self.scale != "auto" and not 0 < self.scale <= 1:
             raise ValueError(f"--scale must be auto, or above 0 and at most 1, got {self.scale:g}")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ValueError(f"--quality must be from 1 to 100, got {self.quality}")
         for name in ("tile", "predictor_tile", "max_side"):
             value = getattr(self, name)
             if value is not None and value < SMALLEST_TILE:
@@ -106,17 +112,48 @@ class Options:
         return self.format and f".{self.format}"
 
 
-def check_settings(options: Options, numbers: dict[str, Any]) -> None:
-    """Raise ValueError if there is no such local checkpoint, or its index shows that it does not suit the settings.
+def ways(options: Options, numbers: dict[str, Any]) -> list[tuple[Options, float]]:
+    """The options with each checkpoint that may be taken, the best first, and the longest time in seconds for each.
+
+    A preset or a number of stages that is given goes before that of the way.
 
     Args:
-        options: the checkpoint and the preset.
+        options: of the command line.
         numbers: sampling settings that override the preset's, by field of `SamplingSettings`.
+
+    Raises:
+        ValueError: there is no such local checkpoint, or its index shows that it does not suit the settings.
     """
     SamplingSettings(**numbers)
-    source = options.checkpoint or PRETRAINED
-    index = stored_index(source)
+    if options.checkpoint is not None:
+        check_settings(options.checkpoint, options.preset, numbers)
+        return [(options, math.inf)]
+    # What is given is that of one way for each checkpoint, with the longest of its times.
+    is_free = options.preset is None and "stages" not in numbers
+    found: dict[tuple[str, str | None], float] = {}
+    for way in WAYS:
+        if way.longest and (SHIPPED / way.checkpoint).is_dir():
+            key = str(SHIPPED / way.checkpoint), way.preset if is_free else options.preset
+            found[key] = max(way.longest, found.get(key, 0))
+    usable, errors = [], []
+    for (checkpoint, preset), longest in found.items():
+        presets = (stored_index(checkpoint) or {}).get("presets", {})
+        has_stages = any(values.get("stages") for values in presets.values())
+        try:
+            check_settings(checkpoint, preset, numbers)
+            if has_stages or not numbers.get("stages"):
+                usable.append((replace(options, checkpoint=checkpoint, preset=preset), longest))
+        except ValueError as error:
+            errors.append(error)
+    if errors and not usable:
+        raise errors[0]
+    return usable
+
+
+def check_settings(checkpoint: str, preset: str | None, numbers: dict[str, Any]) -> None:
+    """ValueError if there is no such local checkpoint, or its index shows that it does not suit the settings."""
+    index = stored_index(checkpoint)
     if index is not None:
-        preset_settings(index.get("presets", {}), options.preset).changed(numbers)
-    elif options.preset and source.endswith(".ckpt"):
-        preset_settings({}, options.preset)
+        preset_settings(index.get("presets", {}), preset).changed(numbers)
+    elif preset and checkpoint.endswith(".ckpt"):
+        preset_settings({}, preset)

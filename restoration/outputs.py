@@ -1,21 +1,16 @@
 """Decide where restored images are written."""
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deblur.data.files.kinds import READ_SUFFIXES, REFUSED_SUFFIXES, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
 from deblur.data.files.search import ImageError, find, passed_over, tree
-from deblur.progress import ProgressBar
-
-if TYPE_CHECKING:
-    from deblur.restoration.manifest import Manifest
-
-BATCH_PIXELS = 1 << 21  # default number of pixels restored at once
-MOST_AT_ONCE = 16
+from deblur.restoration.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class Outputs:
     missing: list[str]  # a sentence for each input that is not an image or contains none
     skipped: Counter[str]  # images in formats that are not read, by suffix
 
-    def plan(self, extras: Extras, manifest: "Manifest") -> dict[Path, Names]:
+    def plan(self, extras: Extras, manifest: Manifest) -> dict[Path, Names]:
         """Every file that is written, by its image; ValueError as `planned`."""
         work = dict(self.work)
         replaced = [Names.of(target).files(extras)[0] for target in work.values()]
@@ -87,8 +82,8 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
         inputs: images, folders and patterns; the directory tree below a folder, or below the fixed part of a pattern,
             is kept. If two folders have images of the same name, the folders are kept, too. Folders of restored images
             are left out.
-        output: the folder of the restorations. For a single image it may be a file name: it is one if it ends in an
-            image's suffix and no folder has that name.
+        output: the folder of the restorations. For a single image it may be a file name: it is one if it ends in a
+            suffix and no folder has that name.
         suffix: of the written files; none: the image's own if it can be written, otherwise .png.
         deep: whether 16 bits are written.
 
@@ -107,7 +102,7 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
             missing.append(str(error))
     if not by_path:
         raise ImageError(missing[0])
-    file = _file(output, len(by_path), suffix)
+    file = _file(output, inputs, len(by_path), suffix)
     folder = file.parent if file else Path(output)
     names = {image: image.relative_to(root) for image, root in by_path.values() if not _lies_in(image, folder, root)}
     if not names:
@@ -202,39 +197,22 @@ def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:
     return target
 
 
-def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[list[tuple[Path, Names]]]:
-    """Group images, each with the names of its files, by the size in their headers, as the sizes appear.
-
-    A group has `size` images; None: as many as fit into BATCH_PIXELS, at most MOST_AT_ONCE.
-    """
-    from deblur.data.files.images import header_size
-
-    if size == 1:
-        yield from ([pair] for pair in work)
-        return
-    groups: dict = {}
-    for path, names in ProgressBar(work, "sizes", delay=2, leave=False):
-        try:
-            shape = header_size(path)
-        except ImageError:  # to be refused when it is read
-            shape = (BATCH_PIXELS, 1)
-        groups.setdefault(shape, []).append((path, names))
-    for shape, group in groups.items():
-        count = size or max(1, min(MOST_AT_ONCE, BATCH_PIXELS // (shape[0] * shape[1])))
-        yield from (group[i : i + count] for i in range(0, len(group), count))
-
-
-def _file(output: str, count: int, suffix: str | None) -> Path | None:
-    """The output as a file name, if it is one."""
+def _file(output: str, inputs: Sequence[str], count: int, suffix: str | None) -> Path | None:
+    """The output as a file name, if it is one: of one image that is named, unless it is a folder or ends in a slash."""
     path = Path(output)
     file_suffix = path.suffix.lower()
-    if file_suffix not in READ_SUFFIXES | REFUSED_SUFFIXES or path.is_dir():
+    is_known = file_suffix in READ_SUFFIXES | REFUSED_SUFFIXES
+    is_named = len(inputs) == 1 and Path(inputs[0]).is_file()
+    looks_like_a_file = is_known or (is_named and re.fullmatch(r"\.[a-z]\w{1,4}", file_suffix))
+    if not looks_like_a_file or path.is_dir() or output.endswith(("/", os.sep)):
         return None
     if count > 1:
         raise ValueError(f"--output {output} is a file's name, and there are {count} images: give a folder")
     if file_suffix not in WRITTEN_SUFFIXES:
         known = " ".join(sorted(WRITTEN_SUFFIXES))
-        raise ValueError(f"--output {output} cannot be written: its suffix must be one of {known}")
+        raise ValueError(
+            f"--output {output} cannot be written: its suffix must be one of {known}; a folder of that name ends in /"
+        )
     if suffix and usual_suffix(file_suffix) != usual_suffix(suffix):
         raise ValueError(f"--output {output} and --format {suffix[1:]} differ: give one of them")
     return path

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import yaml
 
+import sample
 from deblur.data.files.formats import MOST_METADATA, MOST_PIXELS
 from deblur.data.files.kinds import KINDS
-from deblur.restoration import command as sample
 from deblur.tools.web import command as app
 from tests.conftest import ROOT
 from tests.documented import PAGES

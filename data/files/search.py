@@ -158,9 +158,12 @@ def is_output(folder: Path) -> bool:
 def is_manifest(content: bytes) -> bool:
     """Whether the content of a manifest.json is sample.py's; other programs have files of that name, too."""
     try:
-        return all("written" in entry for entry in json.loads(content).values())
-    except (ValueError, AttributeError, TypeError):
+        entries = json.loads(content)
+    except (ValueError, RecursionError):
         return False
+    if not isinstance(entries, dict) or not entries:
+        return False
+    return all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
 
 
 def _visible(root: Path, pattern: Sequence[str], results: bool) -> Iterator[Path]:

@@ -4,8 +4,7 @@ import torch
 
 from deblur.data.files import images
 from deblur.evaluation import panels
-from deblur.restoration.maps import heat_map, reduced
-from deblur.restoration.restorer import DETAIL, _write_comparison
+from deblur.restoration.maps import DETAIL_SIDE, heat_map, reduced, write_comparison
 
 
 def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
@@ -27,15 +26,15 @@ def test_large_images_are_reduced_by_their_mean():
 
 
 def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size(tmp_path):
-    height, width = 40, DETAIL + 200
+    height, width = 40, DETAIL_SIDE + 200
     image = torch.zeros(3, height, width)
     image[0] = torch.arange(width) / width
     restored = image.clone()
     restored[1:, 10:20, -40:-10] = 0.8
-    _write_comparison(tmp_path / "c.png", image, image, restored)
+    write_comparison(tmp_path / "c.png", image, restored, image)
     drawn = images.read(tmp_path / "c.png")
-    rows = drawn[0].unfold(1, DETAIL, 1)
-    for wanted in ((torch.arange(DETAIL) + 0.5) / DETAIL, image[0, 0, -DETAIL:]):
+    rows = drawn[0].unfold(1, DETAIL_SIDE, 1)
+    for wanted in ((torch.arange(DETAIL_SIDE) + 0.5) / DETAIL_SIDE, image[0, 0, -DETAIL_SIDE:]):
         assert ((rows - wanted).abs().amax(-1) < 0.01).any()
-    heights = [round(panels.WIDTH * part / DETAIL) for part in (height * DETAIL // width, height)]
+    heights = [round(panels.WIDTH * part / DETAIL_SIDE) for part in (height * DETAIL_SIDE // width, height)]
     assert drawn.shape[1] == panels.TITLE + sum(heights) + 2 * panels.CAPTION

@@ -23,10 +23,11 @@ def test_the_manifest_has_every_option_that_changes_a_result(tmp_path):
     restored.parent.mkdir()
     for file in (photo, restored):
         file.write_bytes(b"image")
-    Manifest(restored.parent, restorer.facts).add(photo, [restored], {})
-    assert Manifest(restored.parent, restorer.facts).has(photo, [restored])
+    manifest = Manifest(restored.parent)
+    manifest.add(photo, [restored], restorer.facts)
+    assert manifest.has(photo, [restored], restorer.facts)
     for name in restorer.facts:
-        assert not Manifest(restored.parent, restorer.facts | {name: "another"}).has(photo, [restored]), name
+        assert not manifest.has(photo, [restored], restorer.facts | {name: "another"}), name
 
 
 @pytest.mark.parametrize("name", ["batch_size", "memory", "tile", "predictor_tile"])

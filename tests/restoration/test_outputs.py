@@ -120,27 +120,27 @@ def written(folder, *names):
 
 def test_what_an_image_left_is_removed_and_nothing_else(image, tmp_path):
     out = tmp_path / "out"
-    Manifest(out, {"seed": 0}).add(image, written(out, "a.png", "a_std.png"), {})
+    Manifest(out).add(image, written(out, "a.png", "a_std.png"), {"seed": 0})
     written(out, "mine.png")
-    again = Manifest(out, {"seed": 1})
+    again = Manifest(out)
     files = [out / "a.png", out / "a_std.png"]
-    assert not again.has(image, files)
-    assert Manifest(out, {"seed": 0}).has(image, files)
-    assert not Manifest(out, {"seed": 0}).has(image, files[:1])
+    assert not again.has(image, files, {"seed": 1})
+    assert Manifest(out).has(image, files, {"seed": 0})
+    assert not Manifest(out).has(image, files[:1], {"seed": 0})
     for name in ("a.png", "a_std.png"):
         (out / name).unlink()
-        assert not Manifest(out, {"seed": 0}).has(image, files), name
+        assert not Manifest(out).has(image, files, {"seed": 0}), name
         written(out, name)
-    again.add(image, written(out, "a.png"), {})
+    again.add(image, written(out, "a.png"), {"seed": 1})
     assert {file.name for file in out.glob("*.png")} == {"a.png", "mine.png"}
 
 
 def test_an_image_written_again_with_as_many_bytes_is_not_done(image, tmp_path):
-    manifest = Manifest(tmp_path / "out", {"seed": 0})
-    manifest.add(image, written(tmp_path / "out", "a.png"), {})
-    assert manifest.has(image, [tmp_path / "out" / "a.png"])
+    manifest = Manifest(tmp_path / "out")
+    manifest.add(image, written(tmp_path / "out", "a.png"), {"seed": 0})
+    assert manifest.has(image, [tmp_path / "out" / "a.png"], {"seed": 0})
     os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
-    assert not manifest.has(image, [tmp_path / "out" / "a.png"])
+    assert not manifest.has(image, [tmp_path / "out" / "a.png"], {"seed": 0})
     assert manifest.replaces(image, [])
 
 
@@ -148,7 +148,7 @@ def test_a_manifest_removes_nothing_outside_its_folder(image, tmp_path):
     out, keep = tmp_path / "out", tmp_path / "keep.png"
     keep.write_bytes(b"")
     (out / "manifest.json").write_text(json.dumps({str(image): {"written": ["../keep.png", str(keep)]}}))
-    Manifest(out, {}).add(image, written(out, "a.png"), {})
+    Manifest(out).add(image, written(out, "a.png"), {})
     assert keep.is_file()
 
 
@@ -165,7 +165,7 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(image, tmp_path, parts, i
     name = f"{tmp_path}/" * is_absolute + "/".join(parts)
     (out / "manifest.json").write_text(json.dumps({str(image): {"written": [name]}}))
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)}
-    Manifest(out, {}).add(image, written(out, "a.png"), {})
+    Manifest(out).add(image, written(out, "a.png"), {})
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)} == before
 
 
@@ -173,11 +173,11 @@ def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path
     """By its restoration: the same file, named from the folder of the photograph and from another one."""
     out = tmp_path / "out"
     (tmp_path / "elsewhere").mkdir()
-    Manifest(out, {"seed": 0}).add(Path("a.png"), written(out, "a.png"), {})
+    Manifest(out).add(Path("a.png"), written(out, "a.png"), {"seed": 0})
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = Path("../a.png")
-    assert Manifest(out, {"seed": 1}).replaces(again, [out / "a.png"])
-    Manifest(out, {"seed": 0}).add(again, [out / "a.png"], {})
+    assert Manifest(out).replaces(again, [out / "a.png"])
+    Manifest(out).add(again, [out / "a.png"], {"seed": 0})
     assert list(json.loads((out / "manifest.json").read_text())) == ["../a.png"]
     assert (out / "a.png").is_file()
 
@@ -185,7 +185,7 @@ def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path
 def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_path):
     out, other = tmp_path / "out", tmp_path / "a_compare.png"
     other.write_bytes(b"blurry")
-    manifest = Manifest(out, {})
+    manifest = Manifest(out)
     manifest.add(image, written(out, "a.png", "a_compare.png"), {})
     assert manifest.owned([other], []) == {out / "a.png": str(image), out / "a_compare.png": str(image)}
     assert manifest.owned([image], []) == manifest.owned([other], [out / "a.png"]) == {}

@@ -46,6 +46,7 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
         (["photos", "--output", "photos"], "would be overwritten"),
         (["photos", "--output", "a.png"], "--output a.png is a file's name, and there are 3 images: give a folder"),
         (["photos/a.png", "--output", "a.ppm"], "--output a.ppm cannot be written: its suffix must be one of"),
+        (["photos/a.png", "--output", "out/e.xyz"], "--output out/e.xyz cannot be written: its suffix must be one of"),
         (["photos/a.png", "--output", "b.png", "--format", "tif"], "--output b.png and --format tif differ"),
         (["photos", "--preset", "percptual"], "perceptual, not percptual: did you mean perceptual?"),
         (
@@ -161,13 +162,16 @@ def test_a_bare_flag_means_true_and_one_without_effect_says_so(checkpoint, photo
     assert set(restored(out)) == {"a.png", "a_compare.png"}
 
 
-def test_a_comparison_shows_the_blurry_the_predicted_and_the_restored_image(checkpoint, photos, tmp_path):
+def test_a_comparison_shows_no_image_twice(checkpoint, photos, tmp_path):
+    """The prediction stands beside the restored image where a sample was drawn, and not where it is that image."""
+    panels = {}
     for name, flags in (("blend", []), ("none", ["--blend", "0"])):
         assert run(photos / "a.png", "--compare", "--checkpoint", checkpoint, "--output", tmp_path / name, *flags) == 0
-    panel, plain = (images.read(tmp_path / name / "a_compare.png") for name in ("blend", "none"))
-    columns = (panel != plain).any(0).any(0).nonzero()  # the prediction restored by itself is in the last of three
-    assert len(columns) > 0
-    assert columns.min() > 0.6 * panel.shape[2]
+        panels[name] = images.read(tmp_path / name / "a_compare.png")
+    plain, drawn = panels["none"], panels["blend"]
+    assert drawn.shape[2] > plain.shape[2]
+    columns = (drawn[..., : plain.shape[2]] != plain).any(0).any(0).nonzero()  # of the restored image alone
+    assert columns.min() > 0.45 * plain.shape[2]
 
 
 def test_one_image_and_a_suffix_are_a_file(checkpoint, photos, tmp_path):
@@ -176,6 +180,59 @@ def test_one_image_and_a_suffix_are_a_file(checkpoint, photos, tmp_path):
     (tmp_path / "photos.png").mkdir()
     assert run(photos / "a.png", "--checkpoint", checkpoint, "--output", tmp_path / "photos.png") == 0
     assert set(restored(tmp_path / "photos.png")) == {"a.png"}, "a folder that is there stays one"
+    assert run(photos / "a.png", "--checkpoint", checkpoint, "--output", f"{tmp_path}/album.old/") == 0
+    assert set(restored(tmp_path / "album.old")) == {"a.png"}, "a slash makes it a folder"
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"name": "my app", "icons": []}', b"[]", b"{}", b"[" * 9999, b'{"a": {"written": 1}}']
+)
+def test_a_manifest_of_another_program_is_refused_and_kept_and_its_photographs_are_no_results(
+    checkpoint, photos, tmp_path, capsys, content
+):
+    for folder in (photos / "sub", tmp_path / "out"):
+        folder.mkdir(exist_ok=True)
+        (folder / "manifest.json").write_bytes(content)
+    command = [photos, "--checkpoint", checkpoint, "--output"]
+    assert run(*command, tmp_path / "out") == 2
+    assert "out/manifest.json is no manifest of sample.py: give another --output" in capsys.readouterr().err
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == content
+    assert run(*command, tmp_path / "new") == 0
+    assert "sub/b.jpg" in restored(tmp_path / "new")
+    assert run(photos / "sub", *command[1:], tmp_path / "one") == 0
+
+
+def test_a_name_that_is_too_long_is_named_and_the_others_are_restored(checkpoint, tmp_path, capsys):
+    """A comparison's name is longer than the photograph's."""
+    longest = "x" * 251 + ".png"
+    for name in (longest, "y.png"):
+        images.write(tmp_path / "in" / name, torch.rand(3, 16, 20))
+    command = [tmp_path / "in", "--checkpoint", checkpoint, "--output"]
+    assert run(*command, tmp_path / "plain") == 0
+    assert set(restored(tmp_path / "plain")) == {longest, "y.png"}
+    assert run(*command, tmp_path / "compared", "--compare") == 1
+    assert "x_compare.png: that name is too long, rename it" in capsys.readouterr().err
+    assert set(restored(tmp_path / "compared")) == {"y.png", "y_compare.png"}
+
+
+def painted(path, columns, inside, outside):
+    """A mask of 31 x 20 pixels, RGBA, of two colours beside each other."""
+    array = np.full((20, 31, 4), outside, np.uint8)
+    array[:, :columns] = inside
+    Image.fromarray(array).save(path)
+
+
+@pytest.mark.parametrize("outside", [(255, 255, 255, 0), (0, 0, 0, 255)], ids=["transparent", "black"])
+def test_a_mask_counts_by_what_is_painted_in_it(checkpoint, photos, tmp_path, capsys, outside):
+    """What is transparent is not white; and a mask that is painted anew under its old name is another one."""
+    blurry, white = images.read(photos / "a.png"), (255, 255, 255, 255)
+    command = [photos / "a.png", "--mask", tmp_path / "mask.png", "--checkpoint", checkpoint, "--output", tmp_path]
+    for columns in (10, 25):
+        painted(tmp_path / "mask.png", columns, white, outside)
+        assert run(*command) == 0
+        assert "wrote 1 of 1" in capsys.readouterr().out
+        changed = (images.read(tmp_path / "a.png") != blurry).any(0).any(0).nonzero()
+        assert changed.max() == columns - 1
 
 
 def test_a_missing_input_is_named_and_the_others_are_restored(checkpoint, photos, tmp_path, capsys):

@@ -14,13 +14,13 @@ import pytest
 import tifffile
 import torch
 
+import sample
 from deblur.checkpoints import update_index
 from deblur.data.files import images
 from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.pipeline import DeblurPipeline
-from deblur.restoration import command as sample
-from deblur.restoration import restorer
+from deblur.restoration import job
 from tests import processes
 from tests.processes import torchrun
 from tests.sample.conftest import restored, run, with_presets
@@ -192,10 +192,10 @@ def test_a_photo_whose_scale_is_not_found_within_memory_is_named_and_the_others_
     for name, side in (("large", 99), ("small", 20)):
         images.write(tmp_path / "in" / f"{name}.png", torch.rand(3, side, side))
     limit(monkeypatch, "predict")
-    for few in (restorer.FEW, 0):  # found when it is restored, or before to say how long that takes
-        monkeypatch.setattr(restorer, "FEW", few)
-        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / f"out {few}") == 1
-        assert set(restored(tmp_path / f"out {few}")) == {"small.png"}
+    for smallest in (job.SMALLEST_TIMED_JOB, 0):  # found when it is restored, or before to say how long that takes
+        monkeypatch.setattr(job, "SMALLEST_TIMED_JOB", smallest)
+        assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / f"out {smallest}") == 1
+        assert set(restored(tmp_path / f"out {smallest}")) == {"small.png"}
         assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from deblur.cli import UsageError, make_parser, run_command
+from deblur.hub import PRETRAINED
 from deblur.restoration.options import Options, check_settings
 from deblur.settings import SamplingSettings
 from deblur.tools.batch.options import Flags
@@ -28,7 +29,7 @@ def restore(source: str, options: Options, numbers: dict[str, Any], flags: Flags
     """Check what can be checked at once, then `run`, with its arguments, result and errors."""
     if find_spec("ray") is None:
         raise ValueError(NEEDED)
-    check_settings(options, numbers)
+    check_settings(options.checkpoint or PRETRAINED, options.preset, numbers)
     os.environ.update((QUIET if flags.cluster else QUIET | LOCAL) | dict(os.environ))  # Ray reads them at import
     from deblur.tools.batch.run import run  # not at the top: Ray and torch take seconds to import
 

@@ -21,7 +21,8 @@ from deblur.data.files.kinds import READ_SUFFIXES
 from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
-from deblur.restoration.outputs import MOST_AT_ONCE, Extras, Names, planned, targets
+from deblur.restoration.outputs import Extras, Names, planned, targets
+from deblur.restoration.restorer import LARGEST_BATCH
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY, Flags
 from deblur.tools.batch.store import PARTS, ManifestTable, Place, row_values
 from deblur.tools.batch.watch import watched
@@ -204,7 +205,7 @@ def results(
     todo: Sequence[dict[str, Any]], job: Job, workers: int, resources: dict[str, float]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
-    count = job.options.batch_size or max(1, min(MOST_AT_ONCE, len(todo) // (4 * workers)))
+    count = job.options.batch_size or max(1, min(LARGEST_BATCH, len(todo) // (4 * workers)))
     dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
         Worker,
         fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),

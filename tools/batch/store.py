@@ -28,7 +28,7 @@ KINDS = {  # types of the manifest's columns; dicts are stored as JSON
     pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision metadata on_fault"
     " format scale restore mask",
     pa.list_(pa.string()): "written remarks faults",
-    pa.int64(): "bytes modified seed depth tile predictor_tile max_side",
+    pa.int64(): "bytes modified seed depth quality tile predictor_tile max_side",
     pa.float64(): "seconds std_white error_white bound_white working_scale restored_share",
     pa.bool_(): "uncertainty error_bound compare",
 }

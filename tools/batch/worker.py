@@ -80,13 +80,11 @@ class Worker:
         wanted = {path: row for path, row in by_path.items() if row["key"] not in unread}
         work = [(path, Names(out / row["target"], row["stem"])) for path, row in wanted.items()]
         yield from (self.row(row, error=unread[row["key"]]) for row in chunk if row["key"] in unread)
+        refused: dict[Path, str] = {}
         with ThreadPoolExecutor(THREADS) as threads:  # the next image is restored while the last one is uploaded
             sent = []
-            for restoration in self.restorer.restore(work, tqdm(disable=True)):
-                row = by_path[restoration.path]
-                if restoration.failure:
-                    yield self.row(row, error=restoration.failure.removeprefix(f"{restoration.path} "))
-                    continue
+            for restoration in self.restorer.restore(work, tqdm(disable=True), refused.__setitem__):
+                row = by_path[restoration.photograph.path]
                 files, facts = self.restorer.write(restoration)
                 contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
                 done = self.row(row, written=list(contents), remarks=restoration.notes, **facts)
@@ -94,6 +92,8 @@ class Worker:
             for writing, done in sent:
                 writing.result()
                 yield done
+        for path, sentence in refused.items():
+            yield self.row(by_path[path], error=sentence.removeprefix(f"{path} "))
 
     def fetch(self, keys: Sequence[str], folder: Path) -> dict[str, str]:
         """Copy files of the source to a folder; returns key -> reason for those that cannot be read."""

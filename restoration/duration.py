@@ -1,0 +1,151 @@
+"""How long a job takes: measured on a piece of an image before it begins, and watched while it goes on."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from deblur.data.files.images import ImageError, header_size
+from deblur.draft import Blurry
+from deblur.progress import ProgressBar
+from deblur.restoration.options import largest_scale
+from deblur.restoration.outputs import Names
+from deblur.restoration.restorer import Photograph, Restorer, network_pixels
+
+Sized = tuple[Path, Names, int, int]  # an image, its files, its height and width
+
+# Sides in pixels of the pieces that are timed: the first call of a network takes longer, and small pieces do.
+PIECE_SIDES = (64, 192, 384)
+LARGE_ENOUGH = 1.0  # seconds: a piece that takes longer is large enough
+QUICK = 20.0  # seconds: a job that takes less need not be known exactly
+HOPELESS = 10.0  # times the seconds that a job may take, from which on no larger piece is timed
+LATE = 2.0  # times the seconds that a job may take, from which on it is given up
+WARM = 10.0  # seconds of a job, before which it is not given up
+
+
+class TooSlow(Exception):
+    """A job takes longer than it may.
+
+    Attributes:
+        seconds: that it would take in all.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__(in_words(seconds))
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Duration:
+    """About how many seconds a job takes, and the longest side in pixels at which an image is restored."""
+
+    seconds: float = 0.0
+    longest_side: float = 0.0
+
+
+class WatchedBar(ProgressBar):
+    """A bar of a share of all work, without counts. TooSlow if it moves too slowly for the seconds that it may take."""
+
+    def __init__(self, total: int, may_take: float, disable: bool):
+        look = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+        super().__init__(total=total, bar_format=look, disable=disable)
+        self.may_take, self.begun = may_take, time.monotonic()
+
+    def update(self, n: float = 1) -> bool | None:
+        """Move by `n`; TooSlow if there is more to do and it would take too long."""
+        moved = super().update(n)
+        elapsed = time.monotonic() - self.begun
+        if 0 < self.n < self.total and elapsed > WARM and elapsed * self.total / self.n > LATE * self.may_take:
+            raise TooSlow(elapsed * self.total / self.n)
+        return moved
+
+
+def in_words(seconds: float) -> str:
+    """About so many seconds: 45 s, 3 min, 2 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
+
+
+def sizes(work: Iterable[tuple[Path, Names]]) -> Iterator[Sized]:
+    """The images with their sizes; a file that is no image is reported when it is restored."""
+    for path, names in work:
+        try:
+            yield path, names, *header_size(path)
+        except (ImageError, OSError):
+            continue
+
+
+def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Duration:
+    """How long images take by a restorer, as a piece of one of them takes it.
+
+    The scale that is found for the first large image stands for those of the others, and finding it counts, too; it is
+    not looked for where the smallest scale takes longer than the images may take.
+    """
+    options, rule = restorer.options, restorer.pipeline.working_size
+    is_searched = options.scale == "auto" and rule is not None
+    searched = [one for one in sized if is_searched and max(one[2:]) > rule.largest_kept]
+    others = [one for one in sized if one not in searched]
+    photograph = _first_of(restorer, searched or sized)
+    if photograph is None:
+        return Duration()
+    others_pixels, longest = _restored(restorer, others, options.scale)
+    least_pixels, least_side = _restored(restorer, searched, min(rule.scales) if searched else 1.0)
+    pace = _seconds_a_pixel(restorer, photograph, others_pixels + least_pixels, may_take)
+    least = Duration(pace * (others_pixels + least_pixels), max(longest, least_side))
+    if not searched or least.seconds > may_take:
+        return least
+    start = time.perf_counter()
+    try:
+        scale = restorer.scale_of(photograph)
+    except ImageError:  # which is said in its turn
+        return least
+    search = time.perf_counter() - start
+    restorer.scales[photograph.path] = scale
+    pixels, side = _restored(restorer, searched, scale)
+    return Duration(pace * (others_pixels + pixels) + search * (len(searched) - 1), max(longest, side))
+
+
+def _first_of(restorer: Restorer, sized: Sequence[Sized]) -> Photograph | None:
+    """The first image that can be restored; the others are reported in their turn."""
+    for path, names, _, _ in sized:
+        try:
+            return restorer.read(path, names)
+        except ImageError:
+            continue
+    return None
+
+
+def _restored(restorer: Restorer, sized: Sequence[Sized], scale: float | Literal["auto"]) -> tuple[int, float]:
+    """How many pixels the predictor is given for images, and the longest side that is restored."""
+    pixels, longest = 0, 0.0
+    for _, _, height, width in sized:
+        factor = largest_scale(scale, restorer.options.max_side, max(height, width))
+        pixels += network_pixels(restorer.pipeline.predictor, round(factor * height), round(factor * width))
+        longest = max(longest, factor * max(height, width))
+    return pixels, longest
+
+
+def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, may_take: float) -> float:
+    """The time of a pixel as a piece of an image takes it, and how much of it is the predictor's.
+
+    Larger pieces are timed while that is quick, and worth it for so many pixels.
+    """
+    pipeline, settings = restorer.pipeline, restorer.settings
+    for side in PIECE_SIDES:
+        piece = photograph.image.values[None, :, :side, :side].to(pipeline.device)
+        start = time.perf_counter()
+        draft = pipeline.draft(Blurry(piece), settings.stages)
+        predicted = time.perf_counter()
+        if settings.blend > 0:
+            one = replace(settings, num_samples=1, average=False, keep_sharp=0.0)
+            draft.restored(pipeline.sample(draft, one), [one])
+        drawing = (time.perf_counter() - predicted) * settings.num_samples
+        of_piece = predicted - start + drawing
+        pace = of_piece / piece[0, 0].numel()
+        restorer.predictor_share = (predicted - start) / max(of_piece, 1e-9)
+        is_far = pace * pixels > HOPELESS * may_take
+        if is_far or (side > PIECE_SIDES[0] and (of_piece > LARGE_ENOUGH or pace * pixels <= QUICK)):
+            break
+    return pace

@@ -1,0 +1,186 @@
+"""A job of sample.py: its checkpoint, what is left to do, and what is said about it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deblur.cli import Stopped
+from deblur.data.files.kinds import ADVICE
+from deblur.devices import choose_device
+from deblur.hub import name_of, stored_index
+from deblur.restoration.duration import TooSlow, WatchedBar, expected, in_words, sizes
+from deblur.restoration.manifest import Manifest
+from deblur.restoration.options import Options, largest_scale, ways
+from deblur.restoration.outputs import Names, Outputs
+from deblur.restoration.restorer import Restoration, Restorer, checkpoint_facts
+from deblur.tiling import sides_in_words
+
+LONG_JOB = 20.0  # seconds: a job that takes longer says so before it begins
+SMALLEST_TIMED_JOB = 400_000  # pixels: for fewer no checkpoint takes long that was named, or on a GPU
+RECOMMENDED_SIDE = 1600  # pixels, the longer side that is recommended for speed
+QUICKEST = ("lite", "u2net", "text")  # than which lite is not faster
+
+
+class Job:
+    """The restoration of a list of images, each in its own format and depth, with its metadata.
+
+    Where no checkpoint is named and a CPU restores, it is done in the best of `options.ways` that is quick enough, as
+    measured on a piece of an image; the next one takes over where that turns out to be wrong. Under torchrun the
+    processes share the list.
+
+    Args:
+        outputs: the images, and where their restorations go.
+        options: of the command line.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
+
+    Raises:
+        ValueError, OSError: nothing can be restored.
+    """
+
+    def __init__(self, outputs: Outputs, options: Options, numbers: dict[str, Any]):
+        self.outputs, self.numbers = outputs, numbers
+        self.manifest = Manifest(outputs.folder)
+        self.rank, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        device = choose_device(options.device)
+        if self.processes > 1 and str(device) == "cuda":
+            options = replace(options, device=f"cuda:{os.environ['LOCAL_RANK']}")
+        self.ways = ways(options, numbers)
+        # An image that was restored in any of the ways is done: a busy machine may choose another one.
+        self.accepted = [{}]
+        if len(self.ways) > 1:
+            self.accepted = [
+                checkpoint_facts(stored_index(way.checkpoint)["presets"], way, numbers) for way, _ in self.ways
+            ]
+        if device.type != "cpu":
+            del self.ways[1:]
+        elif self.processes > 1:  # which need not measure the same
+            del self.ways[:-1]
+        self.ended: set[Path] = set()  # images that were restored or refused
+        self.failures = list(outputs.missing)
+        self.written = self.replaced = 0
+        self.restorer: Restorer | None = None
+        self._take_next_way()
+        self.wanted = len(self.work)
+        self._choose_way()
+        for remark in self.restorer.remarks:
+            self._say(remark)
+
+    def _take_next_way(self) -> None:
+        options, self.may_take = self.ways.pop(0)
+        is_loaded = self.restorer is not None and self.restorer.options.checkpoint == options.checkpoint
+        self.restorer = Restorer(options, self.numbers, self.restorer.pipeline if is_loaded else None)
+        names = self.outputs.plan(self.restorer.extras, self.manifest)
+        self.share = list(names.items())[self.rank :: self.processes]
+        self.work = [pair for pair in self.share if pair[0] not in self.ended and not self._is_done(*pair)]
+
+    def _is_done(self, path: Path, names: Names) -> bool:
+        files, facts = names.files(self.restorer.extras), self.restorer.facts
+        if self.restorer.options.overwrite:
+            return False
+        return any(self.manifest.has(path, files, facts | accepted) for accepted in self.accepted)
+
+    def _choose_way(self) -> None:
+        """Take the first way that is quick enough; say in a line how long it takes, and what is better or faster."""
+        if self.rank > 0 or not self.work:
+            return
+        sized, better, options = list(sizes(self.work)), None, self.restorer.options
+        scales = (largest_scale(options.scale, options.max_side, max(size)) for _, _, *size in sized)
+        pixels = sum(height * width * scale**2 for (_, _, height, width), scale in zip(sized, scales, strict=True))
+        if pixels < SMALLEST_TIMED_JOB and not self.ways:
+            return
+        while True:
+            duration = expected(self.restorer, sized, self.may_take)
+            if duration.seconds <= self.may_take or not self.ways:
+                break
+            better = f"better, in about {in_words(duration.seconds)}: {_flags(self.restorer.options)}"
+            self._take_next_way()
+        length = in_words(duration.seconds)
+        if better:
+            self._say(f"restoring by {_flags(self.restorer.options)}, which takes about {length}; {better}")
+        elif duration.seconds > LONG_JOB:
+            faster = self.faster(duration.longest_side)
+            self._say(f"this takes about {length}" + (f"; faster: {faster}" if faster else ""))
+
+    def faster(self, longest_side: float) -> str:
+        """What would take less time than with this longest restored side, in words; empty if nothing would."""
+        options, presets = self.restorer.options, self.restorer.pipeline.config.presets
+        found = ["--preset fast"] if "fast" in presets and options.preset != "fast" else []
+        if name_of(options.checkpoint).removeprefix("pretrained/") not in QUICKEST:
+            found.append("--checkpoint lite")
+        if longest_side > RECOMMENDED_SIDE:
+            found.append(f"--max_side {RECOMMENDED_SIDE}")
+        return " or ".join(found)
+
+    def restorations(self) -> Iterator[Restoration]:
+        """Restore what is left to do, image by image, with a progress bar."""
+        while self.work:
+            try:
+                with WatchedBar(len(self.work), self.may_take, disable=self.rank > 0) as self.bar:
+                    yield from self.restorer.restore(self.work, self.bar, self._refuse)
+                return
+            except TooSlow as slow:
+                better = f"better, in about {in_words(slow.seconds)}: {_flags(self.restorer.options)}"
+                self._take_next_way()
+                self._say(f"slower than measured: going on by {_flags(self.restorer.options)}; {better}")
+            except Stopped as stopped:
+                raise Stopped(stopped.signal, f"stopped, {self.written} done; run again to resume") from None
+
+    def write(self, restoration: Restoration) -> None:
+        """Write a restored image, say what is notable about it, and record it in the manifest."""
+        photograph, options = restoration.photograph, self.restorer.options
+        path, target = photograph.path, photograph.names.target
+        if not self.written:
+            self.bar.write(self.restorer.title + sides_in_words(restoration.out.tiles))
+        remarks = list(restoration.notes)
+        if target.suffix != path.suffix and not self.outputs.is_file and options.format is None:
+            remarks.append(f"is written as {target.name}")
+        back = ", the prediction is written" if options.on_fault == "fallback" else ""
+        for remark in [*remarks, *(fault + back for fault in restoration.faults)]:
+            self.bar.write(f"{path}: {remark}", sys.stderr)
+        self.replaced += self.manifest.replaces(path, list(restoration.files))
+        try:
+            self.manifest.add(path, *self.restorer.write(restoration))
+        except OSError as error:
+            raise OSError(
+                f"{target} cannot be written: {error.strerror or error}; {self.written} of {self.wanted} images are"
+                " done: free the disk, or choose another --output, and run again to resume"
+            ) from None
+        self.written += 1
+        self.ended.add(path)
+
+    def report(self) -> int:
+        """Say what was not restored, and what was; returns how many images could not be restored."""
+        for failure in sorted(self.failures):
+            print(f"sample.py: error: {failure}", file=sys.stderr)
+        for suffix, count in sorted(self.outputs.skipped.items()):
+            print(
+                f"sample.py: skipped {count} {suffix}, {ADVICE.get(suffix, 'a format that is not read')}",
+                file=sys.stderr,
+            )
+        where = self.outputs.work[0][1] if self.outputs.is_file else self.outputs.folder
+        done_before = len(self.share) - self.wanted
+        if done_before and not self.wanted:
+            print(f"all {done_before} done before, in {where}")
+            return len(self.failures)
+        parts = [f"wrote {self.written} of {self.wanted} restored images to {where}"]
+        parts += [f"{done_before} done before"] if done_before else []
+        parts += [f"replaced {self.replaced}"] if self.replaced else []
+        print(", ".join(parts))
+        return len(self.failures)
+
+    def _refuse(self, path: Path, sentence: str) -> None:
+        self.ended.add(path)
+        self.failures.append(sentence)
+
+    def _say(self, line: str) -> None:
+        if self.rank == 0:
+            print(f"sample.py: {line}", file=sys.stderr)
+
+
+def _flags(options: Options) -> str:
+    """The flags by which a way is asked for."""
+    name = name_of(options.checkpoint).removeprefix("pretrained/")
+    return f"--checkpoint {name} --preset {options.preset}" if options.preset else f"--checkpoint {name}"

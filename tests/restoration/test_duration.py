@@ -1,0 +1,107 @@
+"""How long a job is expected to take, from a piece of one of its images."""
+
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from deblur.checkpoints import update_index
+from deblur.data.files import images
+from deblur.models.networks.base import IdentityPredictor
+from deblur.restoration import duration
+from deblur.restoration.options import Options
+from deblur.restoration.outputs import Names
+from deblur.restoration.restorer import Restorer, network_pixels
+from deblur.settings import SamplingSettings
+from deblur.tiling import Tiling
+from tests.sample.conftest import with_presets
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A checkpoint that restores images of more than 50 pixels at scale 0.16."""
+    checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(steps=2)))
+    scales = {"scales": [1.0, 0.4, 0.16]}
+    update_index(
+        Path(checkpoint), working_size={"largest_kept": 50, "above": 1e-6, "smallest": 5, "regions": 1} | scales
+    )
+    return checkpoint
+
+
+def tick(monkeypatch, seconds=1.0):
+    """Let so many seconds pass between two looks at the clock."""
+    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=count(0, seconds).__next__))
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "searches", "longest"),
+    [
+        ({}, 2 * 10 * 15 + 30 * 40, 1, 40),
+        ({"scale": 1}, 2 * 60 * 96 + 30 * 40, 0, 96),
+        ({"scale": 0.5}, 2 * 30 * 48 + 15 * 20, 0, 48),
+        ({"max_side": 64}, 2 * 10 * 15 + 30 * 40, 1, 40),
+        ({"max_side": 64, "scale": 1}, 2 * 40 * 64 + 30 * 40, 0, 64),
+    ],
+)
+def test_the_expected_time_is_that_of_the_scale_that_is_found(
+    tmp_path, monkeypatch, searched, options, pixels, searches, longest
+):
+    sized = []
+    for name, size in (("small", (30, 40)), ("large", (60, 96)), ("other", (60, 96))):
+        images.write(tmp_path / f"{name}.png", torch.rand(3, *size))
+        sized.append((tmp_path / f"{name}.png", Names.of(tmp_path / "out.png"), *size))
+    restorer = Restorer(Options("", searched, device="cpu", **options), {})
+    tick(monkeypatch)
+    piece = 60 * 96 if searches else 30 * 40  # the first image that is large, whole
+    found = duration.expected(restorer, sized, 1e9)
+    assert found.seconds == pytest.approx(2 * pixels / piece + searches)
+    assert found.longest_side == pytest.approx(longest, rel=0.01)
+    assert set(restorer.scales) == ({tmp_path / "large.png"} if searches else set())
+
+
+def test_no_scale_is_looked_for_where_the_smallest_takes_too_long(tmp_path, monkeypatch, searched):
+    images.write(tmp_path / "a.png", torch.rand(3, 60, 96))
+    restorer = Restorer(Options("", searched, device="cpu"), {})
+    tick(monkeypatch)
+    found = duration.expected(restorer, [(tmp_path / "a.png", Names.of(tmp_path / "out.png"), 60, 96)], 0.01)
+    assert found.seconds > 0.01
+    assert restorer.scales == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pixels", "may_take", "side"),
+    [(0.1, 10**9, 1e9, 384), (2.0, 10**9, 1e9, 192), (0.1, 10**6, 1e9, 192), (0.1, 10**9, 60, 64)],
+    ids=["quick", "slow", "a short job", "far too long"],
+)
+def test_a_larger_piece_is_measured_where_that_is_quick_and_worth_it(
+    tmp_path, monkeypatch, seconds, pixels, may_take, side
+):
+    images.write(tmp_path / "a.png", torch.rand(3, 400, 500))
+    checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(blend=0.0)))
+    restorer = Restorer(Options("", checkpoint, device="cpu"), {})
+    photograph = restorer.read(tmp_path / "a.png", Names.of(tmp_path / "out.png"))
+    tick(monkeypatch, seconds)
+    looks = 2  # at the clock, for each piece: after the prediction, and after a sample
+    assert duration._seconds_a_pixel(restorer, photograph, pixels, may_take) == pytest.approx(looks * seconds / side**2)
+
+
+@pytest.mark.parametrize("size", [(100, 100), (384, 385), (1000, 700)])
+def test_the_pixels_of_overlapping_tiles_are_counted(size):
+    """As many as the network is given when it is called tile by tile."""
+    predictor, given = IdentityPredictor(), []
+    predictor.own_tile = (384, 24)
+
+    def network(tile):
+        given.append(tile[0, 0].numel())
+        return tile
+
+    Tiling(None, 1, fixed=predictor.own_tile)(network, [torch.zeros(1, 3, *size)])
+    assert network_pixels(predictor, *size) == sum(given)
+    assert network_pixels(IdentityPredictor(), *size) == size[0] * size[1]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(45.4, "45 s"), (185, "3 min"), (5990, "100 min"), (7000, "2 h")])
+def test_a_time_in_words(seconds, words):
+    assert duration.in_words(seconds) == words
