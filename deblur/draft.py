@@ -105,6 +105,11 @@ class Blurry:
         """What the networks see: (N, 3, h, w) at the scale."""
         return reduced(self.filled, self.scale)
 
+    @cached_property
+    def is_grey(self) -> Tensor:
+        """Which images have three equal channels, (N, 1, 1, 1) of bool."""
+        return (self.small == self.small[:, :1]).flatten(1).all(1).view(-1, 1, 1, 1)
+
     @property
     def small_visible(self) -> Tensor | None:
         """Where that is visible, (N, 1, h, w) of bool; None: everywhere."""
@@ -163,17 +168,24 @@ class Draft:
                 x = self._blended(r_0, result.settings.blend, in_place=result is wanted[-1])
                 result.add(kept(x, self.blurry.small, result.share))
             del r_0
-        predictions = self._in_full(self.prediction.images)
+        predictions = self._in_full(self._blended(None, 0.0, in_place=False))
         if self.blurry.visible is not None:
             predictions = kept(predictions, self.blurry.given, self.blurry.visible.float())
         return [self._output(result, predictions) for result in results]
 
     def _blended(self, r_0: Tensor | None, blend: float, in_place: bool) -> Tensor:
-        """x_init + blend s r_0 (N, 3, h, w) in [0, 1], clipped; `in_place` overwrites r_0, which saves a tensor."""
+        """x_init + blend s r_0 (N, 3, h, w) in [0, 1], clipped; `in_place` overwrites r_0, which saves a tensor.
+
+        What is grey stays grey: the networks would colour the letters of a scanned page.
+        """
         if r_0 is None:
-            return self.prediction.images
-        share = r_0.mul_(blend) if in_place else r_0 * blend
-        return to_world(add_residual(self.prediction.x_init, share, self.s))
+            x = self.prediction.images
+        else:
+            share = r_0.mul_(blend) if in_place else r_0 * blend
+            x = to_world(add_residual(self.prediction.x_init, share, self.s))
+        if not self.blurry.is_grey.any():
+            return x
+        return torch.where(self.blurry.is_grey, x.median(dim=1, keepdim=True).values, x)
 
     def _output(self, result: "Result", predictions: Tensor) -> DeblurOutput:
         """The images of one setting in full size, with what is masked or hidden as it was given."""

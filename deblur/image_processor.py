@@ -166,7 +166,7 @@ def _array(image: Any) -> np.ndarray:
     if isinstance(image, PIL.Image.Image):
         upright = PIL.ImageOps.exif_transpose(image)
         if upright.mode.startswith("I;16"):
-            return np.asarray(upright)
+            return np.asarray(upright).astype(np.uint16)  # which may be of the other byte order
         if upright.mode in ("I", "F"):
             raise ValueError(f"a PIL image of mode {upright.mode} has no known range: give 8 bits, I;16 or an array")
         grey = upright.mode in ("1", "L", "LA", "La")
@@ -176,6 +176,7 @@ def _array(image: Any) -> np.ndarray:
         raise ValueError(
             f"an image must be a PIL image, an array, a tensor or a file's name, got {type(image).__name__}"
         )
+    image = image.astype(image.dtype.newbyteorder("="), copy=False)  # torch knows the machine's byte order alone
     if image.ndim not in (2, 3) or (image.ndim == 3 and not 1 <= image.shape[-1] <= 4):
         raise ValueError(f"an image array must be (H, W) or (H, W, 1 to 4), got {image.shape}")
     return image

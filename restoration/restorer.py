@@ -95,7 +95,7 @@ class Restorer:
         self.pipeline = pipeline or load_pipeline(
             source, options.device, options.precision, options.provider, options.classes or ()
         )
-        self.mask = read_mask(options.mask) if options.mask else None
+        self.mask = images.read_mask(options.mask) if options.mask else None
         self.scales: dict[Path, float] = {}  # that were found before the restoration
         self.predictor_share = 0.5  # of the time of a restoration, unless it was measured
         presets = self.pipeline.config.presets
@@ -343,15 +343,6 @@ def network_pixels(predictor: nn.Module, height: int, width: int) -> int:
         sum(end - start for start, _, _, end in fixed_spans(length, *tile, stride=1)) for length in (height, width)
     )
     return rows * columns
-
-
-def read_mask(file: str) -> Tensor:
-    """A mask (H, W) in [0, 1] from an image file: how bright and opaque it is. ImageError if it cannot be read."""
-    image = images.read_file(file)
-    brightness = image.values.mean(0)
-    if image.alpha is None:
-        return brightness
-    return brightness * (image.alpha[0].float() / torch.iinfo(image.alpha.dtype).max)
 
 
 def _require_short_names(path: Path, files: Sequence[Path]) -> None:

@@ -28,7 +28,7 @@ from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.unet import UNetPredictor
 from deblur.restoration.options import Options
 from deblur.settings import SamplingSettings
-from deblur.tools import calibrate, demo, doctor, export, import_maxim, make_pairs, predict
+from deblur.tools import calibrate, demo, doctor, export, import_maxim, make_pairs
 from deblur.tools.batch import command as batch
 from deblur.tools.web import command as app
 from deblur.tools.web.served import Served
@@ -182,12 +182,6 @@ EXPORT_ONNX = {
     "stages": (CHECKPOINTS, "test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says"),
     "classes": ("tests/test_flags_tools.py", "test_own_networks_are_exported_to_onnx_by_their_names"),
 }
-PREDICTION = {
-    "folder": (CHECKPOINTS, "test_the_prediction_needs_no_torch_and_is_the_pipeline_s"),
-    "photo": (CHECKPOINTS, "test_the_prediction_needs_no_torch_and_is_the_pipeline_s"),
-    "restored": (CHECKPOINTS, "test_the_prediction_keeps_depth_alpha_and_orientation"),
-    "provider": (CHECKPOINTS, "test_what_the_prediction_cannot_do_is_one_sentence"),
-}
 DOCTOR = {
     "root": ([], lambda a, b: "data: layout gopro, variant blur: 1 pairs in train, 2 pairs in test" in a.said),
     "variant": (["--variant", "blur_gamma"], lambda a, b: "data: layout gopro, variant blur_gamma: " in b.said),
@@ -209,7 +203,6 @@ COMMANDS = {  # its function, its table, the words of a run without a flag, and 
     "doctor": (doctor.main, DOCTOR, ["data", "--num_workers", "0"], {}),
     "demo": (demo.main, DEMO, [], {"positional": 0}),
     "import_maxim": (import_maxim.import_maxim, IMPORT_MAXIM, [], {}),
-    "predict": (predict.predict, PREDICTION, [], {"positional": 3}),
 }
 TABLES = {name: (set(signature(function).parameters), table) for name, (function, table, *_) in COMMANDS.items()}
 CASES = [

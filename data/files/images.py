@@ -21,6 +21,7 @@ __all__ = [
     "header_size",
     "read",
     "read_file",
+    "read_mask",
     "read_raw",
     "remarks_on",
     "require_end",
@@ -37,12 +38,22 @@ class ImageFile(Raster):
     @property
     def values(self) -> Tensor:
         """(3, H, W) float32 in [0, 1]."""
-        return self.pixels.float().div_(torch.iinfo(self.pixels.dtype).max)
+        return _unit(self.pixels)
 
 
 def read(path: str | Path) -> Tensor:
     """Read an image as (3, H, W) float32 in [0, 1]; metadata is not returned."""
     return read_file(path).values
+
+
+def read_mask(path: str | Path) -> Tensor:
+    """Read a mask as (H, W) float32 in [0, 1]: its brightness where it is opaque, 0 where nothing is painted.
+
+    White on a transparent layer, as painting programs export it, counts by its alpha.
+    """
+    image = read_file(path)
+    brightness = image.values.mean(0)
+    return brightness if image.alpha is None else brightness * _unit(image.alpha[0])
 
 
 def read_raw(path: str | Path) -> Tensor:
@@ -69,3 +80,8 @@ def write(
 ) -> None:
     """As `encoding.write`: a (3, H, W) image in [0, 1] on any device."""
     encoding.write(path, image.detach().cpu().float().numpy(), like, depth, compress_level)
+
+
+def _unit(values: Tensor) -> Tensor:
+    """uint8 or uint16 as float32 in [0, 1]."""
+    return values.float().div_(torch.iinfo(values.dtype).max)

@@ -10,7 +10,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import sample
 from deblur.checkpoints import checkpoint_hash, load_pipeline
@@ -28,7 +27,6 @@ from deblur.onnx.network import OnnxNetwork
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tiling import fixed_spans
-from deblur.tools import predict
 from deblur.tools.export_onnx import (
     MAX_ERROR,
     MIN_PSNR,
@@ -362,91 +360,6 @@ def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
         with pytest.raises(CheckpointError, match=f"needs the package {missing}: pip install -r requirements-extra"):
             use()
     monkeypatch.setattr(onnx_files.importlib.util, "find_spec", real)
-
-
-def predicted(*words):
-    """What tools.predict says, in a process of its own, and which modules it should not have loaded."""
-    code = (
-        "import sys; from deblur.tools import predict; sys.argv = ['predict', *sys.argv[2:]];"
-        " code = predict.main(); print({'torch', 'torchvision', 'lightning'} & set(sys.modules)); sys.exit(code)"
-    )
-    return fresh(code, "", *words)
-
-
-def test_the_prediction_needs_no_torch_and_is_the_pipeline_s(place, tmp_path, provider):
-    images.write(tmp_path / "photo.png", image(91, 90)[0])
-    for kind in ("any", "tiles"):
-        said = predicted(place / kind, tmp_path / "photo.png", tmp_path / "out.png", "--provider", provider)
-        assert (said.returncode, said.stdout.strip()) == (0, "set()"), said.stderr
-        ours = restored(place / kind, images.read(tmp_path / "photo.png")[None], "cpu").predictions[0]
-        expected = (255 * ours).round().permute(1, 2, 0).numpy()
-        done = np.asarray(Image.open(tmp_path / "out.png"), dtype=int)
-        assert np.abs(done - expected).max() <= (1 if provider == "cpu" else 4)  # OpenVINO computes in bf16
-
-
-def test_the_prediction_keeps_depth_alpha_and_orientation(place, tmp_path):
-    def run(name, target="out.png"):
-        predict.predict(str(place / "any"), str(tmp_path / name), str(tmp_path / target), "cpu")
-        return Image.open(tmp_path / target)
-
-    values = image(40, 56)[0].permute(1, 2, 0).numpy()
-    plain = Image.fromarray(np.uint8(255 * values))
-    plain.save(tmp_path / "plain.png")
-    expected = np.asarray(run("plain.png"), dtype=int)
-
-    Image.fromarray(np.uint16(65535 * values[..., 0])).save(tmp_path / "deep.png")
-    found = run("deep.png")
-    grey = torch.from_numpy(np.uint16(65535 * values[..., 0]).astype(np.float32) / 65535).expand(1, 3, -1, -1)
-    theirs = restored(place / "any", grey, "cpu").images[0].median(dim=0).values.numpy()
-    assert found.mode.startswith("I;16")
-    assert len(np.unique(np.asarray(found))) > 256
-    assert np.abs(np.float32(found) / 65535 - theirs).max() < 1.5 / 65535
-
-    alpha, clear = Image.fromarray(np.uint8(np.arange(40 * 56).reshape(40, 56) % 256)), plain.copy()
-    clear.putalpha(alpha)
-    clear.save(tmp_path / "clear.png")
-    found = run("clear.png")
-    assert found.mode == "RGBA"
-    assert np.array_equal(found.getchannel("A"), alpha)
-    assert np.array_equal(np.asarray(found.convert("RGB"), dtype=int), expected)
-
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010F] = 6, "maker"  # turned by 90 degrees
-    plain.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
-    found = run("turned.png")
-    assert np.array_equal(np.asarray(found, dtype=int), expected)
-    assert found.getexif().get(0x0112, 1) == 1
-    assert found.getexif()[0x010F] == "maker"
-    assert run("plain.png", "out.jpg").format == "JPEG"
-
-
-def test_what_the_prediction_cannot_do_is_one_sentence(place, tmp_path):
-    images.write(tmp_path / "photo.png", image(40, 56)[0])
-    (tmp_path / "notes.png").write_text("no image")
-    (tmp_path / "short.png").write_bytes((tmp_path / "photo.png").read_bytes()[:200])
-    shutil.copytree(place / "any", tmp_path / "hostile")
-    graph = onnx.load(tmp_path / "hostile/predictor/model.onnx")
-    graph.graph.node[0].domain = "com.example"
-    onnx.save(graph, tmp_path / "hostile/predictor/model.onnx")
-    images.write(tmp_path / "large.png", image(40, TILE + 1)[0])
-    for words, said in (
-        ((place / "tiles", "large.png", "out.png"), "the graph takes tiles of 96 pixels, and one of 97 was given"),
-        ((place / "any", "notes.png", "out.png"), "notes.png is not an image of a known format"),
-        ((place / "any", "short.png", "out.png"), "short.png cannot be decoded, it may be damaged"),
-        ((place / "any", "nowhere.png", "out.png"), "nowhere.png"),
-        ((place / "any", "photo.png", "out.txt"), "out.txt has no suffix of an image format that can be written"),
-        ((tmp_path / "hostile", "photo.png", "out.png"), "has the operator com.example."),
-        ((place / "slim", "photo.png", "out.png"), "graph.json does not exist"),
-        ((place / "any", "photo.png"), "restored is missing"),
-    ):
-        words = [words[0], *(str(tmp_path / word) for word in words[1:])]
-        done = predicted(*words)
-        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "out.png").exists()
-    shown = predicted("--help")
-    assert shown.returncode == 0
-    assert "openvino" in shown.stdout
-    assert not shown.stderr
 
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
