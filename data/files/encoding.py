@@ -8,7 +8,7 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
-from PIL import Image, PngImagePlugin
+from PIL import Image, JpegPresets, PngImagePlugin
 from tifffile import EXTRASAMPLE
 
 from deblur.data.files import colour, metadata, tiff
@@ -18,12 +18,13 @@ from deblur.data.files.raster import Raster
 from deblur.data.files.search import ImageError
 from deblur.storage import replacing
 
-SETTINGS = {  # of Pillow's writers
+SETTINGS = {  # of Pillow's writers; chroma is not subsampled
     "JPEG": {"quality": 95, "subsampling": 0},
     "WEBP": {"lossless": True, "exact": True},
     "AVIF": {"quality": 95, "subsampling": "4:4:4"},
     "HEIF": {"quality": 95, "chroma": "444"},
 }
+COARSEST_TABLES = JpegPresets.presets["web_high"]["quantization"]  # of luma and chroma, about quality 86
 TELL_CODES = {"AVIF", "HEIF"}  # formats that say their colours by code points
 METRE_IN_INCHES = 1 / 0.0254
 JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
@@ -68,18 +69,20 @@ def write(
     like: Raster | None = None,
     depth: int | None = None,
     compress_level: int = 6,
+    quality: int | None = None,
 ) -> None:
     """Write a (3, H, W) image of floats in [0, 1], clipped and rounded; the suffix chooses the format.
 
-    WebP is lossless, JPEG and HEIF have quality 95 without chroma subsampling. Missing folders are created. The file
-    appears under its name only when complete. Raises ImageError if the suffix is not supported, the format cannot say
-    what the colours are, or a pixel is no number; OSError if the disk write fails.
+    Missing folders are created. The file appears under its name only when complete. Raises ImageError if the suffix is
+    not supported, the format cannot say what the colours are, or a pixel is no number; OSError if the disk write fails.
 
     Args:
         like: the input image: its depth, grey, alpha, density, metadata and colours are kept as far as the format
             supports them (`remarks_on` says what it does not). None: 8-bit RGB.
         depth: 8 or 16 bits instead of the depth of `like`; 16 only if the format supports it.
         compress_level: of PNG, from 0 (fast) to 9 (small).
+        quality: of JPEG, AVIF and HEIF, from 1 to 100. None: that of SETTINGS, or of a JPEG `like` its own, but not
+            below COARSEST_TABLES, since a restoration has finer detail than its input. WebP is lossless.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -103,7 +106,7 @@ def write(
             content = imagecodecs.png_encode(array, level=compress_level)
             part.write_bytes(content[:PNG_HEADER] + png_chunks(fitted) + content[PNG_HEADER:])
         else:
-            part.write_bytes(_by_pillow(array, fitted, name))
+            part.write_bytes(_by_pillow(array, fitted, name, quality))
 
 
 def _samples(image: np.ndarray, like: Raster, dtype: type, name: str) -> tuple[np.ndarray, tuple[EXTRASAMPLE, ...]]:
@@ -140,7 +143,7 @@ def _profile(like: Raster) -> bytes | None:
     return like.colour.profile(like.grey)
 
 
-def _by_pillow(array: np.ndarray, like: Raster, name: str) -> bytes:
+def _by_pillow(array: np.ndarray, like: Raster, name: str, quality: int | None) -> bytes:
     """A file of the formats that Pillow and its plugins write."""
     image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
     profile, density = _profile(like), like.density
@@ -156,8 +159,14 @@ def _by_pillow(array: np.ndarray, like: Raster, name: str) -> bytes:
         arguments["dpi"] = density.whole(LARGEST_PER_INCH)
     if name == "BMP" and profile is not None:
         image = colour.in_srgb(image, profile)
+    settings = SETTINGS.get(name, {})
+    if quality is not None and "quality" in settings:
+        settings = settings | {"quality": quality}
+    elif name == "JPEG" and like.quantisation:
+        own = [like.quantisation[number] for number in sorted(like.quantisation)[:2]]
+        settings = {"subsampling": 0, "qtables": np.minimum(own, COARSEST_TABLES[: len(own)]).tolist()}
     buffer = io.BytesIO()
-    image.save(buffer, name, **SETTINGS.get(name, {}), **{key: value for key, value in arguments.items() if value})
+    image.save(buffer, name, **settings, **{key: value for key, value in arguments.items() if value})
     content = buffer.getvalue()
     if name == "JPEG" and density and not density.is_per_inch:
         content = content[:JFIF_UNIT] + b"\0" + content[JFIF_UNIT + 1 :]

@@ -76,10 +76,15 @@ def read_file(path: str | Path) -> ImageFile:
 
 
 def write(
-    path: str | Path, image: Tensor, like: ImageFile | None = None, depth: int | None = None, compress_level: int = 6
+    path: str | Path,
+    image: Tensor,
+    like: ImageFile | None = None,
+    depth: int | None = None,
+    compress_level: int = 6,
+    quality: int | None = None,
 ) -> None:
     """As `encoding.write`: a (3, H, W) image in [0, 1] on any device."""
-    encoding.write(path, image.detach().cpu().float().numpy(), like, depth, compress_level)
+    encoding.write(path, image.detach().cpu().float().numpy(), like, depth, compress_level, quality)
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from deblur.data.files import images, metadata
+from deblur.data.files import encoding, images, metadata
 from deblur.data.files.density import Density
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
-from tests.data.files.made import PROFILE, again, remarks, upright
+from tests.data.files.made import PROFILE, again, pil, remarks, upright
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -76,3 +76,31 @@ def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels
             assert tags == before
             assert tags[ExifTags.Base.Make] == "Camera"
             assert ExifTags.Base.Orientation not in tags
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize(("given", "kept"), [(98, True), (94, True), (40, False)])
+def test_a_jpeg_has_the_quality_of_its_input_or_a_better_one(tmp_path, colours, grey, given, kept):
+    pil(colours).convert("L" if grey else "RGB").save(tmp_path / "a.jpg", quality=given)
+    before, after = (Image.open(path).quantization for path in (tmp_path / "a.jpg", again(tmp_path / "a.jpg", ".jpg")))
+    assert (after == before) == kept
+    assert len(after) == (1 if grey else 2)
+    assert np.mean(list(after.values())) < 22
+    of_png = again(again(tmp_path / "a.jpg", ".png"), ".jpg")
+    Image.open(of_png).convert("RGB").save(tmp_path / "b.jpg", quality=encoding.SETTINGS["JPEG"]["quality"])
+    assert Image.open(of_png).quantization[0] == Image.open(tmp_path / "b.jpg").quantization[0]
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jfif", ".avif", ".heic"])
+def test_a_quality_that_is_given_counts_for_every_format_that_loses_detail(tmp_path, colours, suffix):
+    pil(colours).resize((160, 120)).save(tmp_path / "a.jpg", quality=80)
+    image, sizes = images.read_file(tmp_path / "a.jpg"), []
+    for quality in (20, 60, 95):
+        images.write(tmp_path / f"b{suffix}", image.values, image, quality=quality)
+        sizes.append((tmp_path / f"b{suffix}").stat().st_size)
+    assert sizes == sorted(set(sizes))
+
+
+def test_webp_is_lossless_whatever_the_quality(tmp_path, colours):
+    images.write(tmp_path / "a.webp", colours / 255, quality=20)
+    assert torch.equal(images.read_file(tmp_path / "a.webp").pixels, colours)
