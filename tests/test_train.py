@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from deblur import progress
 from deblur.checkpoints import load_pipeline
+from deblur.data.files import images
 from deblur.training import command as train
 from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
@@ -70,6 +71,24 @@ def test_the_perceptual_term_by_the_config():
     assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
     # The file that a run leaves is the run again.
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0
+
+
+@pytest.mark.parametrize("place", ["pairs.csv", "[old]", "a: b", "1"])
+@pytest.mark.parametrize("way", ["--data.train PLACE", "--data.train=PLACE", "config"])
+def test_data_is_named_as_it_is_on_disk(run_folder, place, way):
+    pairs = ["blur/a.png", "sharp/a.png"]
+    for file in pairs:
+        images.write(run_folder / ("." if place == "pairs.csv" else place) / file, torch.rand(3, 24, 24))
+    if place == "pairs.csv":
+        Path(place).write_text("blurry,sharp\n" + ",".join(pairs))
+    if way == "config":
+        named = place if place == "pairs.csv" else {"root": place}  # in YAML [old] is a list
+        Path("data.yaml").write_text(yaml.safe_dump({"data": {"train": named}}))
+        flags = ["--config", "data.yaml"]
+    else:
+        flags = way.replace("PLACE", place).split(" ", 1) if " " in way else [way.replace("PLACE", place)]
+    run = train_run("run", "--trainer.max_steps", "1", "--data.blur", "null", "--data.val", "null", *flags)
+    assert [pair.name for pair in run.datamodule.train_set.items] == ["blur/a" if place == "pairs.csv" else "a"]
 
 
 @pytest.mark.parametrize(("interval", "accumulated"), [("1000", 1), ("1000", 2), ("null", 1)])

@@ -1,13 +1,16 @@
 """The command line of train.py: build a run from a config and flags."""
 
+import json
+import os
 import signal
 from argparse import SUPPRESS, ArgumentError
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
@@ -67,6 +70,10 @@ class RunParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **STRICT | {"formatter_class": Formatter} | kwargs)
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """As jsonargparse's, but a file's name as a value stays a name: data.train may be a CSV manifest."""
+        return super().add_class_arguments(*args, **kwargs | {"sub_configs": False})
 
 
 class Command(LightningCLI):
@@ -131,7 +138,7 @@ class Command(LightningCLI):
         for file in configs:
             read_yaml(file, "--config")
         try:
-            self.config = parser.parse_args(args)
+            self.config = parser.parse_args(_names_as_they_are(args))
         except ArgumentError as error:
             raise UsageError(_explain(error, parser, configs)) from None
 
@@ -310,6 +317,19 @@ def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str
         flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
         return f"{unknown} is unknown{nearest(unknown, flags, '; python train.py fit --help lists the flags')}"
     return explain(error)
+
+
+def _names_as_they_are(args: list[str]) -> list[str]:
+    """The command line with a folder named [old], which the parser would take for a list, as the root of a Source."""
+    given = []
+    for arg in args:
+        flag, joined, value = arg.rpartition("=")
+        before = flag if joined else given[-1] if given else ""
+        if before in ("--data.train", "--data.val", "--data.test") and os.path.exists(value):
+            with suppress(yaml.YAMLError):  # then the parser takes it for text, too
+                value = value if isinstance(yaml.safe_load(value), str) else json.dumps({"root": value})
+        given.append(flag + joined + value)
+    return given
 
 
 def _unknown_flag(text: str) -> str:
