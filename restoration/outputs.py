@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from deblur.cli import in_words
 from deblur.data.files.kinds import READ_SUFFIXES, REFUSED_SUFFIXES, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
 from deblur.data.files.search import ImageError, find, passed_over, tree
 from deblur.restoration.manifest import Manifest
@@ -98,8 +99,8 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
             for image in find(given, results=False):
                 by_path.setdefault(os.path.abspath(image), (image, tree(given)))
             skipped += passed_over(given)
-        except ImageError as error:
-            missing.append(str(error))
+        except (ImageError, OSError) as error:
+            missing.append(in_words(error))
     if not by_path:
         raise ImageError(missing[0])
     file = _file(output, inputs, len(by_path), suffix)

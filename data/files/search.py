@@ -3,9 +3,10 @@
 import glob
 import json
 import os
+import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
@@ -103,7 +104,7 @@ def named_files(names: Path, root: Path) -> list[Path]:
 def passed_over(path: str | Path) -> Counter[str]:
     """The number of images that `find` ignores, by their suffix or as NO_SUFFIX: those of another one or without."""
     found, pattern = located(path)
-    files = _visible(found, pattern, False) if found.is_dir() else ()
+    files = _visible(found, pattern, False, lambda error: None) if found.is_dir() else ()  # `find` has said it
     kinds = (_kind_passed_over(file) for file in files if file.suffix.lower() not in READ_SUFFIXES)
     return Counter(kind for kind in kinds if kind)
 
@@ -126,10 +127,21 @@ def tree(path: str | Path) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
+def say_left_out(error: OSError) -> None:
+    """Say that a folder or a link cannot be read."""
+    print(f"{error.filename} cannot be read, and is left out: {error.strerror}", file=sys.stderr)
+
+
+def walk(
+    root: Path,
+    results: bool = True,
+    depth: float = float("inf"),
+    left_out: Callable[[OSError], None] = say_left_out,
+) -> Iterator[Path]:
     """The files below a folder, `depth` levels deep, without hidden ones; `results` as in `find`.
 
-    A folder is entered once, however many links lead to it.
+    A folder is entered once, however many links lead to it. `left_out` is told of one that may not be read, as of
+    lost+found; OSError if it is `root`.
     """
     seen, links = set(), [(root, depth)]
     while links:  # links last, so that a folder's files have its own name
@@ -140,19 +152,34 @@ def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Itera
             if (status.st_dev, status.st_ino) in seen or (not results and folder != root and is_output(folder)):
                 continue
             seen.add((status.st_dev, status.st_ino))
-            for entry in os.scandir(folder):
+            try:
+                entries = list(os.scandir(folder))
+            except OSError as error:
+                if folder == root:
+                    raise
+                left_out(error)
+                continue
+            for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_file():
+                try:
+                    is_file, is_folder = entry.is_file(), entry.is_dir()
+                except OSError as error:  # of a link into such a folder
+                    left_out(error)
+                    continue
+                if is_file:
                     yield folder / entry.name
-                elif left > 1 and entry.is_dir():
+                elif left > 1 and is_folder:
                     (links if entry.is_symlink() else folders).append((folder / entry.name, left - 1))
 
 
 def is_output(folder: Path) -> bool:
     """Whether a folder holds restored images: the manifest of sample.py, or that of batches."""
     file = folder / MANIFEST
-    return (folder / "manifest.parquet").is_file() or (file.is_file() and is_manifest(file.read_bytes()))
+    try:
+        return (folder / "manifest.parquet").is_file() or (file.is_file() and is_manifest(file.read_bytes()))
+    except PermissionError:  # of the folder, of which that is said where its files are looked for
+        return False
 
 
 def is_manifest(content: bytes) -> bool:
@@ -166,12 +193,14 @@ def is_manifest(content: bytes) -> bool:
     return all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
 
 
-def _visible(root: Path, pattern: Sequence[str], results: bool) -> Iterator[Path]:
-    """The files below a folder that match a pattern, or all, without hidden ones."""
-    if not pattern:
-        return walk(root, results)
-    files = walk(root, results, float("inf") if "**" in pattern else len(pattern))
-    return (file for file in files if _matches(file.relative_to(root).parts, pattern))
+def _visible(
+    root: Path, pattern: Sequence[str], results: bool, left_out: Callable[[OSError], None] = say_left_out
+) -> Iterator[Path]:
+    """The files below a folder that match a pattern, or all, without hidden ones; `results` and `left_out` as in
+    `walk`."""
+    depth = float("inf") if not pattern or "**" in pattern else len(pattern)
+    files = walk(root, results, depth, left_out)
+    return (file for file in files if not pattern or _matches(file.relative_to(root).parts, pattern))
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -1,7 +1,10 @@
 """Finding images by their names: every folder once, no results, patterns, and what is passed over."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from PIL import Image
 
 from deblur.data.files import search
 from deblur.data.files.kinds import NO_SUFFIX, READ_SUFFIXES, REFUSED_SUFFIXES
+from tests.conftest import ROOT
 
 
 def touch(folder, *names):
@@ -113,3 +117,42 @@ def test_a_name_is_the_same_in_every_form_of_unicode(tmp_path, written):
     (tmp_path / "names.txt").write_text(stored[written] + "\n")
     assert search.named_files(tmp_path / "names.txt", tmp_path) == [there]
     assert search.name_below(there, tmp_path) == unicodedata.normalize("NFC", "Grüße/Müller")
+
+
+@pytest.fixture
+def unreadable(tmp_path):
+    """A folder that the user of `as_user` may not read, below one with an image and a link into it."""
+    folder = tmp_path / "disk" / "lost+found"
+    folder.mkdir(parents=True)
+    (tmp_path / "disk" / "a.png").touch()
+    (folder / "b.png").touch()
+    (tmp_path / "disk" / "link.png").symlink_to(folder / "b.png")
+    folder.chmod(0)
+    yield folder
+    folder.chmod(0o700)
+
+
+def found_as_user(path):
+    """What `find` does for a user without root's rights: its result and what is said."""
+    as_user = ["unshare", "--user", "--map-user=12345", "--map-group=12345"] if os.geteuid() == 0 else []
+    if as_user and subprocess.run([*as_user, "true"], capture_output=True).returncode:
+        pytest.skip("root reads everything, and becomes no other user here")
+    code = (
+        "import sys; from deblur.data.files.search import find; print([file.name for file in find(sys.argv[1], False)])"
+    )
+    command = [*as_user, sys.executable, "-c", code, str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_the_others_are_searched(unreadable):
+    link = unreadable.parent / "link.png"
+    done = found_as_user(unreadable.parent)
+    assert done.stdout == "['a.png']\n"
+    told = [f"{path} cannot be read, and is left out: Permission denied" for path in (link, unreadable)]
+    assert sorted(done.stderr.splitlines()) == told
+
+
+def test_a_folder_that_is_named_and_may_not_be_read_is_an_error_with_its_name(unreadable):
+    done = found_as_user(unreadable)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"PermissionError: [Errno 13] Permission denied: '{unreadable}'\n")
