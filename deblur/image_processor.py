@@ -191,7 +191,7 @@ def _read(path: str | os.PathLike) -> np.ndarray:
     planes = [raster.pixels[:1] if raster.grey else raster.pixels]
     if raster.alpha is not None:
         planes.append(raster.alpha)
-    return np.moveaxis(np.concatenate(planes), 0, -1)
+    return np.moveaxis(np.concatenate([plane.numpy() for plane in planes]), 0, -1)
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Read image files as arrays: all formats, and what they say besides their pixels. It needs no torch."""
+"""Read image files as tensors: all formats, and what they say besides their pixels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from deblur.data.files import boxes, colour, metadata, tiff
 from deblur.data.files.colour import Colour
-from deblur.data.files.density import Density
 from deblur.data.files.formats import exif_of, format_of, heif_samples, opened
+from deblur.data.files.image_file import Density, ImageFile
 from deblur.data.files.kinds import KINDS, READ_SUFFIXES
-from deblur.data.files.raster import Raster
 from deblur.data.files.search import ImageError
 
 INKS = "has the colours of inks (CMYK), which are converted to sRGB"  # a remark
 NOT_UNDERSTOOD = "its content is not as its format demands"
 
 
-def read_file(path: str | Path) -> Raster:
+def read_file(path: str | Path) -> ImageFile:
     """Read an image in one of the formats of `data.files.kinds`, by its content; its suffix need not match.
 
     8 and 16 bits keep their depth, 9 to 15 become 16; floats are refused. The EXIF orientation is applied. Grey
@@ -83,19 +83,17 @@ def _named_errors(path: str | Path) -> Iterator[None]:
         raise ImageError(f"{path} cannot be decoded, it may be damaged: {reason}.") from None
 
 
-def _read_tiff(path: Path) -> Raster:
+def _read_tiff(path: Path) -> ImageFile:
     page = tiff.read(path)
-    if page.samples is None:
+    if page.colours is None:
         raster = _read_pillow(path, page.number, page.remarks)
-        return replace(raster, colour=None if raster.icc else page.colour)
-    samples = page.samples
-    parts = samples.colours, samples.alpha, samples.extra
-    raster = _raster(parts, samples.exif, samples.xmp, page.remarks, is_tiff=True)
-    told = None if samples.icc else page.colour
-    return replace(raster, icc=samples.icc, colour=told, associated=samples.associated)
+    else:
+        raster = _raster((page.colours, page.alpha, page.extra), page.exif, page.xmp, page.remarks, is_tiff=True)
+        raster = replace(raster, icc=page.icc, associated=page.associated)
+    return replace(raster, colour=None if raster.icc else page.colour)
 
 
-def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Raster:
+def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> ImageFile:
     with opened(path) as image:
         if page > 0:
             image.seek(page)
@@ -188,13 +186,13 @@ def _raster(
     remarks: tuple[str, ...],
     is_tiff: bool,
     density: Density | None = None,
-) -> Raster:
-    """Make a Raster from colours, alpha and other samples (H, W, channels), turned by the orientation in `exif`.
+) -> ImageFile:
+    """Make a ImageFile from colours, alpha and other samples (H, W, channels), turned by the orientation in `exif`.
 
     EXIF of a TIFF file also has tags that describe its layout.
     """
     orientation = exif.pop(ExifTags.Base.Orientation, 1)
-    colours, alpha, extra = (None if part is None else _turned(part, orientation) for part in parts)
+    colours, alpha, extra = (None if part is None else torch.from_numpy(_turned(part, orientation)) for part in parts)
     if orientation in (5, 6, 7, 8):
         metadata.turn(exif)
         density = density and density.turned()
@@ -204,10 +202,10 @@ def _raster(
         for tag in exif.keys() - metadata.DESCRIPTIVE - {ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo}:
             del exif[tag]
     grey = len(colours) == 1
-    pixels = np.repeat(colours, 3, axis=0) if grey else colours
+    pixels = torch.cat([colours] * 3) if grey else colours
     xmp, absent = metadata.present(xmp)
     exif_bytes = exif.tobytes() if len(exif) else None
-    return Raster(pixels, alpha, grey, exif_bytes, None, xmp, remarks + absent, density=density, extra=extra)
+    return ImageFile(pixels, alpha, grey, exif_bytes, None, xmp, remarks + absent, density=density, extra=extra)
 
 
 def _turned(part: np.ndarray, orientation: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Write arrays as image files, with what was kept of the input. It needs no torch."""
+"""Write tensors as image files, with what was kept of the input."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
+import torch
 from PIL import Image, JpegPresets, PngImagePlugin
 from tifffile import EXTRASAMPLE
+from torch import Tensor
 
 from deblur.data.files import colour, metadata, tiff
-from deblur.data.files.density import LARGEST_OF_RATIO, LARGEST_PER_INCH
+from deblur.data.files.image_file import LARGEST_OF_RATIO, LARGEST_PER_INCH, ImageFile
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES
-from deblur.data.files.raster import Raster
 from deblur.data.files.search import ImageError
 from deblur.storage import replacing
 
@@ -31,7 +32,7 @@ JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
 PNG_HEADER = 8 + 4 + 4 + 13 + 4  # bytes: signature, then length, kind, data and checksum of IHDR
 
 
-def require_tellable(path: Path, like: Raster) -> None:
+def require_tellable(path: Path, like: ImageFile) -> None:
     """ImageError if a format cannot say which colours an image's numbers are, and they cannot be converted."""
     told, name = like.colour, NAME_OF.get(path.suffix.lower())
     if told is None or name == "PNG" or (name in TELL_CODES and told.codes):
@@ -41,7 +42,7 @@ def require_tellable(path: Path, like: Raster) -> None:
         raise ImageError(f"{path} cannot say that its colours are {kind}: give --format png or avif.")
 
 
-def remarks_on(like: Raster, suffix: str) -> list[str]:
+def remarks_on(like: ImageFile, suffix: str) -> list[str]:
     """What a format cannot hold of an image, or holds in another form; each follows its name."""
     said, name, called = [], NAME_OF[suffix.lower()], suffix[1:].upper()
     if metadata.too_large(like.exif, name):
@@ -65,13 +66,13 @@ def remarks_on(like: Raster, suffix: str) -> list[str]:
 
 def write(
     path: str | Path,
-    image: np.ndarray,
-    like: Raster | None = None,
+    image: Tensor,
+    like: ImageFile | None = None,
     depth: int | None = None,
     compress_level: int = 6,
     quality: int | None = None,
 ) -> None:
-    """Write a (3, H, W) image of floats in [0, 1], clipped and rounded; the suffix chooses the format.
+    """Write a (3, H, W) image of floats in [0, 1] on any device, clipped and rounded; the suffix chooses the format.
 
     Missing folders are created. The file appears under its name only when complete. Raises ImageError if the suffix is
     not supported, the format cannot say what the colours are, or a pixel is no number; OSError if the disk write fails.
@@ -88,12 +89,12 @@ def write(
     suffix = path.suffix.lower()
     if suffix not in WRITTEN_SUFFIXES:
         raise ImageError(f"{path} cannot be written: its suffix must be one of {' '.join(sorted(WRITTEN_SUFFIXES))}.")
-    name, like = NAME_OF[suffix], like or Raster(np.empty((3, 0, 0), np.uint8))
+    name, like = NAME_OF[suffix], like or ImageFile(torch.empty(3, 0, 0, dtype=torch.uint8))
     require_tellable(path, like)
-    if not np.isfinite(image).all():
+    if not image.isfinite().all():
         raise ImageError(f"{path} is not written: it has pixels that are no numbers, the checkpoint may be damaged.")
     has_16_bits = suffix in SUFFIXES_OF_16_BITS and (like.is_deep if depth is None else depth == 16)
-    array, kinds = _samples(image, like, np.uint16 if has_16_bits else np.uint8, name)
+    array, kinds = _samples(image.detach().cpu().float().numpy(), like, np.uint16 if has_16_bits else np.uint8, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         fitted = metadata.fitting(like, name, array.shape[1], array.shape[0])
@@ -103,16 +104,17 @@ def write(
                 fitted.density.put_into(exif)
             tiff.write(part, array, like.grey, kinds, exif, _profile(fitted), fitted.xmp)
         elif name == "PNG":
-            content = imagecodecs.png_encode(array, level=compress_level)
+            enough = 2 * array.nbytes + 4096  # bytes; imagecodecs itself allows too few for an image one pixel wide
+            content = imagecodecs.png_encode(array, level=compress_level, out=enough)
             part.write_bytes(content[:PNG_HEADER] + png_chunks(fitted) + content[PNG_HEADER:])
         else:
             part.write_bytes(_by_pillow(array, fitted, name, quality))
 
 
-def _samples(image: np.ndarray, like: Raster, dtype: type, name: str) -> tuple[np.ndarray, tuple[EXTRASAMPLE, ...]]:
+def _samples(image: np.ndarray, like: ImageFile, dtype: type, name: str) -> tuple[np.ndarray, tuple[EXTRASAMPLE, ...]]:
     """The samples (H, W, channels) that a format stores, and the kinds of those after the colours."""
     levels, kinds = np.iinfo(dtype).max, ()
-    channels = np.clip(np.asarray(image, np.float32), 0, 1) * np.float32(levels)
+    channels = np.clip(image, 0, 1) * np.float32(levels)
     if like.grey:
         # The median keeps equal channels exactly as they are; a mean would round.
         channels = np.median(channels, axis=0, keepdims=True)
@@ -136,14 +138,14 @@ def _samples(image: np.ndarray, like: Raster, dtype: type, name: str) -> tuple[n
     return np.moveaxis(whole, 0, -1).copy(), kinds  # with the strides that imagecodecs wants, for one pixel too
 
 
-def _profile(like: Raster) -> bytes | None:
+def _profile(like: ImageFile) -> bytes | None:
     """The colour profile, if need be one made of what the file says otherwise."""
     if like.icc is not None or like.colour is None or like.colour.is_plain:
         return like.icc
     return like.colour.profile(like.grey)
 
 
-def _by_pillow(array: np.ndarray, like: Raster, name: str, quality: int | None) -> bytes:
+def _by_pillow(array: np.ndarray, like: ImageFile, name: str, quality: int | None) -> bytes:
     """A file of the formats that Pillow and its plugins write."""
     image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
     profile, density = _profile(like), like.density
@@ -173,7 +175,7 @@ def _by_pillow(array: np.ndarray, like: Raster, name: str, quality: int | None) 
     return colour.with_codes(content, like.colour) if name == "AVIF" and codes is not None else content
 
 
-def png_chunks(like: Raster) -> bytes:
+def png_chunks(like: ImageFile) -> bytes:
     """What a PNG says besides its pixels, as the chunks that follow its header (PNG specification, chunk layout)."""
     chunks = [*(like.colour.png() if like.colour else ())]
     profile = like.icc if chunks else _profile(like)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from xml.dom import minidom
 from xml.parsers.expat import ExpatError
 
 from PIL import ExifTags, Image
 
-from deblur.data.files.raster import Raster
+from deblur.data.files.image_file import ImageFile
 
-AnyRaster = TypeVar("AnyRaster", bound=Raster)
 Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
 TELL_RATIO = {"JPEG", "PNG", "TIFF"}  # formats that can say the ratio of a density alone
@@ -56,7 +55,7 @@ PACKET = (
 )
 
 
-def kept(like: AnyRaster, choice: Choice) -> AnyRaster:
+def kept(like: ImageFile, choice: Choice) -> ImageFile:
     """The input with the metadata of its restoration.
 
     keep: all EXIF and XMP; none: neither. The colour profile always stays, since the colours depend on it. With keep,
@@ -74,7 +73,7 @@ def too_large(block: bytes | None, name: str) -> bool:
     return name == "JPEG" and len(block or b"") > MOST_JPEG_METADATA
 
 
-def fitting(like: AnyRaster, name: str, width: int, height: int) -> AnyRaster:
+def fitting(like: ImageFile, name: str, width: int, height: int) -> ImageFile:
     """The metadata as far as a format can hold it, of an image of this size.
 
     EXIF that is too large is left out, XMP says the least then. The density goes into EXIF where a format has no field
@@ -119,7 +118,7 @@ def _size(exif: Image.Exif, width: int, height: int) -> None:
                 tags[ExifTags.Base[name]] = value
 
 
-def exif_of(like: Raster) -> Image.Exif:
+def exif_of(like: ImageFile) -> Image.Exif:
     """The EXIF of an image that was read."""
     exif = Image.Exif()
     exif.load(like.exif or b"")

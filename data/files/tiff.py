@@ -29,40 +29,30 @@ SAVE_IT = "save it as grey, RGB or RGBA of 8 or 16 bits"
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The samples of a TIFF page, not yet turned, and its metadata.
+class Page:
+    """A TIFF file's full-size page, not yet turned.
 
     Args:
-        colours: (H, W, 1 or 3) uint8 or uint16; other depths are scaled to the next of these.
+        number: its place among the pages.
+        remarks: what is remarkable.
+        colour: what tags say about its colours; a profile counts first.
+        colours: (H, W, 1 or 3) uint8 or uint16; other depths are scaled to the next of these. None, as all that
+            follows, if Pillow reads the page: palettes, CMYK, YCbCr, fewer than 8 bits.
         alpha: (H, W, 1) of the same type, or None.
         associated: whether the colours are multiplied with alpha.
         extra: (H, W, N) of the same type, the samples that are neither; or None.
     """
 
-    colours: np.ndarray
-    alpha: np.ndarray | None
-    associated: bool
-    extra: np.ndarray | None
-    exif: Image.Exif
-    icc: bytes | None
-    xmp: bytes | None
-
-
-@dataclass(frozen=True)
-class Page:
-    """A TIFF file's full-size page.
-
-    Args:
-        number: its place among the pages.
-        remarks: what is remarkable.
-        samples: None if Pillow reads them: palettes, CMYK, YCbCr, fewer than 8 bits.
-        colour: what tags say about its colours; a profile counts first.
-    """
-
     number: int
     remarks: tuple[str, ...]
-    samples: Samples | None
     colour: Colour | None
+    colours: np.ndarray | None = None
+    alpha: np.ndarray | None = None
+    associated: bool = False
+    extra: np.ndarray | None = None
+    exif: Image.Exif | None = None
+    icc: bytes | None = None
+    xmp: bytes | None = None
 
 
 def read(path: Path) -> Page:
@@ -79,7 +69,7 @@ def read(path: Path) -> Page:
         if page.photometric not in COLOUR_SAMPLES or page.bitspersample < 8 or page.dtype is None:
             if number is None:
                 raise ImageError(f"{path} has its full-size page where it is not read from: {SAVE_IT}.")
-            return Page(number, remarks, None, told)
+            return Page(number, remarks, told)
         exif = Image.Exif()
         exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
         exif.load_from_fp(content, page.offset)
@@ -88,11 +78,9 @@ def read(path: Path) -> Page:
                 exif.get_ifd(directory)  # otherwise read when the file is closed
         xmp = page.tags[XMP].value if XMP in page.tags else None
         content.allow_pixels(path, page.imagewidth, page.imagelength)
-        colours, alpha, associated, extra = _channels(page)
         if number == 0 and exif._info.next > 0:
             remarks = (SEVERAL,)
-        samples = Samples(colours, alpha, associated, extra, exif, page.iccprofile, xmp)
-        return Page(number or 0, remarks, samples, told)
+        return Page(number or 0, remarks, told, *_channels(page), exif, page.iccprofile, xmp)
 
 
 def header_size(path: Path) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import torch
 from PIL import ExifTags, Image
 
 from deblur.data.files import encoding, images, metadata
-from deblur.data.files.density import Density
+from deblur.data.files.image_file import Density
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
 from tests.data.files.made import PROFILE, again, pil, remarks, upright
 

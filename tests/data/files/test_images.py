@@ -150,6 +150,7 @@ def save(path, array, orientation):
 @settings(max_examples=20, deadline=None)
 @given(image_files())
 @example((".png", np.array([[[33375, 55746]]], np.uint16), 1))
+@example((".png", np.random.default_rng(0).integers(0, 256, (300, 1, 1), np.uint8), 1))
 def test_an_image_written_untouched_comes_back_untouched(case):
     suffix, array, orientation = case
     # Saved here without metadata.

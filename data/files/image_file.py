@@ -1,4 +1,4 @@
-"""How many pixels an image has in an inch, or how much wider than high they are."""
+"""An image file's pixels, their density, and all that is kept of the file beside them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import torch
 from PIL import ExifTags, Image
+from torch import Tensor
+
+from deblur.data.files.colour import Colour
 
 NO_UNIT, INCH, CENTIMETRE = 1, 2, 3  # EXIF's ResolutionUnit
 LARGEST_PER_INCH = (1 << 16) - 1  # JPEG's number has 16 bits
 LARGEST_OF_RATIO = (1 << 31) - 1  # PNG's has 31
+
+
+def to_unit(values: Tensor) -> Tensor:
+    """uint8 or uint16 as float32 in [0, 1]."""
+    return values.float().div_(torch.iinfo(values.dtype).max)
 
 
 @dataclass(frozen=True)
@@ -73,3 +82,44 @@ class Density:
             return across, down
         ratio = ratio.limit_denominator(most)
         return max(1, ratio.numerator), ratio.denominator
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file's pixels, rotated upright, and what is kept when its restoration is written.
+
+    Args:
+        pixels: (3, H, W) uint8 or uint16; a grey image has three equal channels.
+        alpha: (1, H, W) of the same type, or None. The colours are not multiplied with it.
+        grey: whether the file has one colour channel.
+        exif, icc, xmp: the metadata, without the orientation, and the colour profile; None if the file has none.
+        remarks: what is unusual about the file, or not restored; each follows its name.
+        colour: what the numbers stand for, if the file says it other than by a profile.
+        density: of the pixels, or None.
+        quantisation: a JPEG's tables, by number; None of other formats.
+        associated: whether a TIFF of it has colours that are multiplied with alpha, as its file has.
+        extra: (N, H, W) of the same type, the samples of a TIFF that are neither colours nor alpha; or None.
+    """
+
+    pixels: Tensor
+    alpha: Tensor | None = None
+    grey: bool = False
+    exif: bytes | None = None
+    icc: bytes | None = None
+    xmp: bytes | None = None
+    remarks: tuple[str, ...] = ()
+    colour: Colour | None = None
+    density: Density | None = None
+    quantisation: dict[int, list[int]] | None = None
+    associated: bool = False
+    extra: Tensor | None = None
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether it has 16 bits."""
+        return self.pixels.dtype == torch.uint16
+
+    @property
+    def values(self) -> Tensor:
+        """(3, H, W) float32 in [0, 1]."""
+        return to_unit(self.pixels)
