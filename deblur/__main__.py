@@ -8,7 +8,7 @@ from deblur import __version__
 COMMANDS = {
     "sample": ("deblur.sample", "restore photographs"),
     "train": ("deblur.training.command", "train on pairs or on sharp photographs"),
-    "evaluate": ("deblur.evaluation.command", "score settings of a checkpoint"),
+    "evaluate": ("deblur.evaluate", "score settings of a checkpoint"),
     "app": ("deblur.tools.web.command", "a local page in the browser"),
     "doctor": ("deblur.tools.doctor", "find faults of a dataset"),
     "make-pairs": ("deblur.tools.make_pairs", "blur sharp photographs"),

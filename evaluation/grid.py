@@ -1,6 +1,11 @@
-"""Read a grid of sampling settings from a YAML file."""
+"""The rows of an evaluation's table: the settings of a grid, read from a YAML file, and what they are compared with."""
 
 import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import Field, asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,38 @@ from jsonargparse import ArgumentError, ArgumentParser
 from deblur.cli import UsageError, explain
 from deblur.settings import SamplingSettings
 from deblur.storage import read_yaml
+
+BLURRY, PREDICTOR, SHARP = "blurry", "predictor", "sharp"  # labels of the rows that every evaluation has
+SHARPENED, NOISED = "sharpened", "noised"
+# Strengths of the controls, along two curves that start at the prediction (strength 0) and lead to low PSNR: amounts of
+# the unsharp mask, and root mean squares of the noise in 8-bit levels. The last ones make the curves cover every useful
+# setting.
+STRENGTHS = {SHARPENED: (0.3, 0.6, 1.0, 2.0, 4.0), NOISED: (2.0, 5.0, 10.0, 20.0, 40.0)}
+LABELS = {control: [f"{control} {strength:g}" for strength in strengths] for control, strengths in STRENGTHS.items()}
+CONTROLS = [label for labels in LABELS.values() for label in labels]  # further rows if there is a predictor
+
+
+@dataclass(frozen=True)
+class Row:
+    """Images restored by one setting, or images that need none, such as the blurry ones.
+
+    Attributes:
+        label: its name in tables and plots, unique among the rows.
+        settings: how to sample; None for a row that is no setting.
+    """
+
+    label: str
+    settings: SamplingSettings | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """Its name in a journal. A label depends on the other rows of the grid, the settings' own values do not."""
+        return self.label if self.settings is None else json.dumps(asdict(self.settings))
+
+    @property
+    def file_name(self) -> str:
+        """Its label as the name of a file or folder."""
+        return re.sub(r"[^A-Za-z0-9.=+-]+", "_", self.label)
 
 
 def read_grid(path: str | Path) -> list[SamplingSettings]:
@@ -48,3 +85,34 @@ def _setting(entry: dict[str, Any], parser: ArgumentParser, path: str | Path) ->
         return SamplingSettings(**parser.parse_object(entry).as_dict())
     except (ArgumentError, ValueError) as error:
         raise UsageError(f"Grid file {path}: {explain(error)}.") from None
+
+
+def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
+    """A row for each setting; one row for those without a sample that keep the same sharp images: `blend 0` if none.
+
+    A label holds sampler, steps, and the fields that vary in the grid and differ from the default.
+    """
+    alone = {s: SamplingSettings(blend=0.0, stages=s.stages, keep_sharp=s.keep_sharp) for s in settings if s.blend == 0}
+    settings = list(dict.fromkeys(alone.get(setting, setting) for setting in settings))
+    sampled = [setting for setting in settings if setting.blend > 0]
+    others = [field for field in fields(SamplingSettings) if field.name not in ("sampler", "steps")]
+    varying = [field for field in others if len({getattr(setting, field.name) for setting in sampled}) > 1]
+    return [Row(_label(setting, varying), setting) for setting in settings]
+
+
+def _label(setting: SamplingSettings, varying: Sequence[Field]) -> str:
+    if setting.blend == 0:
+        words = ["blend 0"]
+        if setting.stages is not None:
+            words.append(f"stages={setting.stages}")
+        if setting.keep_sharp:
+            words.append(f"keep_sharp={setting.keep_sharp}")
+        return " ".join(words)
+    words = [setting.sampler, str(setting.steps)]
+    for field in varying:
+        value = getattr(setting, field.name)
+        if isinstance(value, str):
+            words.append(value)
+        elif value != field.default:
+            words.append(f"{field.name}={value}")
+    return " ".join(words).replace("average=True", "average")

@@ -1,8 +1,10 @@
-"""All metrics by column name, each with the recipe of its numbers or the reason why it is missing.
+"""The metrics by name: how each is shown, what computes it, and its recipe or the reason why it is missing.
 
 A grid scores many settings of many images. So a metric takes a batch on the device where it was restored, returns a
 value per image, as intervals and paired differences need, and copies only numbers to the host (the aligned scores and
 NIQE: images, for OpenCV and SciPy).
+
+torch and what computes the metrics is imported by the functions, so that a command line can check names at once.
 """
 
 import hashlib
@@ -12,19 +14,34 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+from deblur.cli import nearest
 
-from deblur.evaluation.alignment import Aligned
-from deblur.evaluation.catalogue import METRICS, Column, require_known
-from deblur.evaluation.niqe import Niqe
-from deblur.evaluation.perceptual import Dists, Lpips
-from deblur.evaluation.pixels import PSNR_RECIPE, SSIM_RECIPE, MetricError, psnr, ssim
-from deblur.evaluation.reading import ErrorRate
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_PIXELS = 2**22  # scored at once: four frames of 1280 x 720, so that a large batch fits into memory
+PIXELS_AT_ONCE = 2**22  # four frames of 1280 x 720, so that a large batch fits into memory
+
+
+class Column(NamedTuple):
+    """How a metric is shown: its name with its unit, its decimal places, and the direction of its scale."""
+
+    title: str
+    digits: int
+    higher_is_better: bool
+
+
+METRICS = {
+    "psnr": Column("PSNR (dB)", 2, True),
+    "ssim": Column("SSIM", 4, True),
+    "lpips": Column("LPIPS (AlexNet)", 4, False),
+    "dists": Column("DISTS", 4, False),
+    "niqe": Column("NIQE", 2, False),
+    "psnr_aligned": Column("aligned PSNR (dB)", 2, True),
+    "ssim_aligned": Column("aligned SSIM", 4, True),
+    "cer": Column("CER", 4, False),
+}
 
 
 @dataclass(frozen=True)
@@ -41,12 +58,12 @@ class Metric:
     """
 
     column: Column
-    function: Callable[..., Tensor] | None
+    function: "Callable[..., Tensor] | None"
     recipe: str | None
     reason: str | None = None
     inputs: Sequence[Literal["restored", "sharp", "names"]] = ("restored", "sharp")
 
-    def __call__(self, restored: Tensor, sharp: Tensor, names: Sequence[str] = ()) -> Tensor:
+    def __call__(self, restored: "Tensor", sharp: "Tensor", names: Sequence[str] = ()) -> "Tensor":
         """Score images of one size.
 
         Args:
@@ -61,13 +78,30 @@ class Metric:
             MetricError: the shapes differ, a value is not finite, an image is too small for the metric or cannot be
                 scored by it, or the metric is missing.
         """
+        import torch
+
+        from deblur.evaluation.pixels import MetricError
+
         if self.reason is not None:
             raise MetricError(self.reason)
         arguments = {"restored": restored, "sharp": sharp, "names": names}
         columns = [arguments[name] for name in self.inputs]
-        count = max(1, _PIXELS // (restored.shape[-2] * restored.shape[-1]))
+        count = max(1, PIXELS_AT_ONCE // (restored.shape[-2] * restored.shape[-1]))
+        if len(restored) <= count:  # the same tensors: LPIPS knows a ground truth again
+            return self.function(*columns)
         starts = range(0, len(restored), count)
         return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
+
+
+def require_known(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not in METRICS; the message suggests the closest one.
+
+    A name with a dot is the path of a user's own metric, which `make_metrics` imports.
+    """
+    if unknown := sorted(name for name in set(names) - METRICS.keys() if "." not in name):
+        raise ValueError(
+            f"unknown metric {unknown[0]}" + nearest(unknown[0], [*METRICS], f": it is one of {', '.join(METRICS)}")
+        )
 
 
 def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng") -> dict[str, Metric]:
@@ -79,29 +113,33 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
         language: of the texts, as in `ErrorRate`.
 
     Raises:
-        ValueError: a name is unknown; names with a dot are paths of functions, which are imported.
-        MetricError: a function cannot be imported.
+        ValueError: a name is unknown, or a function cannot be imported.
     """
+    from deblur.evaluation import alignment, niqe, perceptual, pixels, text
+
     names = set(names)
     require_known(names)
     classes = {
-        "lpips": Lpips,
-        "dists": Dists,
-        "niqe": Niqe,
-        "psnr_aligned": partial(Aligned, "psnr"),
-        "ssim_aligned": partial(Aligned, "ssim"),
-        "cer": partial(ErrorRate, data, language),
+        "lpips": perceptual.Lpips,
+        "dists": perceptual.Dists,
+        "niqe": niqe.Niqe,
+        "psnr_aligned": partial(alignment.Aligned, "psnr"),
+        "ssim_aligned": partial(alignment.Aligned, "ssim"),
+        "cer": partial(text.ErrorRate, data, language),
     }
-    made = {"psnr": Metric(METRICS["psnr"], psnr, PSNR_RECIPE), "ssim": Metric(METRICS["ssim"], ssim, SSIM_RECIPE)}
+    made = {
+        "psnr": Metric(METRICS["psnr"], pixels.psnr, pixels.PSNR_RECIPE),
+        "ssim": Metric(METRICS["ssim"], pixels.ssim, pixels.SSIM_RECIPE),
+    }
     for name in names & classes.keys():
         try:
             function = classes[name]()
             made[name] = Metric(METRICS[name], function, function.recipe, inputs=function.inputs)
-        except MetricError as error:
+        except pixels.MetricError as error:
             made[name] = Metric(METRICS[name], None, None, str(error))
-    users = sorted(names - METRICS.keys())
-    made |= {path: _user_metric(path) for path in users}
-    return {name: made[name] for name in (*METRICS, *users) if name in names}
+    own = sorted(names - METRICS.keys())
+    made |= {path: _user_metric(path) for path in own}
+    return {name: made[name] for name in (*METRICS, *own) if name in names}
 
 
 def _user_metric(path: str) -> Metric:
@@ -109,7 +147,7 @@ def _user_metric(path: str) -> Metric:
     try:
         function = resolve_name(path)
     except (ImportError, AttributeError) as error:
-        raise MetricError(f"metric {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
+        raise ValueError(f"metric {path} cannot be imported ({error}): its folder must be on PYTHONPATH") from None
     code = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     higher = not getattr(function, "lower_is_better", False)
     name = path.rpartition(".")[2]

@@ -15,8 +15,9 @@ from typing import Literal
 import lpips
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from deblur.evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
 
@@ -26,41 +27,17 @@ _WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"
 _NETS = {"alex": ("AlexNet", "alexnet_features", 31), "squeeze": ("SqueezeNet", "squeezenet1_1_features", 17)}
 
 
-class FeatureDistance:
-    """The distance of a network's features, lower is better; called as `evaluation.metrics.Metric`.
+class Lpips:
+    """LPIPS (Zhang et al. 2018), version 0.1, with the networks and weights of the `lpips` package.
 
-    Attributes:
-        network: of (restored, sharp), (N, 3, H, W) in the range from `low` to 1, to N distances.
-        title, least_side: its name, and the smallest side of an image that it takes.
-        recipe: as in `Metric`.
-    """
-
-    inputs = "restored", "sharp"
-    low = 0.0
-    title: str
-    least_side: int
-    network: nn.Module
-    recipe: str
-
-    @torch.no_grad()
-    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
-        """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
-        restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, self.least_side, self.title)
-        half = 255 / (1 - self.low)
-        with full_precision():
-            distances = self.network.to(sharp.device)(restored / half + self.low, sharp / half + self.low)
-        return distances.reshape(len(sharp)).clone()
-
-
-class Lpips(FeatureDistance):
-    """LPIPS (Zhang et al. 2018), version 0.1, from the `lpips` package.
+    It is called as `evaluation.metrics.Metric`. The features of a ground truth are computed once for all images that
+    are compared with the same tensor, which must not be changed meanwhile.
 
     Args:
         net: AlexNet or SqueezeNet, which give different numbers.
     """
 
-    title, low = "LPIPS", -1.0
+    inputs = "restored", "sharp"
 
     def __init__(self, net: Net = "alex"):
         name, file, self.least_side = _NETS[net]
@@ -72,10 +49,30 @@ class Lpips(FeatureDistance):
         slices = {key: features["features." + key.split(".", 1)[1]] for key in network.net.state_dict()}
         network.net.load_state_dict(slices)
         self.network = network.requires_grad_(False).eval()
+        self._known = WeakTensorKeyDictionary()  # ground truths that are still in use -> their features
         self.recipe = (
             f"LPIPS: {IMAGE}, then scaled to [-1, 1]; {name}, version 0.1, backbone sha256 {_sha256(features)}; "
             f"lpips {version('lpips')}"
         )
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
+        whole, truth = check_pair(restored, sharp)
+        require_side(sharp, self.least_side, "LPIPS")
+        self.network.to(sharp.device)
+        with full_precision():
+            features = self._features(whole)
+            if sharp not in self._known:
+                self._known[sharp] = self._features(truth)
+            pairs = zip(self.network.lins, features, self._known[sharp], strict=True)
+            # The paper's equation 1.
+            return sum(lin((x - y) ** 2).mean((2, 3), keepdim=True) for lin, x, y in pairs).reshape(len(sharp))
+
+    def _features(self, image: Tensor) -> list[Tensor]:
+        """The normalised features of each layer, of images in 0..255."""
+        layers = self.network.net(self.network.scaling_layer(image / 127.5 - 1))
+        return [lpips.normalize_tensor(layer) for layer in layers]
 
 
 class PerceptualLoss:
@@ -102,13 +99,13 @@ class PerceptualLoss:
             return self.weight * network(x_init.float(), sharp.float()).mean()
 
 
-class Dists(FeatureDistance):
+class Dists:
     """DISTS (Ding et al. 2020), structure and texture similarity of VGG16's features, by torchmetrics.
 
-    MetricError without VGG16's weights.
+    It is called as `evaluation.metrics.Metric`. MetricError without VGG16's weights.
     """
 
-    title, least_side = "DISTS", 16
+    inputs = "restored", "sharp"
 
     def __init__(self):
         from torchmetrics.functional.image.dists import DISTSNetwork  # slow to import, and only this metric needs it
@@ -127,6 +124,14 @@ class Dists(FeatureDistance):
             f"DISTS: {IMAGE}, not resized; VGG16, weights sha256 {_sha256(weights)}; "
             f"torchmetrics {version('torchmetrics')}"
         )
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
+        restored, sharp = check_pair(restored, sharp)
+        require_side(sharp, 16, "DISTS")
+        with full_precision():
+            return self.network.to(sharp.device)(restored / 255, sharp / 255).reshape(len(sharp)).clone()
 
 
 class SkippedInitialisation(TorchFunctionMode):

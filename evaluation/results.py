@@ -1,21 +1,23 @@
-"""Write the files of an evaluation: results.csv, results.json and per_image.parquet, each atomically."""
+"""Write the tables of an evaluation, or of two that are compared, each atomically, and show them as text."""
 
 import dataclasses
 import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from deblur.evaluation import controls, statistics
-from deblur.evaluation.examples import Example
+from deblur.evaluation.grid import BLURRY, CONTROLS, LABELS, SHARP
 from deblur.evaluation.journal import Facts
+from deblur.evaluation.metrics import Metric
 from deblur.evaluation.scoring import SECONDS_RECIPE
-from deblur.evaluation.summary import NOTHING, RowSummary, Summary
+from deblur.evaluation.summary import NOTHING, Example, RowSummary, Summary
 from deblur.revision import commit, versions
 from deblur.settings import SamplingSettings
 from deblur.storage import replacing
@@ -32,8 +34,8 @@ def provenance() -> Facts:
     }
 
 
-def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
-    """Write the three files into an existing folder."""
+def write_results(folder: Path, summary: Summary) -> None:
+    """Write results.csv, per_image.parquet and results.json into an existing folder."""
     with replacing(folder / "results.csv") as part:
         lines = [_line(row, summary) for row in summary.rows]
         pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g", lineterminator="\n")
@@ -43,8 +45,23 @@ def write_results(folder: Path, summary: Summary, examples: Sequence[Example] = 
     ]
     with replacing(folder / "per_image.parquet") as part:
         summary.scores.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
-    with replacing(folder / "results.json") as part:
-        text = json.dumps(_document(summary, examples), indent=1, ensure_ascii=False, allow_nan=False)
+    _write_document(folder / "results.json", _document(summary))
+
+
+def add_examples(folder: Path, examples: Sequence[Example]) -> None:
+    """Add the examples to results.json."""
+    entries = [
+        {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
+        | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
+        for example in examples
+    ]
+    file = folder / "results.json"
+    _write_document(file, json.loads(file.read_text(encoding="utf-8")) | {"examples": entries})
+
+
+def _write_document(file: Path, document: dict[str, Any]) -> None:
+    with replacing(file) as part:
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
         part.write_text(text + "\n", encoding="utf-8")
 
 
@@ -55,10 +72,10 @@ def format_table(summary: Summary) -> str:
     shown = {
         name: metric.column
         for name, metric in summary.metrics.items()
-        if any(row.mean(name) is not None for row in summary.rows)
+        if any(row.means.get(name) is not None for row in summary.rows)
     }
-    rows = [row for row in summary.rows if any(row.mean(name) is not None for name in shown)]
-    rows.sort(key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0)))
+    rows = [row for row in summary.rows if any(row.means.get(name) is not None for name in shown)]
+    rows.sort(key=lambda row: (row.means.get(metric) is None, sign * (row.means.get(metric) or 0)))
     index = [f"{'*' if row in summary.front else ' '} {row.label}" for row in rows]
     table = pd.DataFrame(index=index, columns=pd.Index([], name="  setting"))
     for name, (title, digits, _) in shown.items():
@@ -90,7 +107,7 @@ def json_number(value: float | None) -> float | str | None:
     return value if math.isfinite(value) else str(value)
 
 
-def _document(summary: Summary, examples: Sequence[Example]) -> dict:
+def _document(summary: Summary) -> dict[str, Any]:
     """The contents of results.json."""
     return dict(summary.facts) | {
         "cost": {"denoising_steps": summary.steps},
@@ -99,26 +116,22 @@ def _document(summary: Summary, examples: Sequence[Example]) -> dict:
             | {"recipe": metric.recipe, "reason": metric.reason}
             for name, metric in summary.metrics.items()
         },
-        "controls": {"rows": controls.LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
+        "controls": {"rows": LABELS, "recipes": controls.RECIPES, "verdict": statistics.VERDICT_RECIPE},
         "axes": {"distortion": "psnr", "perception": summary.perception},
         "rows": [
             {
                 "setting": row.label,
-                "fields": dataclasses.asdict(row.row.settings) if row.row.settings else {},
+                "fields": dataclasses.asdict(row.settings) if row.settings else {},
                 "images": row.images,
                 "front": row in summary.front,
-                "preset": summary.preset(row),
+                "preset": summary.preset_names.get(row.label),
                 "seconds": row.seconds,
                 "metrics": {name: _entry(row, name, summary) for name in summary.metrics},
                 "verdict": row.verdict and dataclasses.asdict(row.verdict),
             }
             for row in summary.rows
         ],
-        "examples": [
-            {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
-            | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
-            for example in examples
-        ],
+        "examples": [],
     }
 
 
@@ -126,15 +139,13 @@ def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
     """One line of results.csv, whose numbers are written with nine digits."""
     line = {"setting": row.label}
     if summary.settings:
-        line |= {
-            field.name: getattr(row.row.settings, field.name, None) for field in dataclasses.fields(SamplingSettings)
-        }
-    line |= {"images": row.images, "front": row in summary.front, "preset": summary.preset(row)}
+        line |= {field.name: getattr(row.settings, field.name, None) for field in dataclasses.fields(SamplingSettings)}
+    line |= {"images": row.images, "front": row in summary.front, "preset": summary.preset_names.get(row.label)}
     for name in summary.metrics:
         estimate, difference = (estimates.get(name, NOTHING) for estimates in (row.estimates, row.differences))
         line |= _interval(name, estimate) | {f"{name}_n": estimate.n} | _interval(f"{name}_difference", difference)
     line |= {"perceptual": row.verdict.perceptual if row.verdict else None}
-    for control in controls.LABELS:
+    for control in LABELS:
         gaps = row.verdict.differences if row.verdict else {}
         line |= _interval(f"lpips_over_{control}", gaps.get(control, NOTHING))
     return line | {"seconds": row.seconds}
@@ -151,3 +162,63 @@ def _entry(row: RowSummary, name: str, summary: Summary) -> dict[str, Any]:
 def _interval(name: str, estimate: statistics.Estimate) -> dict[str, float | None]:
     """The mean and the ends of its interval, under a name and with its suffixes."""
     return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+class Change(NamedTuple):
+    """What B differs from A in by one setting and metric: both means, and B - A, paired by image."""
+
+    a: float
+    b: float
+    estimate: statistics.Estimate
+
+
+def write_comparison(first: Summary, second: Summary, output: Path, seed: int = 0) -> dict[str, dict[str, Change]]:
+    """Write comparison.csv with the means of A and B and B - A for each setting and metric.
+
+    Args:
+        first, second: the results of A and of B.
+        output: an existing folder.
+        seed: of the bootstrap.
+
+    Returns:
+        Setting -> metric -> change, in the order of the rows.
+    """
+    joined = first.scores.merge(second.scores, on=["setting", "image"], suffixes=("_a", "_b"))
+    changes: dict[str, dict[str, Change]] = {}
+    for setting, of_setting in joined.groupby("setting", sort=False):
+        for name in first.metrics:
+            pairs = of_setting[[f"{name}_a", f"{name}_b"]].to_numpy()
+            pairs = pairs[np.isfinite(pairs).all(axis=1)]
+            if len(pairs):
+                a, b, change = statistics.estimates(np.column_stack([pairs, pairs[:, 1] - pairs[:, 0]]), seed)
+                changes.setdefault(setting, {})[name] = Change(a.mean, b.mean, change)
+    lines = [
+        {"setting": setting, "metric": name, "images": change.estimate.n, "a": change.a, "b": change.b}
+        | {"difference": change.estimate.mean, "low": change.estimate.low, "high": change.estimate.high}
+        for setting, row in changes.items()
+        for name, change in row.items()
+    ]
+    with replacing(output / "comparison.csv") as part:
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
+    return changes
+
+
+def format_changes(changes: Mapping[str, Mapping[str, Change]], metrics: Mapping[str, Metric]) -> str:
+    """B - A as text, one line for each row that depends on the checkpoint, without the controls."""
+    rows = {setting: row for setting, row in changes.items() if setting not in (BLURRY, SHARP, *CONTROLS)}
+    table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
+    table["images"] = [max(change.estimate.n for change in row.values()) for row in rows.values()]
+    for name, (title, digits, _) in ((name, metric.column) for name, metric in metrics.items()):
+        if any(name in row for row in rows.values()):
+            shown = [signed(row[name].estimate, digits) if name in row else "-" for row in rows.values()]
+            table[title.partition(" (")[0]] = shown
+    return table.to_string()
+
+
+def signed(difference: statistics.Estimate, digits: int) -> str:
+    """A difference and, if there is one, its interval."""
+    mean, low, high = (
+        None if value is None else f"{value:+.{digits}f}"
+        for value in (difference.mean, difference.low, difference.high)
+    )
+    return mean if low is None else f"{mean} ({low} to {high})"

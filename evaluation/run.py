@@ -1,160 +1,275 @@
-"""What evaluate.py does once its command line is read: load everything, score, write the results."""
+"""What evaluate.py's flow calls: the pairs, the networks and the plan, and then the files of the results."""
 
+import hashlib
 import os
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric import Fabric
 
 from deblur.checkpoints import checkpoint_hash, load_pipeline, save_presets
-from deblur.cli import Stopped
+from deblur.cli import explain
+from deblur.data.files import images, search
+from deblur.data.layouts import DatasetError, Source, paired
 from deblur.data.pairs import read_pair
-from deblur.data.scored_pairs import read_baselines, scored_pairs
 from deblur.devices import choose_device, resolve_precision
-from deblur.evaluation.comparison import format_changes, write_comparison
-from deblur.evaluation.examples import Example, keep_examples, write_panel
-from deblur.evaluation.journal import open_journal
-from deblur.evaluation.metrics import make_metrics
-from deblur.evaluation.options import Evaluation
-from deblur.evaluation.report import write_joint_report, write_report
-from deblur.evaluation.results import format_table, provenance, write_results
-from deblur.evaluation.rows import rows_of
+from deblur.evaluation.grid import rows_of
+from deblur.evaluation.journal import Facts, open_journal
+from deblur.evaluation.metrics import Metric, make_metrics
+from deblur.evaluation.report import Example, keep_examples, write_joint_report, write_panel, write_report
+from deblur.evaluation.results import (
+    add_examples,
+    format_changes,
+    format_table,
+    provenance,
+    write_comparison,
+    write_results,
+)
 from deblur.evaluation.scoring import ImagePair, Plan, depends_on, score_images
 from deblur.evaluation.summary import Summary, summarise
-from deblur.hub import PRETRAINED, locate
 from deblur.pipeline import DeblurPipeline
+from deblur.progress import ProgressBar
+from deblur.settings import SamplingSettings
 from deblur.storage import sole_user
 
-
-def score(evaluation: Evaluation) -> None:
-    """Score one checkpoint, or only other programs' images, or compare two checkpoints."""
-    processes = find_processes()
-    output, writes = Path(evaluation.output), processes.is_global_zero
-    with sole_user(output) if writes else nullcontext():
-        if evaluation.checkpoints is None:
-            _evaluate(evaluation, processes)
-            return
-        evaluated = {}
-        for name, checkpoint in zip("AB", evaluation.checkpoints, strict=True):
-            alone = replace(evaluation, checkpoints=None, checkpoint=checkpoint, output=str(output / name), panel=None)
-            evaluated[name] = _evaluate(alone, processes)
-        if writes:
-            changes = write_comparison(*(summary for summary, _ in evaluated.values()), output, evaluation.seed)
-            write_joint_report(output, evaluated, changes)
-            a, b = evaluation.checkpoints
-            print(f"A: {a}, B: {b}; means over the images, 95 % intervals")
-            print(format_changes(changes, evaluated["A"][0].metrics))
-            print(f"wrote {output}: open {output / 'report.html'}")
+__all__ = ["make_metrics", "score_images"]
 
 
-def _evaluate(evaluation: Evaluation, processes: Fabric) -> tuple[Summary, list[Example]] | None:
-    """Evaluate one checkpoint, or only other programs' images: the results, in the first process."""
-    plan = prepare(evaluation, processes)
-    try:
-        score_images(plan)
-        return publish(evaluation, plan) if processes.is_global_zero else None
-    except Stopped as stopped:
-        done, wanted = len(plan.scored()), len(plan.rows) * len(plan.images)
-        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
+@contextmanager
+def sharing(output: Path) -> Iterator[Fabric]:
+    """The processes that torchrun or SLURM started, or this one alone, as a Lightning Fabric.
 
-
-def prepare(evaluation: Evaluation, processes: Fabric) -> Plan:
-    """Load everything the evaluation needs; errors are raised before anything is restored."""
-    checkpoint = _checkpoint(evaluation)
-    source = evaluation.data, evaluation.split, evaluation.variant, evaluation.limit
-    pairs = processes.broadcast(scored_pairs(*source) if processes.is_global_zero else None)
-    baselines, baseline_hashes = read_baselines(evaluation.outputs, pairs.listing.pairs)
-    pipeline, device, place, precision = _networks(evaluation, processes, checkpoint)
-    data = Path(evaluation.data)
-    texts = data if data.is_dir() else data.parent
-    metrics = make_metrics(evaluation.metric_names, texts, evaluation.language)
-    for metric in metrics.values():
-        if metric.reason is not None and processes.is_global_zero:
-            print(metric.reason)
-    settings = evaluation.settings
-    if pipeline is not None and not settings:
-        settings = list(dict.fromkeys(pipeline.preset(name) for name in pipeline.config.presets))
-        if not settings:
-            raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
-    facts = provenance() | {  # what the numbers depend on, for results.json
-        "data": {"root": evaluation.data, "split": evaluation.split} | pairs.facts,
-        **{name: getattr(evaluation, name) for name in ("grid", "seed")},
-        "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)} if checkpoint else None,
-        "device": place,
-        "precision": precision,
-    }
-    dependencies = depends_on(facts, metrics, evaluation.batch_size, pairs.hashes, baseline_hashes)
-    sized = zip(pairs.listing.pairs, pairs.sizes, strict=True)
-    return Plan(
-        images=[ImagePair(pair.name, size, partial(read_pair, pair)) for pair, size in sized],
-        settings=rows_of(settings),
-        pipeline=pipeline,
-        metrics=metrics,
-        journal=open_journal(Path(evaluation.output) / "journal", dependencies, processes, evaluation.overwrite),
-        seed=evaluation.seed,
-        baselines=baselines,
-        batch_size=evaluation.batch_size,
-        device=device,
-        processes=processes,
-        facts=facts,
-        restored=Path(evaluation.output) / "images" if evaluation.images else None,
-    )
-
-
-def publish(evaluation: Evaluation, plan: Plan) -> tuple[Summary, list[Example]]:
-    """Write the files, and store the presets if requested."""
-    folder, summary = Path(evaluation.output), summarise(plan)
-    write_results(folder, summary)  # before the examples, which a slow predictor makes for longer than the scores
-    print(format_table(summary))
-    examples = keep_examples(folder, plan, summary)
-    write_results(folder, summary, examples)
-    write_report(folder, summary, examples)
-    write_panel(plan, summary, evaluation.panel_path)
-    if evaluation.save_presets:
-        save_presets(Path(_checkpoint(evaluation)), {name: row.row.settings for name, row in summary.presets.items()})
-    print(f"wrote {folder}: open {folder / 'report.html'}")
-    return summary, examples
-
-
-def _checkpoint(evaluation: Evaluation) -> str | None:
-    """The checkpoint to score; None if only another program's images are scored."""
-    checkpoint = evaluation.checkpoint and locate(evaluation.checkpoint)
-    if checkpoint is None and (evaluation.settings or not evaluation.outputs):
-        checkpoint = PRETRAINED
-    if evaluation.save_presets and not (checkpoint and Path(checkpoint).is_dir()):
-        raise ValueError(f"--save_presets needs an exported checkpoint folder to write into, got {checkpoint}")
-    return checkpoint
-
-
-def _networks(
-    evaluation: Evaluation, processes: Fabric, checkpoint: str | None
-) -> tuple[DeblurPipeline | None, torch.device, str, str]:
-    """The pipeline if there is a checkpoint, its device, the device's name, and its precision."""
-    on, device = evaluation.device, choose_device(evaluation.device)
-    if processes.world_size > 1 and device.type == "cuda":
-        on = f"cuda:{processes.local_rank}"
-        device = choose_device(on)
-    if checkpoint is None:
-        return None, device, str(device), resolve_precision(evaluation.precision, device)
-    classes = evaluation.classes or ()
-    pipeline = load_pipeline(checkpoint, on, evaluation.precision, evaluation.provider, classes)
-    return pipeline, pipeline.device, pipeline.place, pipeline.precision
-
-
-def find_processes() -> Fabric:
-    """Lightning Fabric over the processes that torchrun or SLURM started, or over this one alone.
-
-    It is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run.
+    It is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run. The first
+    process holds the folder of the results.
     """
     env = os.environ
     here = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 1)
     nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
     try:
-        fabric = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
+        processes = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
     except RuntimeError as error:  # inconsistent SLURM variables, such as --ntasks without --ntasks-per-node
         raise ValueError(" ".join(str(error).split())) from error
-    fabric.launch()
-    return fabric
+    processes.launch()
+    if processes.is_global_zero:
+        with sole_user(output):
+            yield processes
+    else:
+        yield processes
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """The pairs of a split, which can be read, and another program's images of them.
+
+    Attributes:
+        texts: the folder that has the texts of the images, if they are pages.
+        images: in the order of the listing.
+        hashes: name -> SHA-256 of the pair's two files.
+        outputs: row label -> name -> the file that another program restored; at most one row.
+        output_hashes: row label -> SHA-256 of its files.
+        facts: what identifies the pairs.
+    """
+
+    texts: Path
+    images: list[ImagePair]
+    hashes: dict[str, str]
+    outputs: dict[str, dict[str, Path]]
+    output_hashes: dict[str, str]
+    facts: Facts
+
+
+def read_pairs(
+    data: str, split: str, variant: str, limit: int | None, outputs: str | None, processes: Fabric
+) -> ScoredPairs:
+    """The pairs of a split, each read once by the first process.
+
+    Args:
+        data, split, variant: as flags of evaluate.py.
+        limit: at most that many pairs, spread evenly over the list.
+        outputs: folder of images that another program restored.
+        processes: that are told the pairs.
+
+    Raises:
+        DatasetError, ImageError: a pair is missing, or cannot be read.
+        ValueError: an image of another program is missing, or its size differs from its ground truth's.
+    """
+    if not processes.is_global_zero:
+        return processes.broadcast(None)
+    source = source_of(data)
+    root = source.root or source.blurry
+    listing = source.list_pairs(split, variant)
+    pairs = paired(listing, root)
+    print(f"{source.split or split}: {len(pairs)} pairs of {root} (layout {listing.layout}, variant {listing.variant})")
+    count = min(limit or len(pairs), len(pairs))
+    pairs = [pairs[k * len(pairs) // count] for k in range(count)]
+    found, hashes = [], {}
+    for pair in ProgressBar(pairs, desc="checking the images", unit="pair"):
+        size = tuple(read_pair(pair)[0].shape[1:])
+        found.append(ImagePair(pair.name, size, partial(read_pair, pair)))
+        hashes[pair.name] = hashlib.sha256(pair.blurry.read_bytes() + pair.sharp.read_bytes()).hexdigest()
+    facts = {"root": data, "split": source.split or split, "layout": listing.layout, "variant": listing.variant}
+    facts |= {"images": count, "sha256": hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()}
+    texts = Path(root) if Path(root).is_dir() else Path(root).parent
+    rows, row_hashes = {}, {}
+    if outputs is not None:
+        label = f"outputs {Path(outputs).resolve().name}"
+        rows[label], row_hashes[label] = _restored_files(outputs, {pair.name: pair.sharp for pair in pairs})
+    return processes.broadcast(ScoredPairs(texts, found, hashes, rows, row_hashes, facts))
+
+
+def source_of(data: str) -> Source:
+    """The dataset that a flag names: ROOT, ROOT:SPLIT, or a layout of a user's own as a config of train.py has it.
+
+    Raises:
+        DatasetError: what stands in braces is no layout.
+    """
+    if not data.startswith("{"):
+        return Source.named(data)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--data", type=Source)
+    try:
+        return parser.instantiate_classes(parser.parse_object({"data": yaml.safe_load(data)})).data
+    except (yaml.YAMLError, ArgumentError) as error:
+        raise DatasetError(f"--data {data} names no layout: {explain(error)}.") from None
+
+
+def _restored_files(folder: str, truths: Mapping[str, Path]) -> tuple[dict[str, Path], str]:
+    """The images of another program by the names of their pairs, and the SHA-256 of all."""
+    there = {search.name_below(file, Path(folder)): file for file in search.find(folder)}
+    files, digest = {}, hashlib.sha256()
+    for name, truth in truths.items():
+        file = there.get(search.normalised(name))
+        if file is None:
+            raise ValueError(f"--outputs {folder} has no image {name} (of any suffix), which the dataset has")
+        restored, sharp = images.read(file), images.read(truth)
+        if restored.shape != sharp.shape:
+            size, wanted = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
+            raise ValueError(f"{file} has {size} pixels, and {truth}, its ground truth, {wanted}")
+        digest.update(file.read_bytes())
+        files[name] = file
+    return files, digest.hexdigest()
+
+
+class Networks(NamedTuple):
+    """A checkpoint and where it runs; without one, where images are scored."""
+
+    checkpoint: str | None
+    pipeline: DeblurPipeline | None
+    device: torch.device
+    place: str
+    precision: str
+
+
+def load_networks(
+    checkpoint: str | None, device: str, precision: str, provider: str | None, classes: str | None, processes: Fabric
+) -> Networks:
+    """Load a checkpoint onto this process's device; the other arguments are flags of evaluate.py."""
+    chosen = choose_device(device)
+    if processes.world_size > 1 and chosen.type == "cuda":
+        device = f"cuda:{processes.local_rank}"
+        chosen = choose_device(device)
+    if checkpoint is None:
+        return Networks(None, None, chosen, str(chosen), resolve_precision(precision, chosen))
+    pipeline = load_pipeline(checkpoint, device, precision, provider, classes or ())
+    return Networks(checkpoint, pipeline, pipeline.device, pipeline.place, pipeline.precision)
+
+
+def make_plan(
+    folder: Path,
+    pairs: ScoredPairs,
+    networks: Networks,
+    metrics: Mapping[str, Metric],
+    settings: Sequence[SamplingSettings],
+    processes: Fabric,
+    grid: str | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    with_controls: bool = True,
+    keeps_images: bool = False,
+    overwrite: bool = False,
+) -> Plan:
+    """What is scored in `folder`, with its journal; errors are raised before anything is restored.
+
+    Args:
+        settings: none: the presets of the checkpoint.
+        grid: the file that they come from, for results.json.
+        overwrite: discard the scores of another evaluation.
+        folder, pairs, networks, metrics, processes, seed, batch_size, with_controls, keeps_images: as in `Plan`.
+    """
+    if networks.pipeline is not None and not settings:
+        presets = networks.pipeline.config.presets
+        settings = list(dict.fromkeys(networks.pipeline.preset(name) for name in presets))
+        if not settings:
+            raise ValueError(f"checkpoint {networks.checkpoint} has no presets to score: give --grid")
+    for metric in metrics.values():
+        if metric.reason is not None and processes.is_global_zero:
+            print(metric.reason)
+    checkpoint = networks.checkpoint
+    facts = provenance() | {  # what the numbers depend on, for results.json
+        "data": pairs.facts,
+        "grid": grid,
+        "seed": seed,
+        "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)} if checkpoint else None,
+        "device": networks.place,
+        "precision": networks.precision,
+    }
+    dependencies = depends_on(facts, metrics, batch_size, pairs.hashes, pairs.output_hashes)
+    return Plan(
+        folder=folder,
+        images=pairs.images,
+        settings=rows_of(settings),
+        pipeline=networks.pipeline,
+        metrics=metrics,
+        journal=open_journal(folder / "journal", dependencies, processes, overwrite),
+        seed=seed,
+        outputs=pairs.outputs,
+        batch_size=batch_size,
+        device=networks.device,
+        processes=processes,
+        facts=facts,
+        with_controls=with_controls,
+        keeps_images=keeps_images,
+    )
+
+
+def publish(plan: Plan, panel: str | None = None, as_presets: bool = False) -> tuple[Summary, list[Example]] | None:
+    """Write the files of a plan that is scored, in the first process: its results.
+
+    Args:
+        plan: whose journal is complete.
+        panel: file for the panel; None: none is written.
+        as_presets: whether the best settings become presets of the checkpoint.
+    """
+    if not plan.processes.is_global_zero:
+        return None
+    summary = summarise(plan)
+    write_results(plan.folder, summary)  # before the examples, which may have to be restored again
+    print(format_table(summary))
+    examples = keep_examples(plan, summary)
+    add_examples(plan.folder, examples)
+    write_report(plan.folder, summary, examples)
+    if panel is not None:
+        write_panel(plan, summary, Path(panel))
+    if as_presets:
+        presets = {name: row.settings for name, row in summary.presets.items()}
+        save_presets(Path(plan.facts["checkpoint"]["name"]), presets)
+    print(f"wrote {plan.folder}: open {plan.folder / 'report.html'}")
+    return summary, examples
+
+
+def compare(output: Path, evaluated: Mapping[str, tuple[Summary, list[Example]]], seed: int) -> None:
+    """Write what two evaluations of the same images and noise differ in, A and B, and their joint report."""
+    (a, _), (b, _) = evaluated.values()
+    changes = write_comparison(a, b, output, seed)
+    write_joint_report(output, evaluated, changes)
+    names = ", ".join(f"{letter}: {summary.facts['checkpoint']['name']}" for letter, (summary, _) in evaluated.items())
+    print(f"{names}; means over the images, 95 % intervals")
+    print(format_changes(changes, a.metrics))
+    print(f"wrote {output}: open {output / 'report.html'}")

@@ -2,20 +2,23 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from deblur.cli import Stopped
+from deblur.data.files import images
 from deblur.draft import Blurry, Draft
 from deblur.evaluation.controls import RECIPES, control_images
+from deblur.evaluation.grid import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
-from deblur.evaluation.pixels import MetricError, write_png
-from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
+from deblur.evaluation.pixels import MetricError, whole_numbers, write_png
+from deblur.models.samplers import Progress
 from deblur.pipeline import DeblurPipeline
 from deblur.progress import ProgressBar, counted
 from deblur.settings import SamplingSettings, sharing_samples
@@ -29,6 +32,7 @@ SECONDS_RECIPE = (
 # Pixels per batch of the networks: a GPU must be filled, a CPU is fastest while the data fit into its caches.
 BATCH_PIXELS = {"cpu": 2**16, "gpu": 2**22}
 LARGEST_BATCH = 32
+KEPT_BYTES = 2**28  # of images in memory for the report, such as 1000 of 300 x 300
 
 
 @dataclass(frozen=True)
@@ -45,32 +49,39 @@ class Plan:
     """What to score, and how.
 
     Args:
+        folder: of the results.
         images: in the order of the results.
         settings: the rows of the grid, in the order of the results.
         pipeline: None if only rows without a pipeline are scored.
         metrics: all requested metrics.
         journal: where scores are stored and read.
         seed: of the noise of samples and controls, and of the bootstrap.
-        baselines: label -> function of an image's name that returns the image (3, H, W) restored by another program.
+        outputs: row label -> name of an image -> the file that another program restored.
         batch_size: images per batch of the networks; None: as many as suit the device and the images' size.
         device: where images are restored and scored.
         processes: that share the images.
         facts: what else the numbers depend on, for results.json.
-        restored: folder for the image of every row but the controls; None: none is written.
+        with_controls: whether the controls are rows, too; without them no setting is judged.
+        keeps_images: whether the image of every row but the controls is written, to `folder`/images.
+        kept: (key of a row, image) -> what was scored, (3, H, W) in 8 bits, for the report: of all rows but the
+            controls, as long as there is room.
     """
 
+    folder: Path
     images: Sequence[ImagePair]
     settings: Sequence[Row]
     pipeline: DeblurPipeline | None
     metrics: Mapping[str, Metric]
     journal: Journal
     seed: int
-    baselines: Mapping[str, Callable[[str], Tensor]]
+    outputs: Mapping[str, Mapping[str, Path]]
     batch_size: int | None
     device: torch.device
     processes: Processes
     facts: Facts
-    restored: Path | None = None
+    with_controls: bool = True
+    keeps_images: bool = False
+    kept: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def computed(self) -> dict[str, Metric]:
@@ -80,8 +91,9 @@ class Plan:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows, in the order of the results."""
-        fixed = [PREDICTOR, SHARP, *CONTROLS] if self.pipeline else [SHARP]
-        return [*map(Row, [BLURRY, *fixed, *self.baselines]), *self.settings]
+        controls = CONTROLS if self.with_controls else []
+        fixed = [PREDICTOR, SHARP, *controls] if self.pipeline else [SHARP]
+        return [*map(Row, [BLURRY, *fixed, *self.outputs]), *self.settings]
 
     @property
     def steps(self) -> int:
@@ -91,22 +103,39 @@ class Plan:
 
     def file(self, row: Row, image: str) -> Path | None:
         """The file for a row's image; None if none is written."""
-        return self.restored / row.file_name / f"{image}.png" if self.restored and row.label not in CONTROLS else None
+        if not self.keeps_images or row.label in CONTROLS:
+            return None
+        return self.folder / "images" / row.file_name / f"{image}.png"
+
+    def keep(self, row: Row, image: str, restored: Tensor) -> None:
+        """Keep a restored image (3, H, W) for the report, and write it if that is wanted."""
+        is_shown = row.label not in (BLURRY, SHARP, *CONTROLS)
+        if is_shown and sum(kept.numel() for kept in self.kept.values()) < KEPT_BYTES:
+            self.kept[row.key, image] = whole_numbers(restored).byte().cpu()
+        if file := self.file(row, image):
+            write_png(file, restored)
 
     def scored(self) -> set[tuple[str, str]]:
         """(key of a row, image) for each score that is there, with its file."""
-        done = self.journal.scores()
-        files = {(row.key, image.name): self.file(row, image.name) for row in self.rows for image in self.images}
-        return {place for place, file in files.items() if place in done and (file is None or file.is_file())}
+        done = set(self.journal.scores())
+        if self.keeps_images:
+            files = {(row.key, image.name): self.file(row, image.name) for row in self.rows for image in self.images}
+            done -= {place for place, file in files.items() if file and not file.is_file()}
+        return done
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Images of one size that are restored together, and the (key of a row, image) that have no score yet."""
+    """Images of one size that are restored together, and the (key of a row, image) that have no score yet.
+
+    `truths` are the ground truths of each image, (K, 3, H, W), by the number K of samples that they are compared with:
+    the same tensors for every row, so that LPIPS computes their features once.
+    """
 
     plan: Plan
     images: Sequence[ImagePair]
     lacking: set[tuple[str, str]]
+    truths: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> list[str]:
@@ -116,31 +145,31 @@ class _Batch:
     def groups(self) -> list[list[Row]]:
         """The settings that lack a score, grouped by the samples that they share."""
         wanted = {key for key, _ in self.lacking}
-        rows = {row.settings: row for row in self.plan.settings}
-        groups = [[rows[s] for s in group if rows[s].key in wanted] for group in sharing_samples(list(rows))]
-        return [group for group in groups if group]
+        rows = {row.settings: row for row in self.plan.settings if row.key in wanted}
+        return [[rows[setting] for setting in group] for group in sharing_samples(list(rows))]
 
-    def read(self) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
         """Blurry and sharp (N, 3, H, W), on the device."""
         sides = zip(*(image.read() for image in self.images), strict=True)
         blurry, sharp = (torch.stack(side).to(self.plan.device) for side in sides)
         return blurry, sharp
 
-    def score(self, sharp: Tensor, images: Tensor, row: Row, seconds: float = 0.0) -> None:
+    def score(self, images: Tensor, row: Row, seconds: float = 0.0) -> None:
         """Add a row's missing scores to the journal; first write its images, if they are to be kept.
 
         Args:
-            sharp: the ground truths (N, 3, H, W).
             images: (N * K, 3, H, W), with the K samples of one image in a row, whose mean score is used.
             row: whose images they are.
             seconds: that an image took.
         """
-        samples = images.split(len(images) // len(sharp))
-        for name, restored, truth in zip(self.names, samples, sharp, strict=True):
+        count = len(images) // len(self.images)
+        if count not in self.truths:
+            self.truths[count] = [sharp.expand(count, -1, -1, -1) for sharp in self.sides[1]]
+        for name, restored, sharp in zip(self.names, images.split(count), self.truths[count], strict=True):
             if (row.key, name) in self.lacking:
-                if file := self.plan.file(row, name):
-                    write_png(file, restored[0])
-                self.plan.journal.add(_score(self.plan.computed, row, name, restored, truth, seconds))
+                self.plan.keep(row, name, restored[0])
+                self.plan.journal.add(_score(self.plan.computed, row, name, restored, sharp, seconds))
 
 
 def depends_on(
@@ -164,50 +193,61 @@ def score_images(plan: Plan) -> None:
 
     Images of one size are restored in batches. The batches do not depend on what was done before or on the number of
     processes, so neither affects a score. The predictor runs once per batch, and settings that share their samples run
-    once.
+    once. A stop by a signal says how much is done.
     """
     batches = _batches(plan)
     steps = sum(len(b.images) * steps_of([row.settings for row in group]) for b in batches for group in b.groups)
     total, unit = (steps, "step") if steps else (sum(len(batch.images) for batch in batches), "image")
     text, hidden = f"{len(plan.settings)} settings", plan.processes.global_rank > 0
-    with ProgressBar(total=total, desc=text, unit=unit, disable=hidden) as bar:
-        for batch in batches:
-            blurry, sharp = batch.read()
-            score = partial(batch.score, sharp)
-            score(blurry, Row(BLURRY))
-            score(sharp, Row(SHARP))
-            for label, read in plan.baselines.items():
-                score(torch.stack([read(name) for name in batch.names]).to(plan.device), Row(label))
-            if plan.pipeline is not None:
-                draft, before = _drafted(plan, blurry)
-                drafts = {None: (draft, before)}  # by the predictor's stages
-                score(draft.prediction.images, Row(PREDICTOR), before)
-                for label, images in _controls(batch, blurry, draft.prediction.images):
-                    score(images, Row(label), before)
-            for group in batch.groups:
-                settings = [row.settings for row in group]
-                stages = settings[0].stages
-                if stages not in drafts:
-                    drafts[stages] = _drafted(plan, blurry, stages)
-                draft, before = drafts[stages]
-                start = _now(plan.device)
-                longest = max(settings, key=lambda setting: setting.num_samples)
-                samples = plan.pipeline.sample(draft, longest, plan.seed, batch.names, counted(bar, len(blurry)))
-                outputs = draft.restored(samples, settings)
-                drawn = max(setting.num_samples for setting in settings) * len(blurry)
-                seconds = (_now(plan.device) - start) / drawn
-                for row, output in zip(group, outputs, strict=True):
-                    score(output.images, row, before + seconds * row.settings.num_samples)
-            if not steps:
-                bar.update(len(blurry))
+    try:
+        with ProgressBar(total=total, desc=text, unit=unit, disable=hidden) as bar:
+            for batch in batches:
+                blurry, sharp = batch.sides
+                batch.score(blurry, Row(BLURRY))
+                batch.score(sharp, Row(SHARP))
+                for label, files in plan.outputs.items():
+                    restored = [images.read(files[name]) for name in batch.names]
+                    batch.score(torch.stack(restored).to(plan.device), Row(label))
+                if plan.pipeline is not None:
+                    _score_restored(batch, blurry, counted(bar, len(blurry)))
+                if not steps:
+                    bar.update(len(blurry))
+    except Stopped as stopped:
+        done, wanted = len(plan.scored()), len(plan.rows) * len(plan.images)
+        raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
     plan.processes.barrier()
 
 
-def _drafted(plan: Plan, blurry: Tensor, stages: int | None = None) -> tuple[Draft, float]:
-    """The pipeline's draft, with its prediction, and its seconds for each image."""
-    start = _now(plan.device)
-    draft = plan.pipeline.draft(Blurry(blurry), stages)
-    return draft, (_now(plan.device) - start) / len(blurry)
+def _score_restored(batch: _Batch, blurry: Tensor, progress: Progress) -> None:
+    """Score the prediction, the controls that are made of it, and every setting."""
+    plan = batch.plan
+
+    def drafted(stages: int | None) -> tuple[Draft, float]:
+        """The pipeline's draft, with its prediction, and its seconds for each image."""
+        start = _now(plan.device)
+        draft = plan.pipeline.draft(Blurry(blurry), stages)
+        return draft, (_now(plan.device) - start) / len(blurry)
+
+    drafts = {None: drafted(None)}  # by the predictor's stages
+    draft, before = drafts[None]
+    prediction = draft.prediction.images
+    batch.score(prediction, Row(PREDICTOR), before)
+    if plan.with_controls:
+        for label, controlled in _controls(batch, blurry, prediction):
+            batch.score(controlled, Row(label), before)
+    for group in batch.groups:
+        settings = [row.settings for row in group]
+        stages = settings[0].stages
+        if stages not in drafts:
+            drafts[stages] = drafted(stages)
+        draft, before = drafts[stages]
+        start = _now(plan.device)
+        longest = max(settings, key=lambda setting: setting.num_samples)
+        samples = plan.pipeline.sample(draft, longest, plan.seed, batch.names, progress)
+        outputs = draft.restored(samples, settings)
+        seconds = (_now(plan.device) - start) / (longest.num_samples * len(blurry))
+        for row, output in zip(group, outputs, strict=True):
+            batch.score(output.images, row, before + seconds * row.settings.num_samples)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:
@@ -228,10 +268,10 @@ def _batches(plan: Plan) -> list[_Batch]:
         alike_images, count = list(alike), plan.batch_size or batch_size_for(plan.device.type, size)
         groups += [alike_images[at : at + count] for at in range(0, len(alike_images), count)]
     batches = []
-    for images in groups[plan.processes.global_rank :: plan.processes.world_size]:
-        places = {(row.key, image.name) for row in plan.rows for image in images}
+    for together in groups[plan.processes.global_rank :: plan.processes.world_size]:
+        places = {(row.key, image.name) for row in plan.rows for image in together}
         if places - done:
-            batches.append(_Batch(plan, images, places - done))
+            batches.append(_Batch(plan, together, places - done))
     return batches
 
 
@@ -260,7 +300,7 @@ def _score(
         try:
             if row.label == SHARP and "sharp" in metric.inputs:
                 raise MetricError("it is the ground truth itself")
-            samples = metric(restored, sharp.expand_as(restored), [name] * len(restored))
+            samples = metric(restored, sharp, [name] * len(restored))
             values[column] = samples.double().mean().item()
         except MetricError as error:
             values[column], missing[column] = None, str(error)

@@ -1,4 +1,3 @@
-  var data = JSON.parse(document.getElementById("data").textContent);
   var view = document.getElementById("view");
   if (!view) { return; }
   function byId(id) { return document.getElementById(id); }

@@ -8,46 +8,59 @@ import numpy as np
 import pandas as pd
 
 from deblur.cli import escaped
-from deblur.evaluation.controls import LABELS, Verdict, judge
+from deblur.evaluation.grid import BLURRY, CONTROLS, LABELS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
-from deblur.evaluation.rows import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from deblur.evaluation.scoring import Plan
-from deblur.evaluation.statistics import Estimate, estimates
+from deblur.evaluation.statistics import Estimate, Verdict, estimates, judge
 
 NOTHING = Estimate(None, None, None, 0)
 
 
 @dataclass(frozen=True)
-class RowSummary:
-    """The means of one row over the images.
+class RowSummary(Row):
+    """A row with its means over the images.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
     theirs. A metric without values is in neither, and `missing` says why. `finite` are the means over the images whose
     value is finite, where some are not. `verdict` compares a setting with the controls.
     """
 
-    row: Row
-    images: int
-    seconds: float
+    images: int = 0
+    seconds: float = 0.0
     estimates: dict[str, Estimate] = field(default_factory=dict)
     differences: dict[str, Estimate] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
     finite: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def label(self) -> str:
-        """The row's name."""
-        return self.row.label
-
-    def mean(self, metric: str) -> float | None:
-        """The mean of a metric; None if it has none."""
-        return self.estimates.get(metric, NOTHING).mean
+    @cached_property
+    def means(self) -> dict[str, float]:
+        """The mean of each metric that has one."""
+        return {metric: estimate.mean for metric, estimate in self.estimates.items() if estimate.mean is not None}
 
     def level(self, metric: str) -> tuple[float, float]:
         """What rows are compared by: the mean, and where images that are equal make it infinite, that of the others."""
-        return self.mean(metric), self.finite.get(metric, self.mean(metric))
+        return self.means.get(metric), self.finite.get(metric, self.means.get(metric))
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image of a row, with its scores.
+
+    Attributes:
+        row: whose image it is.
+        image: its name.
+        rank: best, median or worst among the images of the row.
+        scores: metric -> score, without those that are missing.
+        files: kind of image (blurry, predictor, sharp, restored) -> path within the evaluation's folder.
+    """
+
+    row: Row
+    image: str
+    rank: str
+    scores: dict[str, float]
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,13 +84,19 @@ class Summary:
 
     @cached_property
     def perception(self) -> str:
-        """The metric of the perception axis: lpips, or ssim if LPIPS is missing."""
-        return "lpips" if any(row.mean("lpips") is not None for row in self.rows) else "ssim"
+        """The metric of the perception axis: lpips, or ssim if LPIPS has no value."""
+        has_lpips = "ssim" not in self.metrics or any(row.means.get("lpips") is not None for row in self.rows)
+        return "lpips" if has_lpips else "ssim"
 
-    @property
+    @cached_property
+    def has_verdicts(self) -> bool:
+        """Whether settings were judged beside the controls."""
+        return any(row.verdict for row in self.rows)
+
+    @cached_property
     def settings(self) -> list[RowSummary]:
         """The rows that are settings."""
-        return [row for row in self.rows if row.row.settings]
+        return [row for row in self.rows if row.settings]
 
     @cached_property
     def front(self) -> list[RowSummary]:
@@ -107,7 +126,7 @@ class Summary:
         def beyond(row: RowSummary) -> float:
             def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
                 worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
-                at = 0 if np.isfinite([each.mean(name) for each in (row, worst, best)]).all() else 1
+                at = 0 if np.isfinite([each.means.get(name) for each in (row, worst, best)]).all() else 1
                 gap = best.level(name)[at] - worst.level(name)[at]
                 return (row.level(name)[at] - worst.level(name)[at]) / gap if gap else 1.0
 
@@ -115,9 +134,48 @@ class Summary:
 
         return {"fidelity": fidelity, "balanced": max(self.settings_front, key=beyond), "perceptual": perceptual}
 
-    def preset(self, row: RowSummary) -> str | None:
-        """The presets that a row becomes, joined by commas; None if it becomes none."""
-        return ", ".join(name for name, chosen in self.presets.items() if chosen is row) or None
+    @cached_property
+    def best(self) -> dict[str, RowSummary]:
+        """The best row by PSNR and the best by perception, of all but the blurry and sharp ones and the controls."""
+        others = (BLURRY, SHARP, *CONTROLS)
+        best = {}
+        for name in ("psnr", self.perception):
+            rows = [row for row in self.rows if row.label not in others and row.means.get(name) is not None]
+            sign = 1 if self.metrics[name].column.higher_is_better else -1
+            if rows:
+                best[name] = max(rows, key=lambda row: sign * row.means.get(name))
+        return best
+
+    @cached_property
+    def typical(self) -> str | None:
+        """The median image of the row with the best perception; None without one."""
+        if self.perception not in self.best:
+            return None
+        ranked = _ranked(self, self.best[self.perception])
+        return ranked["image"].iloc[(len(ranked) - 1) // 2]
+
+    def scores_of(self, row: RowSummary, image: str) -> dict[str, float]:
+        """The scores of one image, without those that are missing."""
+        [(_, line)] = self.scores[(self.scores["setting"] == row.label) & (self.scores["image"] == image)].iterrows()
+        return line[list(self.metrics)].dropna().to_dict()
+
+    @property
+    def worsened(self) -> pd.DataFrame:
+        """The images whose prediction has a lower PSNR than the blurry one, and both, the largest loss first."""
+        psnr = self.scores.pivot(index="image", columns="setting", values="psnr")
+        if PREDICTOR not in psnr:
+            return psnr.iloc[:0]
+        psnr = psnr[[BLURRY, PREDICTOR]]
+        loss = psnr[BLURRY] - psnr[PREDICTOR]
+        return psnr[loss > 0].loc[loss[loss > 0].sort_values(ascending=False, kind="stable").index]
+
+    @cached_property
+    def preset_names(self) -> dict[str, str]:
+        """The presets that rows become, joined by commas, by their labels."""
+        names = {}
+        for name, row in self.presets.items():
+            names[row.label] = f"{names[row.label]}, {name}" if row.label in names else name
+        return names
 
 
 def summarise(plan: Plan) -> Summary:
@@ -127,79 +185,123 @@ def summarise(plan: Plan) -> Summary:
     A setting without a score for one of them gets no mean, since a mean over fewer images is not comparable.
     """
     table = _table(plan)
-    by_label = dict(list(table.groupby("setting", sort=False)))
-    rows = {}
-    for row in plan.rows:
-        scores = by_label[row.label]
-        verdict = _verdict(table, scores, plan.seed) if row.settings else None
-        rows[row.label] = RowSummary(row, len(scores), scores["seconds"].mean().item(), verdict=verdict)
+    labels, images = [row.label for row in plan.rows], [escaped(image.name) for image in plan.images]
+    wide = {name: table.pivot(index="image", columns="setting", values=name) for name in ("seconds", *plan.computed)}
+    wide = {name: scores.loc[images, labels] for name, scores in wide.items()}
+    means, differences, finite = {}, {}, {}
     for name in plan.computed:
-        _summarise_metric(name, table, by_label, rows, plan.seed)
-    return Summary(list(rows.values()), plan.metrics, table, plan.facts, plan.steps)
+        scores = wide[name][wide[name][BLURRY].notna()].dropna(axis="columns")
+        if not scores.size:
+            continue
+        means[name] = _estimates(scores, plan.seed)
+        finite[name] = scores.where(np.isfinite(scores)).mean()[~np.isfinite(scores).all()].dropna().to_dict()
+        compared = scores.drop(columns=[PREDICTOR, SHARP], errors="ignore")
+        if PREDICTOR in scores and compared.size:
+            differences[name] = _estimates(compared.sub(scores[PREDICTOR], axis="index"), plan.seed)
+    missing = table.groupby("setting")["missing"].agg(list)
+    verdicts = _verdicts(plan, wide)
+    rows = [
+        RowSummary(
+            label=row.label,
+            settings=row.settings,
+            images=len(images),
+            seconds=wide["seconds"][row.label].mean().item(),
+            estimates={name: own[row.label] for name, own in means.items() if row.label in own},
+            differences={name: own[row.label] for name, own in differences.items() if row.label in own},
+            missing=_reasons(images, missing[row.label]),
+            verdict=verdicts.get(row.label),
+            finite={name: own[row.label] for name, own in finite.items() if row.label in own},
+        )
+        for row in plan.rows
+    ]
+    return Summary(rows, plan.metrics, table, plan.facts, plan.steps)
+
+
+def choose_examples(summary: Summary) -> list[Example]:
+    """The images for the report, without their files.
+
+    They are the best, the median and the worst image of each setting on the front, by LPIPS, or by SSIM if LPIPS is
+    missing; and the typical image as the best rows have it. If no setting is on the front, because blurry or the
+    prediction beats them all, the front among the settings is used.
+    """
+    chosen = {}
+    for row in [row for row in summary.front if row.settings] or summary.settings_front:
+        ranked = list(_ranked(summary, row)["image"])
+        for rank, at in {"best": 0, "median": (len(ranked) - 1) // 2, "worst": len(ranked) - 1}.items():
+            chosen.setdefault((row.label, ranked[at]), (row, rank))
+    for row in summary.best.values():
+        if summary.typical is not None and row.label != PREDICTOR:
+            chosen.setdefault((row.label, summary.typical), (row, "typical"))
+    return [Example(row, image, rank, summary.scores_of(row, image)) for (_, image), (row, rank) in chosen.items()]
+
+
+def _ranked(summary: Summary, row: RowSummary) -> pd.DataFrame:
+    """A row's scores by image, the best perception first."""
+    metric = summary.perception
+    scores = summary.scores[summary.scores["setting"] == row.label].dropna(subset=[metric])
+    return scores.sort_values(metric, ascending=metric == "lpips", kind="stable")
 
 
 def _table(plan: Plan) -> pd.DataFrame:
     """`Summary.scores`."""
     scores, lines = plan.journal.scores(), []
+    names = {image.name: escaped(image.name) for image in plan.images}
     for row in plan.rows:
-        for image in plan.images:
-            score = scores[row.key, image.name]
+        for name, shown in names.items():
+            score = scores[row.key, name]
             values = {metric: score.metrics.get(metric) for metric in plan.metrics}
-            place = {"setting": row.label, "image": escaped(image.name), "seconds": score.seconds}
+            place = {"setting": row.label, "image": shown, "seconds": score.seconds}
             lines.append(place | values | {"missing": score.missing})
     return pd.DataFrame(lines).astype(dict.fromkeys(plan.metrics, float))
 
 
-def _summarise_metric(
-    metric: str, table: pd.DataFrame, by_label: Mapping[str, pd.DataFrame], rows: dict[str, RowSummary], seed: int
-) -> None:
-    """Fill in a metric's estimates, differences and reasons."""
-    for label, scores in by_label.items():
-        lacking = [
-            (name, why[metric]) for name, why in zip(scores["image"], scores["missing"], strict=True) if metric in why
-        ]
-        if lacking:
-            image, why = lacking[0]
-            rows[label].missing[metric] = f"{len(lacking)} of {len(scores)} images, first {image}: {why}"
-    wide = table.pivot(index="image", columns="setting", values=metric).loc[list(by_label[BLURRY]["image"]), list(rows)]
-    scored = wide[wide[BLURRY].notna()].dropna(axis="columns")
-    if not scored.size:
-        return
-    for label, estimate in zip(scored, estimates(scored.to_numpy(), seed), strict=True):
-        rows[label].estimates[metric] = estimate
-        values = scored[label][np.isfinite(scored[label])]
-        if 0 < len(values) < len(scored):
-            rows[label].finite[metric] = values.mean().item()
-    compared = scored.drop(columns=[PREDICTOR, SHARP], errors="ignore")
-    if PREDICTOR in scored and compared.size:
-        gaps = compared.sub(scored[PREDICTOR], axis="index")
-        for label, estimate in zip(gaps, estimates(gaps.to_numpy(), seed), strict=True):
-            rows[label].differences[metric] = estimate
+def _estimates(scores: pd.DataFrame, seed: int) -> dict[str, Estimate]:
+    """The mean of each row over the images."""
+    return dict(zip(scores, estimates(scores.to_numpy(), seed), strict=True))
 
 
-def _verdict(table: pd.DataFrame, scores: pd.DataFrame, seed: int) -> Verdict:
-    """The verdict on a setting with these scores, beside the controls, on images whose prediction has an LPIPS."""
-    if "lpips" not in table:
-        return Verdict("unknown", {}, "LPIPS was not asked for")
-    places = table.set_index(["setting", "image"])[["psnr", "lpips"]]
-    scores = scores.set_index("image")[["psnr", "lpips"]]
-    scores = scores[places.loc[PREDICTOR].loc[scores.index].notna().all(axis="columns").to_numpy()]
-    if scores.empty:
-        return Verdict("unknown", {}, "LPIPS is missing")
-    if scores.isna().any(axis=None):
-        return Verdict("unknown", {}, "its LPIPS is missing for an image")
+def _reasons(images: Sequence[str], missing: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Why a row lacks a metric, in how many of its images."""
+    reasons = {}
+    for metric in dict.fromkeys(name for why in missing for name in why):
+        lacking = [(image, why[metric]) for image, why in zip(images, missing, strict=True) if metric in why]
+        image, reason = lacking[0]
+        reasons[metric] = f"{len(lacking)} of {len(images)} images, first {image}: {reason}"
+    return reasons
+
+
+def _verdicts(plan: Plan, wide: Mapping[str, pd.DataFrame]) -> dict[str, Verdict]:
+    """The verdicts on the settings beside the controls, on images whose prediction has an LPIPS."""
+    labels = [row.label for row in plan.settings] if plan.with_controls else []
+    if "lpips" not in wide:
+        why = "LPIPS is missing" if "lpips" in plan.metrics else "LPIPS was not asked for"
+        return dict.fromkeys(labels, Verdict("unknown", {}, why))
+    if not labels:
+        return {}
+    places = np.stack([wide["psnr"], wide["lpips"]], axis=-1)  # images, rows, (PSNR, LPIPS)
+    columns = list(wide["psnr"])
+    places = places[~np.isnan(places[:, columns.index(PREDICTOR)]).any(axis=1)]
     curves = {
-        control: np.stack([places.loc[label].loc[scores.index].to_numpy() for label in (PREDICTOR, *labels)], axis=1)
-        for control, labels in LABELS.items()
+        control: places[:, [columns.index(label) for label in (PREDICTOR, *strengths)]]
+        for control, strengths in LABELS.items()
     }
-    return judge(scores.to_numpy(), curves, seed)
+    verdicts = {}
+    for label in labels:
+        scores = places[:, columns.index(label)]
+        if not len(scores):
+            verdicts[label] = Verdict("unknown", {}, "LPIPS is missing")
+        elif np.isnan(scores).any():
+            verdicts[label] = Verdict("unknown", {}, "its LPIPS is missing for an image")
+        else:
+            verdicts[label] = judge(scores, curves, plan.seed)
+    return verdicts
 
 
 def _front(rows: Sequence[RowSummary], perception: str) -> list[RowSummary]:
     """The rows that none of them beats on both axes, in order of increasing PSNR."""
     sign = 1 if perception == "ssim" else -1
-    scored = [row for row in rows if row.mean("psnr") is not None and row.mean(perception) is not None]
-    places = {row.label: (row.level("psnr"), sign * row.mean(perception)) for row in scored}
+    scored = [row for row in rows if row.means.get("psnr") is not None and row.means.get(perception) is not None]
+    places = {row.label: (row.level("psnr"), sign * row.means.get(perception)) for row in scored}
 
     def is_beaten(x: tuple[float, float], y: float) -> bool:
         return any(a >= x and b >= y and (a, b) != (x, y) for a, b in places.values())

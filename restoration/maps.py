@@ -54,7 +54,7 @@ def write_comparison(path: Path, blurry: Tensor, restored: Tensor, prediction: T
     It shows the whole images (3, H, W) and, if those are reduced in it, below them the part that changed most at full
     size.
     """
-    from deblur.evaluation.panels import panel  # not at the top: slow to import
+    from deblur.evaluation.plots import panel  # not at the top: slow to import
 
     shown = {"blurry": blurry, "restored": restored}
     if prediction is not None and not torch.equal(prediction, restored):

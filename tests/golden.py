@@ -15,7 +15,8 @@ from torch import Tensor
 
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.evaluation.metrics import Lpips, psnr
+from deblur.evaluation.perceptual import Lpips
+from deblur.evaluation.pixels import psnr
 from deblur.hub import SHIPPED
 from deblur.tools.pages.kinds import KINDS
 from tests.tools.printed import digest, photographed, small

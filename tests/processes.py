@@ -28,9 +28,7 @@ import lpips  # noqa: E402, F401
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 import deblur.data.datamodule  # noqa: E402
-import deblur.evaluation.metrics  # noqa: E402
-import deblur.evaluation.report  # noqa: E402
-import deblur.evaluation.scoring  # noqa: E402, F401
+import deblur.evaluation.run  # noqa: E402, F401
 import evaluate  # noqa: E402, F401
 import sample  # noqa: E402, F401
 import train  # noqa: E402, F401

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import evaluate
 import sample
 from deblur.data.files import images
-from deblur.evaluation import command as evaluate
 from deblur.models.networks.unet import Denoiser
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
@@ -38,8 +38,8 @@ def test_few_calls_lead_from_a_script_to_the_denoiser(script, most, tmp_path, mo
     if script == "sample":
         assert sample.main([str(tmp_path / "pairs" / "blur" / "a.png"), *common, "--steps", "1"]) == 0
     else:
-        evaluate.cli(["--data", str(tmp_path / "pairs"), "--grid", str(tmp_path / "grid.yaml"), *common])
+        evaluate.command(["--data", str(tmp_path / "pairs"), "--grid", str(tmp_path / "grid.yaml"), *common])
     files = [Path(frame.filename).name for frame in stacks[0]]
-    after_the_command = len(files) - files[::-1].index("sample.py" if script == "sample" else "run.py")
+    after_the_command = len(files) - files[::-1].index(f"{script}.py")
     calls = [frame.name for frame in stacks[0][after_the_command:]]
     assert len(calls) <= most, calls

@@ -14,20 +14,18 @@ import pytest
 import torch
 from PIL import Image
 
+import evaluate
 import sample
 from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.cli import UsageError
 from deblur.data.files import images
-from deblur.evaluation import command as evaluate
-from deblur.evaluation import run as evaluation_run
 from deblur.evaluation.controls import control_images
-from deblur.evaluation.metrics import psnr
-from deblur.evaluation.rows import CONTROLS
+from deblur.evaluation.grid import CONTROLS
+from deblur.evaluation.pixels import psnr
 from deblur.revision import commit
 from deblur.settings import SamplingSettings
 from tests import processes
 from tests.conftest import ROOT
-from tests.evaluation.toy import ALONE
 from tests.tiny import tiny_pipeline
 
 pytestmark = pytest.mark.commands
@@ -56,7 +54,7 @@ def arguments(place: Path, output: Path, **changes) -> dict:
 
 def score(given: dict) -> None:
     """Evaluate in this process."""
-    evaluate.score(evaluate.Evaluation(**given))
+    evaluate.evaluate(evaluate.Evaluation(**given))
 
 
 def flags(given: dict) -> list[str]:
@@ -88,11 +86,10 @@ def test_a_run_without_network_scores_everything(offline):
     assert done.returncode == 0, done.stderr
     assert "missing" not in done.stdout
     assert "Traceback" not in done.stderr
-    files = ["results.csv", "results.json", "per_image.parquet", "pareto.png", "panel.png", "report.html"]
+    files = ["results.csv", "results.json", "per_image.parquet", "pareto.png", "report.html"]
     assert {path.name for path in output.iterdir()} >= {*files, "journal"}
     assert done.stdout.splitlines()[-1] == f"wrote {output}: open {output / 'report.html'}"
-    for name in ("pareto.png", "panel.png"):
-        Image.open(output / name).load()
+    Image.open(output / "pareto.png").load()
 
     table = rows(output)
     assert [line["setting"] for line in table] == LABELS
@@ -146,7 +143,8 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
     score(given)
     document = json.loads((tmp_path / "scores" / "results.json").read_text())
     front = {line["setting"] for line in document["rows"] if line["front"] and line["fields"]}
-    assert {entry["setting"] for entry in document["examples"]} == front
+    best = {entry["setting"] for entry in document["examples"] if entry["rank"] == "typical"}
+    assert {entry["setting"] for entry in document["examples"]} - best == front - best
     assert front
     for setting in front:
         own = {entry["rank"]: entry for entry in document["examples"] if entry["setting"] == setting}
@@ -195,7 +193,7 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     index = json.loads((other / "model_index.json").read_text())
     (other / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.01}))
     given = arguments(place, tmp_path / "ab", checkpoint=None)
-    evaluate.cli([*flags(given), "--checkpoints", str(place / "checkpoint"), str(other)])
+    evaluate.command([*flags(given), "--checkpoints", str(place / "checkpoint"), str(other)])
     lines = list(csv.DictReader((tmp_path / "ab" / "comparison.csv").open()))
     change = {(line["setting"], line["metric"]): line for line in lines}
     assert float(change["predictor", "psnr"]["difference"]) == 0
@@ -277,57 +275,66 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def begun(place, tmp_path):
-    """The flags of an evaluation of copies in tmp_path, whose journal was begun."""
+@pytest.fixture(scope="module")
+def begun(place, tmp_path_factory):
+    """The folder of a small evaluation with copies of what it depends on: its checkpoint, data and other outputs."""
+    folder = tmp_path_factory.mktemp("begun")
     for name in ("checkpoint", "data"):
-        shutil.copytree(place / name, tmp_path / name)
-    shutil.copytree(tmp_path / "data" / "sharp", tmp_path / "other")
-    copies = {"checkpoint": tmp_path / "checkpoint", "data": tmp_path / "data", "outputs": tmp_path / "other"}
-    given = arguments(place, tmp_path / "scores", precision="fp32", **copies)
-    evaluation_run.prepare(evaluate.Evaluation(**given), ALONE)
-    return given
+        shutil.copytree(place / name, folder / name)
+    shutil.copytree(folder / "data" / "sharp", folder / "other")
+    score(of_copies(place, folder))
+    return folder
+
+
+def of_copies(place, folder, **changes) -> dict:
+    copies = {"checkpoint": folder / "checkpoint", "data": folder / "data", "outputs": folder / "other"}
+    given = {"precision": "fp32", "controls": False} | copies | changes
+    return arguments(place, folder / "scores", **given)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_is_noticed_and_named(begun, tmp_path, what):
+def test_a_change_is_noticed_and_named(place, begun, tmp_path, what):
     fact, change = CHANGES[what]
-    evaluation_run.prepare(evaluate.Evaluation(**begun), ALONE)
+    folder = shutil.copytree(begun, tmp_path / "copy")
     if callable(change):
-        change(tmp_path)
+        change(folder)
         change = {}
-    changed = {name: value for name, value in (begun | change).items() if value is not None}
     with pytest.raises(UsageError, match=f"holds scores with another {fact}") as caught:
-        evaluation_run.prepare(evaluate.Evaluation(**changed), ALONE)
+        score(of_copies(place, folder, **change))
     assert re.search(r": .+ there, .+ now; .*--overwrite true to start anew", str(caught.value))
-    evaluation_run.prepare(evaluate.Evaluation(**changed, overwrite=True), ALONE)
 
 
-def test_the_checkpoint_is_lite_if_none_is_named(place, tmp_path):
-    given = arguments(place, tmp_path / "scores", checkpoint=None)
-    evaluation_run.prepare(evaluate.Evaluation(**given), ALONE)
-    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
-    assert facts["checkpoint"] == checkpoint_hash("lite")
+def test_overwrite_starts_anew(place, begun, tmp_path):
+    folder = shutil.copytree(begun, tmp_path / "copy")
+    score(of_copies(place, folder, seed=1, limit=1, overwrite=True))
+    assert {line["image"] for line in each(folder / "scores")} == {"a"}
 
 
-def test_there_is_a_change_for_everything_that_a_score_depends_on(begun, tmp_path):
-    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
+def test_there_is_a_change_for_everything_that_a_score_depends_on(begun):
+    facts = json.loads((begun / "scores" / "journal" / "facts.json").read_text())
     tried = {fact.partition(" of")[0] for fact, _ in CHANGES.values()}
     assert facts.keys() == tried | {"device"}, "on another device: tests/evaluation/test_scoring.py"
 
 
-def test_a_written_image_that_is_gone_is_made_again(begun, tmp_path):
+def test_the_checkpoint_is_lite_if_none_is_named(place, tmp_path):
+    score(arguments(place, tmp_path / "scores", checkpoint=None, limit=1, controls=False, metrics="psnr"))
+    facts = json.loads((tmp_path / "scores" / "journal" / "facts.json").read_text())
+    assert facts["checkpoint"] == checkpoint_hash("lite")
+
+
+def test_a_written_image_that_is_gone_is_made_again(place, begun, tmp_path):
     """Also one whose score is known."""
-    given = evaluate.Evaluation(**begun, images=True)
-    evaluate.score(given)
-    files = {file: file.read_bytes() for file in (tmp_path / "scores" / "images").rglob("*.png")}
+    given = of_copies(place, shutil.copytree(begun, tmp_path / "copy"), images=True)
+    score(given)
+    folder = tmp_path / "copy" / "scores" / "images"
+    files = {file: file.read_bytes() for file in folder.rglob("*.png")}
     rows = {"blurry", "predictor", "sharp", "outputs_other", "ddim_2", "ddim_3", "ddpm_2", "ddpm_3"}
     assert {file.parent.name for file in files} == rows
-    assert files[tmp_path / "scores/images/sharp/a.png"]
+    assert files[folder / "sharp/a.png"]
     assert len(files) == 8 * 3
     for name in ("sharp/a.png", "ddpm_3/b.png"):
-        (tmp_path / "scores" / "images" / name).unlink()
-    evaluate.score(given)
+        (folder / name).unlink()
+    score(given)
     assert {file: file.read_bytes() for file in files} == files
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import evaluate
 import sample
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.evaluation import command as evaluate
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Predictor, register_to_config
 from deblur.training import command as train
@@ -59,7 +59,7 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
         assert sample.main([*restored, "--classes", NAMED, "--overwrite"]) == 0
     (run_folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
     flags = ["--checkpoint", "run/checkpoint", "--classes", NAMED, "--grid", "grid.yaml"]
-    evaluate.cli(["--data", "pairs", "--output", "scores", *flags, "--metrics", "psnr,mymetric.contrast"])
+    evaluate.command(["--data", "pairs", "--output", "scores", *flags, "--metrics", "psnr,mymetric.contrast"])
     recipe = json.loads((run_folder / "scores" / "results.json").read_text())["metrics"]["mymetric.contrast"]
     assert "Absolute difference of the standard deviations" in json.dumps(recipe)
     assert "(code " in json.dumps(recipe)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+import evaluate
 import sample
 import tests.test_evaluate
 import train
 from deblur.checkpoints import save_presets, update_index
 from deblur.data.files import images
-from deblur.evaluation import command as evaluate
-from deblur.evaluation.metrics import psnr
+from deblur.evaluation.pixels import psnr
 from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.settings import SamplingSettings
@@ -128,7 +128,7 @@ def of_evaluate(args):
     base = {"--data": "data", "--metrics": "psnr", "--device": "cpu", "--precision": "fp32"}
     base |= {"--checkpoint": "checkpoint", "--grid": "grid.yaml"}
     try:
-        evaluate.cli([*args, *(part for flag, value in base.items() if flag not in args for part in (flag, value))])
+        evaluate.command([*args, *(part for flag, value in base.items() if flag not in args for part in (flag, value))])
     except ValueError as error:
         print(error)
         return 2

@@ -122,7 +122,7 @@ def test_imports_stand_at_the_top():
         assert name not in at_the_top, path.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("module", ["evaluation.options", "hub", "settings", "restoration.options"])
+@pytest.mark.parametrize("module", ["evaluate", "hub", "settings", "restoration.options"])
 def test_options_settings_and_the_hub_are_free_of_torch(module):
     done = fresh(f"import sys, deblur.{module}; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr

@@ -12,8 +12,7 @@ from deblur.data.blur import ObjectMotion, Softening
 from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from deblur.data.files.encoding import SETTINGS
 from deblur.data.files.metadata import SOURCE
-from deblur.evaluation.controls import NOISED, SHARPENED, STRENGTHS
-from deblur.evaluation.grid import read_grid
+from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.keep_sharp import COLOUR_DRIFT

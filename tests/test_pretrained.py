@@ -11,7 +11,7 @@ import sample
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.draft import Blurry
-from deblur.evaluation import metrics
+from deblur.evaluation import pixels
 from deblur.hub import SHIPPED, shipped
 from deblur.settings import SamplingSettings, Schedule
 from tests import golden
@@ -90,7 +90,7 @@ def lost(name, points):
 
     def quality(settings):
         restored = draft.restored(pipeline.sample(draft, settings, names=names), [settings])[0].images
-        return metrics.psnr(restored, sharp).mean().item()
+        return pixels.psnr(restored, sharp).mean().item()
 
     best = quality(SamplingSettings(blend=0.0))
     return {str(settings): best - quality(settings) for settings in points}

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from deblur import progress
-from deblur.evaluation.metrics import Lpips, MetricError, psnr
-from deblur.evaluation.panels import panel
+from deblur.evaluation.perceptual import Lpips
+from deblur.evaluation.pixels import MetricError, psnr
+from deblur.evaluation.plots import panel
 from deblur.pipeline import DeblurPipeline
 from deblur.revision import commit
 from deblur.storage import replacing

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+import evaluate
 from deblur.cli import UsageError, call, make_parser
-from deblur.evaluation import command as evaluate
 
 REST = ["--data", ".", "--output", "out"]
 
@@ -70,7 +70,7 @@ def test_help_has_descriptions_types_and_defaults(capsys):
 )
 def test_a_wrong_command_line_of_evaluate_py(args, sentence):
     with pytest.raises(ValueError) as error:
-        evaluate.cli(args)
+        evaluate.command(args)
     assert str(error.value) == sentence
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import sample
 from deblur.checkpoints import checkpoint_hash, load_pipeline
 from deblur.data.files import images
-from deblur.evaluation import command as evaluate
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade, Predictor, register_to_config
 from deblur.models.networks.maxim import Maxim
@@ -238,12 +238,12 @@ def test_evaluate_takes_a_folder(place, tmp_path):
     for side, name in (("blur", "a"), ("sharp", "a")):
         images.write(tmp_path / "pairs" / side / f"{name}.png", image(100, 110)[0])
     words = ["--checkpoint", str(place / "tiles"), "--data", str(tmp_path / "pairs"), "--metrics", "psnr"]
-    evaluate.cli([*words, "--output", str(tmp_path / "out"), "--provider", "cpu"])
+    evaluate.command([*words, "--output", str(tmp_path / "out"), "--provider", "cpu"])
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert json.dumps(found).count('"onnxruntime cpu"') == 1
     assert "predictor" in json.dumps(found)
     with pytest.raises(ValueError, match="an ONNX folder in fp32: omit the precision bf16"):
-        evaluate.cli([*words, "--output", str(tmp_path / "other"), "--provider", "cpu", "--precision", "bf16"])
+        evaluate.command([*words, "--output", str(tmp_path / "other"), "--provider", "cpu", "--precision", "bf16"])
 
 
 def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):

@@ -9,13 +9,10 @@ import torch
 from PIL import Image
 from skimage import data
 
-from deblur.evaluation.catalogue import METRICS
-from deblur.evaluation.controls import LABELS, Verdict
-from deblur.evaluation.examples import Example
-from deblur.evaluation.metrics import Metric
-from deblur.evaluation.rows import Row
-from deblur.evaluation.statistics import Estimate
-from deblur.evaluation.summary import RowSummary, Summary
+from deblur.evaluation.grid import LABELS, Row
+from deblur.evaluation.metrics import METRICS, Metric
+from deblur.evaluation.statistics import Estimate, Verdict
+from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
 from deblur.settings import SamplingSettings
 
 SHARP = data.astronaut()[0:200, 150:350]  # 200 x 200
@@ -49,20 +46,34 @@ def scored(row: Row, psnr: float, lpips: float, **own) -> RowSummary:
     """A row with planted means; settings and controls have differences to a prediction of 26 dB and 0.32."""
     estimates = {"psnr": around(psnr, 0.25), "lpips": around(lpips, 0.02)}
     gaps = {"psnr": around(psnr - 26.0, 0.25 / 3), "lpips": around(lpips - 0.32, 0.02 / 3)}
-    return RowSummary(row, 6, own.pop("seconds", 0.11), estimates, gaps if row.label != "predictor" else {}, **own)
+    gaps = gaps if row.label != "predictor" else {}
+    return RowSummary(row.label, row.settings, 6, own.pop("seconds", 0.11), estimates, gaps, **own)
 
 
-def of_rows(rows: list[RowSummary], **changes) -> Summary:
+def of_rows(rows: list[RowSummary], images: int = 6, **changes) -> Summary:
+    """A summary whose images have scores around their row's means: image 0 is the worst by LPIPS."""
     metrics = {"psnr": metric("psnr"), "lpips": metric("lpips"), "psnr_aligned": metric("psnr_aligned", REASON)}
-    given = {"rows": rows, "metrics": metrics, "scores": pd.DataFrame(), "facts": FACTS, "steps": 0}
+    lines = []
+    for row in rows:
+        for at in range(images):
+            spread = at - (images - 1) / 2
+            values = {
+                "psnr": row.means.get("psnr", np.nan) + spread,
+                "lpips": row.means.get("lpips", np.nan) - spread / 100,
+            }
+            lines.append(
+                {"setting": row.label, "image": f"wall</script>{at}", "seconds": 0.1} | values | {"missing": {}}
+            )
+    scores = pd.DataFrame(lines).assign(psnr_aligned=np.nan)
+    given = {"rows": rows, "metrics": metrics, "scores": scores, "facts": FACTS, "steps": 0}
     return Summary(**given | changes)
 
 
-def summary_of(count: int = 12, **changes) -> Summary:
+def summary_of(count: int = 12, images: int = 6, **changes) -> Summary:
     """A cloud of settings around a falling curve, beside the rows that every evaluation has."""
     numbers = random.Random(0)
     rows = [scored(Row("blurry"), 25.7, 0.28, seconds=0.0), scored(Row("predictor"), 26.0, 0.32)]
-    rows.append(RowSummary(Row("sharp"), 6, 0.0, {"psnr": Estimate(float("inf"), None, None, 6)}))
+    rows.append(RowSummary("sharp", None, 6, 0.0, {"psnr": Estimate(float("inf"), None, None, 6)}))
     for slope, labels in zip((0.05, 0.02), LABELS.values(), strict=True):
         rows += [scored(Row(label), 26.0 - k / 2, 0.32 - slope * k) for k, label in enumerate(labels, start=1)]
     for k in range(count):
@@ -70,18 +81,20 @@ def summary_of(count: int = 12, **changes) -> Summary:
         x, y = 25.9 - steps / 120 + numbers.gauss(0, 0.1), 0.31 - steps / 800 + numbers.gauss(0, 0.008)
         gaps = {"sharpened": around(-0.004 + k / 1000, 0.003), "noised": around(-0.02, 0.003)}
         verdict = Verdict("yes" if k == 0 else "no" if k > 6 else "unclear", gaps)
-        row = Row(f"{sampler} {steps}", SamplingSettings(sampler, steps=steps))
+        row = Row(
+            f"{sampler} {steps}" + (f" eta=0.{k // 18}" if k >= 18 else ""), SamplingSettings(sampler, steps=steps)
+        )
         rows.append(scored(row, x, y, seconds=steps / 40, verdict=verdict))
-    return of_rows(rows, **changes)
+    return of_rows(rows, images, **changes)
 
 
 def write_examples(folder: Path, summary: Summary) -> list[Example]:
-    """Three images of two settings of the front, in files."""
+    """The chosen examples of a summary, all with the same images in files."""
     (folder / "examples").mkdir(parents=True, exist_ok=True)
     for kind, name in KINDS.items():
         Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
     Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
-    files = {kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")}
-    ranks, scores = {"best": "clock/1", "median": "wall</script>", "worst": "cat"}, {"psnr": 27.123, "lpips": 0.1234}
-    front = summary.settings_front[:2]
-    return [Example(row.row, image, rank, scores, files) for row in front for rank, image in ranks.items()]
+    examples = choose_examples(summary)
+    for example in examples:
+        example.files.update({kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")})
+    return examples

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from deblur.cli import UsageError
-from deblur.evaluation.grid import read_grid
-from deblur.evaluation.rows import Row, rows_of
+from deblur.evaluation.grid import Row, read_grid, rows_of
 from deblur.evaluation.scoring import steps_of
 from deblur.models.schedules import linear
 from deblur.settings import SamplingSettings, sharing_samples

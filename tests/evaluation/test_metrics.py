@@ -13,11 +13,10 @@ from skimage.transform import ProjectiveTransform, warp
 
 from deblur.evaluation import metrics as module
 from deblur.evaluation.alignment import Aligned
-from deblur.evaluation.catalogue import METRICS, Column
-from deblur.evaluation.metrics import make_metrics
+from deblur.evaluation.metrics import METRICS, Column, make_metrics
 from deblur.evaluation.niqe import Niqe, block_features, fit, half
-from deblur.evaluation.options import Evaluation
 from deblur.evaluation.pixels import MetricError, psnr, ssim
+from evaluate import Evaluation
 from tests.conftest import ASSETS
 from tests.evaluation.document import RESTORED, SHARP, tensor
 
@@ -32,7 +31,7 @@ def test_the_metrics_come_in_the_order_of_the_columns_with_recipes():
     made = make_metrics(reversed(METRICS))
     assert list(made) == [*METRICS]
     assert [name for name in made if not made[name].column.higher_is_better] == ["lpips", "dists", "niqe", "cer"]
-    assert set(Evaluation("", "").metrics.split(",")) <= METRICS.keys()
+    assert Evaluation("", "").metric_names <= METRICS.keys()
     for name, metric in made.items():
         assert metric.column == METRICS[name]
         assert (metric.reason is None) != (metric.recipe is None), name
@@ -63,7 +62,7 @@ def test_a_large_batch_is_scored_in_parts_with_its_own_inputs(monkeypatch):
     restored = torch.cat([tensor(image) for image in RESTORED.values()])
     inputs = restored, tensor(SHARP).expand_as(restored), ["dark", "light", "dark"]
     whole = {name: metric(*inputs) for name, metric in made.items()}
-    monkeypatch.setattr(module, "_PIXELS", 1)
+    monkeypatch.setattr(module, "PIXELS_AT_ONCE", 1)
     for name, metric in made.items():
         assert torch.equal(metric(*inputs), whole[name])
     assert torch.equal(whole["psnr"], psnr(*inputs[:2]))
@@ -214,6 +213,18 @@ def test_niqe_needs_no_ground_truth_and_tells_blur_and_noise_from_a_photograph()
     values = metric(torch.cat([photograph, blurry, noisy]), torch.zeros(3, 3, 512, 512))
     assert values[0] < values[1:].min() - 1
     assert values.tolist() == pytest.approx([metric(image, image).item() for image in (photograph, blurry, noisy)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("psnr,lpips", {"psnr", "lpips"}),
+        ("niqe", {"niqe", "psnr", "ssim"}),  # the curve has two axes
+        ("psnr", {"psnr", "ssim"}),
+    ],
+)
+def test_what_is_asked_for_is_scored_and_what_the_curve_needs(asked, names):
+    assert Evaluation("", "", metrics=asked).metric_names == names
 
 
 @pytest.mark.parametrize(("told", "higher"), [(None, True), (False, True), (True, False)])

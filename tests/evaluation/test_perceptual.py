@@ -60,6 +60,18 @@ def test_the_shipped_weights_are_those_of_their_card():
         assert f"`{hashlib.sha256(file.read_bytes()).hexdigest()}`" in (WEIGHTS / "README.md").read_text()
 
 
+def test_a_ground_truth_s_features_are_computed_once_while_it_is_in_use():
+    lpips, sharp = Lpips(), tensor(SHARP)
+    passes = []
+    lpips.network.net.register_forward_hook(lambda *call: passes.append(1))
+    images = [tensor(image) for image in RESTORED.values()]
+    found = [lpips(image, sharp).item() for image in images]
+    assert len(passes) == len(images) + 1
+    assert found == [lpips(image, sharp.clone()).item() for image in images]
+    several = [image[..., :40] for image in (sharp, *images)]
+    assert len({lpips(images[0][..., :40], truth).item() for truth in several}) == len(several), "each its own"
+
+
 @pytest.mark.parametrize(("net", "side"), [("alex", 31), ("squeeze", 17)])
 def test_lpips_takes_a_least_side_and_no_fewer(net, side):
     lpips = Lpips(net=net)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from deblur.data.files import images
-from deblur.evaluation.controls import SHARPENED
-from deblur.evaluation.examples import keep_examples
-from deblur.evaluation.rows import CONTROLS, rows_of
+from deblur.evaluation.grid import CONTROLS, SHARPENED, rows_of
+from deblur.evaluation.report import keep_examples
+from deblur.evaluation.results import format_table
 from deblur.evaluation.scoring import batch_size_for, score_images
+from deblur.evaluation.summary import summarise
 from deblur.settings import SamplingSettings
 from tests.evaluation.toy import METRICS, Toy, decibels, score_of, summary
 
@@ -34,9 +35,9 @@ def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_imag
     for control in controls:  # what is flat does not get sharper, and the change of 20 levels is the same everywhere
         sharpened = control.label.startswith(SHARPENED)
         level = 0 if sharpened else float(control.label.split()[1])
-        assert control.mean("psnr") == pytest.approx(decibels(math.hypot(20, level)), abs=1e-4 if sharpened else 0.5)
+        assert control.means["psnr"] == pytest.approx(decibels(math.hypot(20, level)), abs=1e-4 if sharpened else 0.5)
     expected = [decibels(40), decibels(20), None, decibels(2), decibels(5), (decibels(3) + decibels(4)) / 2]
-    assert [r.mean("psnr") for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
+    assert [r.means.get("psnr") for r in rows] == [None if e is None else pytest.approx(e, abs=1e-4) for e in expected]
     assert [r.images for r in rows] == [2] * 6
     assert rows[0].seconds == 0
     assert 0 < rows[1].seconds < 0.5
@@ -67,7 +68,7 @@ def test_settings_that_share_samples_share_their_steps_and_count_their_seconds(t
 
 def test_of_several_samples_the_first_is_kept_as_the_row_s_image(tmp_path):
     settings = [SamplingSettings(steps=4, num_samples=3)]
-    plan = dataclasses.replace(Toy([(24, 20)]).plan(tmp_path, settings), restored=tmp_path / "images")
+    plan = dataclasses.replace(Toy([(24, 20)]).plan(tmp_path, settings), keeps_images=True)
     score_images(plan)
     [row] = plan.settings
     assert (images.read(plan.file(row, "image0")) * 255).unique().tolist() == [pytest.approx(104)]
@@ -103,7 +104,7 @@ def test_an_image_too_small_for_a_metric_is_omitted_from_every_mean(tmp_path):
     assert all(s.metrics["ssim"] is None and "8x8" in s.missing["ssim"] for s in small)
     for row in rows:
         if row.label != "sharp":
-            assert row.mean("ssim") == score_of(plan, row.label, "image0").metrics["ssim"]
+            assert row.means.get("ssim") == score_of(plan, row.label, "image0").metrics["ssim"]
             assert (row.estimates["ssim"].n, row.estimates["psnr"].n) == (1, 2)
             assert row.missing["ssim"].startswith("1 of 2 images, first image1: SSIM needs 11 pixels")
 
@@ -115,8 +116,8 @@ def test_a_setting_that_breaks_on_one_image_has_no_mean_and_spoils_no_other(tmp_
             return images * float("nan") if (setting.steps, self.names) == (5, ["image1"]) else images
 
     rows = Breaking([(24, 20), (24, 20)]).rows(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
-    assert rows[-2].mean("psnr") == pytest.approx(decibels(2), abs=1e-4)
-    assert rows[-1].mean("psnr") is None
+    assert rows[-2].means.get("psnr") == pytest.approx(decibels(2), abs=1e-4)
+    assert rows[-1].means.get("psnr") is None
     assert "image1" in rows[-1].missing["psnr"]
     assert "not finite" in rows[-1].missing["psnr"]
 
@@ -131,17 +132,28 @@ def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
 
 
 def test_images_of_another_program_are_a_row(tmp_path):
-    toy = Toy([(24, 20), (16, 12)])
+    toy, files = Toy([(24, 20), (16, 12)]), {}
+    for image in toy.images:
+        files[image.name] = tmp_path / f"{image.name}.png"
+        images.write(files[image.name], torch.full((3, *image.size), 110 / 255))
+    plan = dataclasses.replace(toy.plan(tmp_path, []), pipeline=None, outputs={"outputs other": files})
+    found = summary(plan)
+    assert [r.label for r in found.rows] == ["blurry", "sharp", "outputs other"]
+    assert found.rows[2].means["psnr"] == pytest.approx(decibels(10), abs=1e-4)
+    assert found.rows[2].estimates["psnr"].n == 2
+    assert not found.rows[2].differences
+    [example] = keep_examples(plan, found)
+    assert images.read(tmp_path / example.files["restored"]).mean().item() == pytest.approx(110 / 255)
 
-    def read(name):
-        return torch.full((3, *toy.images[int(name[-1])].size), 110 / 255)
 
-    plan = dataclasses.replace(toy.plan(tmp_path, []), pipeline=None, baselines={"outputs other": read})
-    rows = summary(plan).rows
-    assert [r.label for r in rows] == ["blurry", "sharp", "outputs other"]
-    assert rows[2].mean("psnr") == pytest.approx(decibels(10), abs=1e-4)
-    assert rows[2].estimates["psnr"].n == 2
-    assert not rows[2].differences
+def test_without_the_controls_no_setting_is_judged(tmp_path):
+    plan = Toy([(24, 20)] * 2).plan(tmp_path, [SamplingSettings(steps=2)])
+    found = summary(dataclasses.replace(plan, with_controls=False))
+    assert [row.label for row in found.rows] == ["blurry", "predictor", "sharp", "ddim 2"]
+    assert not found.has_verdicts
+    assert "perceptual" not in format_table(found)
+    whole = summary(plan)
+    assert [row.means for row in whole.rows if row.label not in CONTROLS] == [row.means for row in found.rows]
 
 
 # Stopping and resuming
@@ -161,15 +173,20 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert (tmp_path / "scores_0.jsonl").read_bytes().endswith(b"}\n")
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(("stages", "offset"), [(None, 3), (1, 8)])
-def test_scores_and_examples_are_of_a_setting_s_own_stages(tmp_path, stages, offset):
+def test_examples_are_what_was_scored_and_are_restored_again_only_by_a_later_run(tmp_path, kept, stages, offset):
     """A Toy's images of one stage are off by 5 levels more, and a setting of 3 steps by 3."""
     plan = Toy([(24, 24)]).plan(tmp_path, [SamplingSettings(steps=3, stages=stages)])
-    found = summary(plan)
+    score_images(plan)
+    if not kept:
+        plan = dataclasses.replace(plan, kept={})
+    found, count = summarise(plan), len(plan.pipeline.log)
     [row] = found.settings
-    assert row.mean("psnr") == pytest.approx(decibels(offset))
-    [example] = keep_examples(tmp_path, plan, found)
-    restored = images.read(tmp_path / example.files["restored"])
-    prediction = images.read(tmp_path / example.files["predictor"])
+    assert row.means["psnr"] == pytest.approx(decibels(offset))
+    [example] = keep_examples(plan, found)
+    restored, prediction = (images.read(tmp_path / example.files[kind]) for kind in ("restored", "predictor"))
     assert restored.mean().item() == pytest.approx((100 + offset) / 255)
     assert prediction.mean().item() == pytest.approx(120 / 255)
+    again = [] if kept else ["predict", *["predict"] * (stages is not None), "refine image0"]
+    assert plan.pipeline.log[count:] == ["read", *again]

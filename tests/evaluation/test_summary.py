@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from deblur.evaluation.catalogue import METRICS as COLUMNS
-from deblur.evaluation.controls import NOISED, SHARPENED
+from deblur.evaluation.grid import CONTROLS, NOISED, SHARPENED
 from deblur.evaluation.journal import Score
+from deblur.evaluation.metrics import METRICS as COLUMNS
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.results import format_table, write_results
-from deblur.evaluation.rows import CONTROLS, Row
 from deblur.evaluation.statistics import Estimate, estimates
 from deblur.evaluation.summary import RowSummary, summarise
 from deblur.settings import SamplingSettings
@@ -26,7 +25,7 @@ def row(label: str, psnr: float | None, lpips: float | None = None, ssim: float 
     settings = None if label in ("blurry", "predictor", *CONTROLS) else SamplingSettings(steps=5)
     values = {"psnr": psnr, "ssim": ssim, "lpips": lpips}
     estimates = {name: Estimate(value, None, None, 1) for name, value in values.items() if value is not None}
-    return RowSummary(Row(label, settings), 1, 0.0, estimates)
+    return RowSummary(label, settings, 1, 0.0, estimates)
 
 
 def test_a_setting_is_perceptual_where_it_beats_both_controls(tmp_path):
@@ -67,8 +66,8 @@ def test_pareto_front_is_what_nothing_beats():
 
 def test_without_lpips_the_front_is_of_psnr_and_ssim():
     rows = [row("blurry", 25.0, ssim=0.9), row("predictor", 27.0, ssim=0.6), row("a", 26.0, ssim=0.7), row("b", 25.5)]
-    assert of_rows(rows).perception == "ssim"
-    assert [r.label for r in of_rows(rows).front] == ["blurry", "a", "predictor"]
+    assert of_rows(rows, metrics=METRICS).perception == "ssim"
+    assert [r.label for r in of_rows(rows, metrics=METRICS).front] == ["blurry", "a", "predictor"]
 
 
 def test_presets_are_the_ends_and_the_knee():
@@ -91,9 +90,9 @@ def test_an_image_that_every_setting_keeps_as_it_is_decides_no_preset(tmp_path):
             ssim = 0.5 + steps / 100 if row.settings else 0.1
             plan.journal.add(Score(row.key, image.name, 0.0, {"psnr": psnr, "ssim": ssim}, {}))
     found = summary(plan)
-    chosen = {name: row.row.settings.steps for name, row in found.presets.items()}
+    chosen = {name: row.settings.steps for name, row in found.presets.items()}
     assert (chosen["fidelity"], chosen["perceptual"]) == (2, 20)
-    assert [row.row.settings.steps for row in found.settings_front] == [20, 8, 2]
+    assert [row.settings.steps for row in found.settings_front] == [20, 8, 2]
 
 
 def test_the_interval_is_the_bootstrap_s_own_expanded_for_small_samples():

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import torch
 
+from deblur.evaluation.grid import rows_of
 from deblur.evaluation.journal import Journal, Score
 from deblur.evaluation.metrics import make_metrics
-from deblur.evaluation.rows import rows_of
 from deblur.evaluation.scoring import ImagePair, Plan, score_images, steps_of
 from deblur.evaluation.summary import RowSummary, Summary, summarise
 
@@ -61,8 +61,8 @@ class Toy:
     def plan(self, folder, settings, metrics=METRICS) -> Plan:
         facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
         made = {"settings": rows_of(settings), "metrics": metrics, "journal": Journal(folder, facts), "facts": {}}
-        made |= {"seed": 0, "baselines": {}, "batch_size": self.batch_size, "device": torch.device("cpu")}
-        return Plan(images=self.images, pipeline=self, processes=ALONE, **made)
+        made |= {"seed": 0, "outputs": {}, "batch_size": self.batch_size, "device": torch.device("cpu")}
+        return Plan(folder, images=self.images, pipeline=self, processes=ALONE, **made)
 
     def summary(self, folder, settings, metrics=METRICS) -> Summary:
         return summary(self.plan(folder, settings, metrics))

@@ -3,7 +3,7 @@
 import torch
 
 from deblur.data.files import images
-from deblur.evaluation import panels
+from deblur.evaluation import plots
 from deblur.restoration.maps import DETAIL_SIDE, heat_map, reduced, write_comparison
 
 
@@ -36,5 +36,5 @@ def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size
     rows = drawn[0].unfold(1, DETAIL_SIDE, 1)
     for wanted in ((torch.arange(DETAIL_SIDE) + 0.5) / DETAIL_SIDE, image[0, 0, -DETAIL_SIDE:]):
         assert ((rows - wanted).abs().amax(-1) < 0.01).any()
-    heights = [round(panels.WIDTH * part / DETAIL_SIDE) for part in (height * DETAIL_SIDE // width, height)]
-    assert drawn.shape[1] == panels.TITLE + sum(heights) + 2 * panels.CAPTION
+    heights = [round(plots.WIDTH * part / DETAIL_SIDE) for part in (height * DETAIL_SIDE // width, height)]
+    assert drawn.shape[1] == plots.TITLE + sum(heights) + 2 * plots.CAPTION

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from deblur.data.files import images
-from deblur.evaluation.reading import ErrorRate
+from deblur.evaluation.text import ErrorRate
 from deblur.tools.make_pages import find_faces, main, read_words
 from deblur.tools.make_pairs import main as make_pairs
 from deblur.tools.pages.kinds import KINDS

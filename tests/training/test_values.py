@@ -15,7 +15,7 @@ from PIL import Image
 
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.evaluation import panels
+from deblur.evaluation import plots
 from deblur.evaluation.perceptual import Lpips
 from deblur.settings import SamplingSettings
 from deblur.training import command as train
@@ -211,9 +211,9 @@ def test_tensorboard_by_one_line(run_folder):
     assert set(log.Tags()["images"]) == {"val/panel_0"}
     # What the panel shows, in its columns: those after the mean are shifted by the deviation's colour bar.
     shown = images.read("run/panels/step_3_0.png") * 255
-    left, top, height = panels.GAP + panels.NAME, panels.TITLE, round(panels.WIDTH * 40 / 44)
-    starts = [left + at * (panels.WIDTH + panels.GAP) for at in range(6)]
-    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + panels.WIDTH] for x in starts)
+    left, top, height = plots.GAP + plots.NAME, plots.TITLE, round(plots.WIDTH * 40 / 44)
+    starts = [left + at * (plots.WIDTH + plots.GAP) for at in range(6)]
+    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + plots.WIDTH] for x in starts)
     assert (torch.stack(samples).mean(0) - mean).abs().max() < 2.5  # roundings, of what is resized and of files
     assert all((one - mean).abs().max() > 5 for one in (blurry, *samples))
 

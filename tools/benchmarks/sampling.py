@@ -20,7 +20,7 @@ from tqdm import tqdm
 from deblur.checkpoints import load_pipeline, networks
 from deblur.cli import call
 from deblur.data.files import images, search
-from deblur.evaluation.metrics import psnr
+from deblur.evaluation.pixels import psnr
 from deblur.pipeline import Limits
 from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json

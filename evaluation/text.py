@@ -30,7 +30,7 @@ class ErrorRate:
     It may exceed 1. It is called as `evaluation.metrics.Metric`; MetricError without the texts, Tesseract or a package.
 
     Args:
-        folder: the dataset; folder/text/NAME.txt has the text of the image NAME.
+        folder: the dataset; folder/text/NAME.txt has the text of the image NAME, which may be SCENE/NAME.
         language: Tesseract's, such as eng, or eng+deu.
     """
 
@@ -42,6 +42,7 @@ class ErrorRate:
             raise MetricError(reason)
         digest = hashlib.sha256()
         for file in sorted(self.texts.rglob("*.txt")):
+            digest.update(f"{file.relative_to(self.texts)} {file.stat().st_size} ".encode("utf-8", "surrogateescape"))
             digest.update(file.read_bytes())
         self.recipe = (
             f"character error rate: {IMAGE}; Tesseract {pytesseract.get_tesseract_version()}, language {language}, "

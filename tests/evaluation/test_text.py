@@ -9,10 +9,10 @@ from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 from deblur.data.files import images
-from deblur.evaluation import reading
+from deblur.evaluation import text
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.pixels import MetricError
-from deblur.evaluation.reading import ErrorRate
+from deblur.evaluation.text import ErrorRate
 from tests import processes
 
 LINES = ["Seven quick foxes read", "a page of 1234 words", "before the lamp is out."]
@@ -53,10 +53,20 @@ def test_the_recipe_names_all_that_the_number_depends_on(pages):
     def recipe(language="eng"):
         return make_metrics(["cer"], data=pages, language=language)["cer"].recipe
 
-    before = recipe()
-    assert all(word in before for word in ("Tesseract 5", "language eng", "page mode 3", "rapidfuzz", "NFKC", "8 bits"))
+    found = [recipe()]
+    assert all(
+        word in found[0] for word in ("Tesseract 5", "language eng", "page mode 3", "rapidfuzz", "NFKC", "8 bits")
+    )
     (pages / "text" / "page.txt").write_text("another text")
-    assert recipe() != before
+    found.append(recipe())
+    (pages / "text" / "scene").mkdir()
+    (pages / "text" / "scene" / "page.txt").write_text("a text below")
+    found.append(recipe())
+    (pages / "text" / "scene" / "page.txt").write_text("another text below")
+    found.append(recipe())
+    (pages / "text" / "scene" / "page.txt").rename(pages / "text" / "scene" / "side.txt")
+    found.append(recipe())
+    assert len(set(found)) == 5
     assert "no language xyz; it has" in make_metrics(["cer"], data=pages, language="eng+xyz")["cer"].reason
 
 
@@ -80,9 +90,9 @@ def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
     assert reason == "the program tesseract is not installed (on Debian: apt install tesseract-ocr)"
 
     def not_there(package):
-        raise reading.PackageNotFoundError(package)
+        raise text.PackageNotFoundError(package)
 
-    monkeypatch.setattr(reading, "version", not_there)
+    monkeypatch.setattr(text, "version", not_there)
     assert "package pytesseract is not installed" in make_metrics(["cer"], pages)["cer"].reason
 
 
