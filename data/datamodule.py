@@ -13,7 +13,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from deblur.data.blur import SyntheticBlur
 from deblur.data.files.images import ImageError, header_size, require_end
-from deblur.data.layouts import DatasetError, Pair, Source, find_sharp, holds_pairs, paired, split_folder
+from deblur.data.layouts import (
+    DatasetError,
+    Pair,
+    Source,
+    find_sharp,
+    holds_pairs,
+    paired,
+    remarks_on_skipped,
+    split_folder,
+)
 from deblur.data.on_device import DeviceBatches, FramesOnDevice
 from deblur.data.pairs import FramePairs, FrameSharp, Mix, TrainPairs, TrainSharp, Window, flatten
 from deblur.data.predictions import Predictions
@@ -201,6 +210,9 @@ class DeblurDataModule(pl.LightningDataModule):
             unused = ", used as they are: data.blur is for sharp photographs" if self.blur and split == "train" else ""
             kind = f"layout {listing.layout}, variant {listing.variant}"
             rank_zero_info(f"{split}: {len(items)} pairs of {where} ({kind}){unused}")
+        for folder in filter(None, (source.root, source.blurry, source.sharp)):
+            for remark in remarks_on_skipped(folder):
+                rank_zero_info(f"warning: {remark}")
         check_files(items)
         return items, variant
 

@@ -1,6 +1,5 @@
 """Find the blurry/sharp pairs of a dataset as downloaded. Layouts are recognised by their folders or lists."""
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from deblur.data.files import images, search
+from deblur.data.files.kinds import ADVICE
+from deblur.data.files.lists import named_files, read_lines, read_table
 
 SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")
@@ -167,10 +168,18 @@ def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
     return any(_sides(folder, variant)[0] for _, folder in [("", base), *_scenes(base)])
 
 
+def remarks_on_skipped(root: str | Path) -> list[str]:
+    """A sentence for each kind of image below a root that is not read, since a part of a dataset may be of it."""
+    return [
+        f"{root}: skipped {count} {suffix}, {ADVICE.get(suffix, 'a format that is not read')}"
+        for suffix, count in search.passed_over(root).items()
+    ]
+
+
 def find_sharp(root: str | Path, split: str) -> list[Path]:
     """A split's sharp photographs: those named in ROOT/SPLIT.txt, one per line, else all in ROOT/SPLIT or ROOT."""
     names = Path(root) / f"{split}.txt"
-    return search.named_files(names, names.parent) if names.is_file() else search.find(split_folder(root, split))
+    return named_files(names, names.parent) if names.is_file() else search.find(split_folder(root, split))
 
 
 def split_folder(root: str | Path, split: str) -> Path:
@@ -249,11 +258,10 @@ def _list_csv(root: Path, split: str, variant: str) -> Listing:
     """A manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder."""
     if not root.is_file():
         raise DatasetError(f"{root} is not a file: give the CSV manifest of a dataset.")
-    with open(root, newline="") as file:
-        reader = csv.DictReader(file)
-        if not {"blurry", "sharp"} <= set(reader.fieldnames or ()):
-            raise DatasetError(f"{root} must begin with a line of column names, blurry and sharp among them.")
-        rows = [row for row in reader if row.get("split") in (None, split)]
+    columns, rows = read_table(root)
+    if not {"blurry", "sharp"} <= set(columns):
+        raise DatasetError(f"{root} must begin with a line of column names, blurry and sharp among them.")
+    rows = [row for row in rows if row.get("split") in (None, split)]
     if any(not (row["blurry"] and row["sharp"]) for row in rows):
         raise DatasetError(f"{root} has a line without the two paths blurry and sharp.")
     named = [
@@ -278,7 +286,7 @@ def _read_list(file: Path) -> list[list[str]]:
     """The lines of an official list, each SHARP BLURRY."""
     if not file.is_file():
         raise NoSplitError(f"{file} is missing: the official list of this split must lie there.")
-    rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+    rows = [line.split() for line in read_lines(file)]
     for row in rows:
         if len(row) != 2:
             raise DatasetError(f"{file} has a line that is not SHARP BLURRY: {' '.join(row)}.")

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
-from deblur.data.files import images
+from deblur.data.files import images, search
 from deblur.data.layouts import DatasetError, Pair
 from deblur.data.predictions import Predictions, to_log_size
 from deblur.seeds import seed_of
@@ -179,7 +179,7 @@ class FrameSharp(Dataset):
         if min(sharp.shape[1:]) <= 2 * self.margin:
             size = f"{sharp.shape[2]}x{sharp.shape[1]}"
             raise DatasetError(f"{file} has {size} pixels, too few for blur that needs a margin of {self.margin}.")
-        name = file.relative_to(self.root).with_suffix("").as_posix()
+        name = search.name_below(file, self.root)
         return {"sharp": sharp, "name": name, "seed": seed_of(self.seed, name)}
 
 

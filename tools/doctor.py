@@ -20,7 +20,7 @@ from torch import Tensor
 
 from deblur.cli import call, run_command
 from deblur.data.files import images
-from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs
+from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs, remarks_on_skipped
 from deblur.tools.resumable import on_all_cores
 
 # Numbers of pairs in the complete datasets: of GoPro, HIDE and RealBlur by the READMEs of
@@ -76,7 +76,7 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
     if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
     faults = [Fault("split", str(error)) for error in refused.values() if type(error) is not NoSplitError]
-    remarks = []
+    remarks = remarks_on_skipped(root)
     for split, listing in listings.items():
         faults += [Fault("unpaired", f"{file} has no partner.") for file in listing.alone]
         count, published = len(listing.pairs), COUNTS.get(listing.layout, {}).get(split)

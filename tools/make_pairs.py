@@ -23,6 +23,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from deblur.cli import call, explain, run_command
 from deblur.data.blur import SyntheticBlur
 from deblur.data.files import images, search
+from deblur.data.files.lists import named_files
 from deblur.data.layouts import DatasetError
 from deblur.data.pairs import FrameSharp, generator_of, reflect_to
 from deblur.storage import read_yaml
@@ -59,8 +60,8 @@ def find_photos(folders: list[str], names: str | None) -> dict[str, tuple[Path, 
     for root in roots:
         prefix = f"{root.resolve().name}/" if len(roots) > 1 else ""
         listed = names is not None and (root / names).is_file()
-        for file in search.named_files(root / names, root) if listed else search.find(root):
-            name = prefix + file.relative_to(root).with_suffix("").as_posix()
+        for file in named_files(root / names, root) if listed else search.find(root):
+            name = search.normalised(prefix) + search.name_below(file, root)
             if name in files:
                 raise DatasetError(f"{files[name][0]} and {file} would have the same name: rename one of them.")
             files[name] = file, root

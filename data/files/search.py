@@ -88,19 +88,6 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
     return files
 
 
-def named_files(names: Path, root: Path) -> list[Path]:
-    """The files below `root` that a text file lists, one per line, sorted; DataError if one is missing."""
-    if not names.is_file():
-        raise DataError(f"{names} is no file: give a list of names, one a line.")
-    files = sorted(on_disk(root / line.strip()) for line in names.read_text().splitlines() if line.strip())
-    if not files:
-        raise DataError(f"{names} lists no file.")
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{names} lists {file.name}, but {file} is no file.")
-    return files
-
-
 def passed_over(path: str | Path) -> Counter[str]:
     """The number of images that `find` ignores, by their suffix or as NO_SUFFIX: those of another one or without."""
     found, pattern = located(path)

@@ -15,6 +15,7 @@ from deblur.data.datamodule import DeblurDataModule
 from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Source
 from deblur.data.pairs import generator_of
+from deblur.tools import doctor
 from tests.data.test_pairs import same
 
 SHAKE = SyntheticBlur([CameraShake((3, 6))], shot_noise=(0, 2e-4))
@@ -275,3 +276,14 @@ def test_the_blurry_images_are_those_of_the_variant(tmp_path):
         batch = next(iter(data.train_dataloader()))
         assert batch["blurry"].mean() == pytest.approx(value, abs=1e-5)
         assert batch["sharp"].max() == 0
+
+
+def test_images_that_are_not_read_are_said(root, caplog, capsys):
+    (root / "train" / "blur" / "9.gif").write_bytes(b"GIF89a")
+    shutil.copy(root / "train" / "sharp" / "0.png", root / "train" / "sharp" / "9")
+    with caplog.at_level("INFO"):
+        module(root, False).setup("fit")
+    assert f"warning: {root}: skipped 1 .gif, GIF is not read: save its first frame as PNG" in caplog.text
+    assert "skipped 1 without the suffix of an image, in folders files are found by their suffix" in caplog.text
+    doctor.main(str(root), num_workers=0)
+    assert f"  remark: {root}: skipped 1 .gif" in capsys.readouterr().out

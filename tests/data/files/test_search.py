@@ -13,6 +13,7 @@ from PIL import Image
 
 from deblur.data.files import search
 from deblur.data.files.kinds import NO_SUFFIX, READ_SUFFIXES, REFUSED_SUFFIXES
+from deblur.data.files.lists import named_files
 from tests.conftest import ROOT
 
 
@@ -115,7 +116,7 @@ def test_a_name_is_the_same_in_every_form_of_unicode(tmp_path, written):
     for given in (stored[written], stored[written].replace("M", "[M]"), stored[written].replace(".", "*")):
         assert search.find(tmp_path / given) == [there]
     (tmp_path / "names.txt").write_text(stored[written] + "\n")
-    assert search.named_files(tmp_path / "names.txt", tmp_path) == [there]
+    assert named_files(tmp_path / "names.txt", tmp_path) == [there]
     assert search.name_below(there, tmp_path) == unicodedata.normalize("NFC", "Grüße/Müller")
 
 
