@@ -18,7 +18,6 @@ from deblur.evaluation.grid import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.pixels import MetricError, whole_numbers, write_png
-from deblur.models.samplers import Progress
 from deblur.pipeline import DeblurPipeline
 from deblur.progress import ProgressBar, counted
 from deblur.settings import SamplingSettings, sharing_samples
@@ -129,13 +128,14 @@ class _Batch:
     """Images of one size that are restored together, and the (key of a row, image) that have no score yet.
 
     `truths` are the ground truths of each image, (K, 3, H, W), by the number K of samples that they are compared with:
-    the same tensors for every row, so that LPIPS computes their features once.
+    the same tensors for every row, so that LPIPS computes their features once. `drafts` are by the predictor's stages.
     """
 
     plan: Plan
     images: Sequence[ImagePair]
     lacking: set[tuple[str, str]]
     truths: dict[int, list[Tensor]] = field(default_factory=dict)
+    drafts: dict[int | None, tuple[Draft, float]] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> list[str]:
@@ -154,6 +154,14 @@ class _Batch:
         sides = zip(*(image.read() for image in self.images), strict=True)
         blurry, sharp = (torch.stack(side).to(self.plan.device) for side in sides)
         return blurry, sharp
+
+    def drafted(self, stages: int | None) -> tuple[Draft, float]:
+        """The pipeline's draft, with its prediction, and its seconds for each image."""
+        if stages not in self.drafts:
+            start = _now(self.plan.device)
+            draft = self.plan.pipeline.draft(Blurry(self.sides[0]), stages)
+            self.drafts[stages] = draft, (_now(self.plan.device) - start) / len(self.images)
+        return self.drafts[stages]
 
     def score(self, images: Tensor, row: Row, seconds: float = 0.0) -> None:
         """Add a row's missing scores to the journal; first write its images, if they are to be kept.
@@ -202,52 +210,42 @@ def score_images(plan: Plan) -> None:
     try:
         with ProgressBar(total=total, desc=text, unit=unit, disable=hidden) as bar:
             for batch in batches:
-                blurry, sharp = batch.sides
-                batch.score(blurry, Row(BLURRY))
-                batch.score(sharp, Row(SHARP))
-                for label, files in plan.outputs.items():
-                    restored = [images.read(files[name]) for name in batch.names]
-                    batch.score(torch.stack(restored).to(plan.device), Row(label))
-                if plan.pipeline is not None:
-                    _score_restored(batch, blurry, counted(bar, len(blurry)))
+                _score_fixed_rows(batch)
+                for group in batch.groups:
+                    settings = [row.settings for row in group]
+                    draft, before = batch.drafted(settings[0].stages)
+                    start = _now(plan.device)
+                    longest = max(settings, key=lambda setting: setting.num_samples)
+                    progress = counted(bar, len(batch.images))
+                    samples = plan.pipeline.sample(draft, longest, plan.seed, batch.names, progress)
+                    outputs = draft.restored(samples, settings)
+                    seconds = (_now(plan.device) - start) / (longest.num_samples * len(batch.images))
+                    for row, output in zip(group, outputs, strict=True):
+                        batch.score(output.images, row, before + seconds * row.settings.num_samples)
                 if not steps:
-                    bar.update(len(blurry))
+                    bar.update(len(batch.images))
     except Stopped as stopped:
         done, wanted = len(plan.scored()), len(plan.rows) * len(plan.images)
         raise Stopped(stopped.signal, f"stopped, {done} of {wanted} done; run again to resume") from None
     plan.processes.barrier()
 
 
-def _score_restored(batch: _Batch, blurry: Tensor, progress: Progress) -> None:
-    """Score the prediction, the controls that are made of it, and every setting."""
-    plan = batch.plan
-
-    def drafted(stages: int | None) -> tuple[Draft, float]:
-        """The pipeline's draft, with its prediction, and its seconds for each image."""
-        start = _now(plan.device)
-        draft = plan.pipeline.draft(Blurry(blurry), stages)
-        return draft, (_now(plan.device) - start) / len(blurry)
-
-    drafts = {None: drafted(None)}  # by the predictor's stages
-    draft, before = drafts[None]
+def _score_fixed_rows(batch: _Batch) -> None:
+    """Score all rows but the settings."""
+    plan, (blurry, sharp) = batch.plan, batch.sides
+    batch.score(blurry, Row(BLURRY))
+    batch.score(sharp, Row(SHARP))
+    for label, files in plan.outputs.items():
+        restored = [images.read(files[name]) for name in batch.names]
+        batch.score(torch.stack(restored).to(plan.device), Row(label))
+    if plan.pipeline is None:
+        return
+    draft, seconds = batch.drafted(None)
     prediction = draft.prediction.images
-    batch.score(prediction, Row(PREDICTOR), before)
+    batch.score(prediction, Row(PREDICTOR), seconds)
     if plan.with_controls:
         for label, controlled in _controls(batch, blurry, prediction):
-            batch.score(controlled, Row(label), before)
-    for group in batch.groups:
-        settings = [row.settings for row in group]
-        stages = settings[0].stages
-        if stages not in drafts:
-            drafts[stages] = drafted(stages)
-        draft, before = drafts[stages]
-        start = _now(plan.device)
-        longest = max(settings, key=lambda setting: setting.num_samples)
-        samples = plan.pipeline.sample(draft, longest, plan.seed, batch.names, progress)
-        outputs = draft.restored(samples, settings)
-        seconds = (_now(plan.device) - start) / (longest.num_samples * len(blurry))
-        for row, output in zip(group, outputs, strict=True):
-            batch.score(output.images, row, before + seconds * row.settings.num_samples)
+            batch.score(controlled, Row(label), seconds)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:
