@@ -48,7 +48,7 @@ class WatchedBar(ProgressBar):
     """A bar of a share of all work, without counts. TooSlow if it moves too slowly for the seconds that it may take."""
 
     def __init__(self, total: int, may_take: float, disable: bool):
-        look = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+        look = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
         super().__init__(total=total, bar_format=look, disable=disable)
         self.may_take, self.begun = may_take, time.monotonic()
 

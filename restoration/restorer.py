@@ -19,7 +19,7 @@ from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput
-from deblur.hub import PRETRAINED, name_of
+from deblur.hub import PRETRAINED, PURPOSES, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
 from deblur.memory import allowed_memory, require_memory
@@ -29,6 +29,7 @@ from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_comparison, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
+from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, fixed_spans, refusal
 
@@ -84,6 +85,7 @@ class Restorer:
         title: the same in words.
         remarks: notes on settings without effect.
         extras: what is written of each image.
+        is_for_photographs: whether the checkpoint is one of the repository's for them.
 
     Raises:
         ValueError, OSError: the checkpoint, the device or the settings cannot be used.
@@ -109,6 +111,7 @@ class Restorer:
         name, preset = name_of(options.checkpoint), options.preset
         if preset is None and "balanced" in presets:
             preset = "balanced"
+        self.is_for_photographs = name.removeprefix("pretrained/") in PURPOSES.keys() - {"text"}
         place, precision = self.pipeline.place, self.pipeline.precision
         self.title = f"{f'{name}, {preset}' if preset else name}: {self.settings}; {place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": place}
@@ -270,6 +273,8 @@ class Restorer:
         amount = restored_amount(out.share.cpu(), visible)
         notes = [*image.remarks, *images.remarks_on(image, photograph.names.target.suffix)]
         notes += scale_remarks(out.scale, *image.pixels.shape[-2:], amount)
+        if self.is_for_photographs and looks_like_text(image.values):
+            notes.append("looks like a page of text, for which --checkpoint text is made")
         if self.mask is None:
             notes += kept_remarks(amount, with_hidden_filled(image.values[None], visible)[0])
         restored = out.predictions if is_back else out.images
