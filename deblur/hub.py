@@ -22,23 +22,23 @@ class Way(NamedTuple):
     Args:
         checkpoint, preset: their names.
         longest: seconds that a job may take by it on a CPU where no checkpoint is named; 0: it must be named.
-        use_when: the end of "Use it when".
+        purpose: when to use it.
     """
 
     checkpoint: str
     preset: str
     longest: float
-    use_when: str
+    purpose: str
 
 
 WAYS = (  # the best first, for photographs
-    Way("maxim", "balanced", 60, "a photograph matters and a minute or more for each megapixel is no matter"),
-    Way("maxim", "fast", 300, "the same has to take a third of the time: one of three stages"),
-    Way("lite", "balanced", math.inf, "there are many photographs and no GPU"),
-    Way("u2net", "balanced", 0, "photographs have to be restored faster still"),
-    Way("text", "balanced", 0, "it is a page of text: a document, a screen, a receipt"),
+    Way("maxim", "balanced", 60, "use it when one photograph matters and may take minutes"),
+    Way("maxim", "fast", 300, "use it when that takes too long: a third of the time"),
+    Way("lite", "balanced", math.inf, "use it when there are many photographs and no GPU"),
+    Way("u2net", "balanced", 0, "use it when photographs must be restored faster still"),
+    Way("text", "balanced", 0, "use it when there is a page of text: a document, a screen, a receipt"),
 )
-PURPOSES = {way.checkpoint: way.use_when for way in reversed(WAYS)}
+PURPOSES = {way.checkpoint: way.purpose for way in reversed(WAYS)}
 
 
 class CheckpointError(ValueError):

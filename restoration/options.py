@@ -21,11 +21,12 @@ class Options:
         output: folder to write NAME.SUFFIX into (NAME_0.SUFFIX, NAME_1.SUFFIX, ... for several samples), or a file
             name for a single image; a folder whose name ends in a suffix gets a slash. manifest.json
             beside the images says how each was made.
-        checkpoint: maxim (photographs; best and slowest), lite (photographs, a hundred times as fast), text (documents,
-            screens, receipts) or u2net (photographs, faster still), which come with the repository; or an exported
-            folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a GPU; on a
-            CPU, as measured, maxim where all images take less than a minute, its preset fast where they take less than
-            five, otherwise lite.
+        checkpoint: of those that come with the repository maxim (use it when one photograph matters and may take
+            minutes), lite (use it when there are many photographs and no GPU), u2net (use it when photographs must be
+            restored faster still) or text (use it when there is a page of text: a document, a screen, a receipt); or an
+            exported folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a
+            GPU; on a CPU, as measured, maxim where all images take less than a minute, its preset fast where they take
+            less than five, otherwise lite.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.
@@ -50,7 +51,8 @@ class Options:
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
         depth: bits per channel of the output; default: the input's.
-        quality: of a JPEG, AVIF or HEIF, from 1 to 100; default: a JPEG's own by its tables, and 95 for all others.
+        quality: of a JPEG, AVIF or HEIF, from 1 to 100; default: a JPEG's own, but at
+            least about 86, and 95 for all others.
         metadata: keep all EXIF and XMP of the input, or none. The colour profile stays. Unless none, the output says
             that it was enhanced by this program (EXIF Software, IPTC digital source type).
         on_fault: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by

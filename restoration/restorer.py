@@ -289,7 +289,7 @@ class Restorer:
         if options.error_bound:
             maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
         for file, restored in restoration.files.items():
-            images.write(file, restored, photograph.image, options.depth)
+            images.write(file, restored, photograph.image, options.depth, quality=options.quality)
         for kind, values in maps.items():
             if values is not None:
                 heat = names.map(kind)

@@ -176,6 +176,11 @@ SAMPLE = {
     ),
     "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
     "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
+    "quality": (
+        [*DRAWN, "--format", "jpg"],
+        ["20"],
+        lambda a, b: (a.folder / "a.jpg").stat().st_size > (b.folder / "a.jpg").stat().st_size,
+    ),
     "metadata": (
         DRAWN,
         ["none"],

@@ -1,6 +1,7 @@
 """sample.py: its command line, what it writes and what it says."""
 
 import json
+import re
 import resource
 from dataclasses import fields
 
@@ -12,6 +13,7 @@ from PIL import ExifTags, Image
 
 import sample
 from deblur.data.files import images
+from deblur.hub import PURPOSES
 from deblur.restoration.options import Options
 from deblur.settings import SamplingSettings
 from tests.conftest import fresh
@@ -55,6 +57,7 @@ def test_several_samples_and_their_mean(checkpoint, photos, tmp_path):
         ),
         (["photos", "--sampler", "dimm"], "one of ddpm, ddim, dpmsolver++, unipc, not dimm: did you mean"),
         (["photos", "--depth", "12"], "--depth is one of 8, 16, not 12"),
+        (["photos", "--quality", "0"], "--quality must be from 1 to 100, got 0"),
         (["photos", "--step", "2"], "--step is unknown: did you mean --steps?"),
         (["photos", "--steps", "two"], "--steps is a whole number, not two"),
         (["photos", "--steps"], "--steps needs a value"),
@@ -109,7 +112,10 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
     assert sample.main(["--checkpoint", named, "--preset", "fidelity", "--help"]) == 0
     assert default(capsys.readouterr().out, "steps") == "5"
     assert sample.main(["--help"]) == 0
-    assert default(capsys.readouterr().out, "blend") == "0.5"  # of pretrained/lite
+    said = capsys.readouterr().out
+    assert default(said, "blend") == "0.5"  # of pretrained/lite
+    for name, purpose in PURPOSES.items():
+        assert re.search(rf"\b{name} \({purpose}\)", " ".join(said.split()))
 
 
 @pytest.mark.parametrize(

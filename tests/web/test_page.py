@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deblur.hub import PURPOSES
 from tests.conftest import ROOT
 from tests.processes import free_port
 from tests.web.conftest import PRESET, serving
@@ -235,7 +236,7 @@ def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(chromium, t
             expect(examples).to_have_count(len(page.actions.examples))  # until then another one is the last
             examples.last.click()
             tab.get_by_text("page_blurry.jpg: ").wait_for()
-            expect(tab.get_by_role("radio", name="text: documents, screens, receipts, signs")).to_be_checked()
+            expect(tab.get_by_role("radio", name=f"text: {PURPOSES['text']}")).to_be_checked()
             upload(tab, tmp_path / "photo.png")
             choose(tab, "preset", "perceptual")
             for name, purpose in (("text", "documents"), ("u2net", "photographs, faster"), ("lite", "photographs")):
