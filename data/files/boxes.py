@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_OF_BOX = 1 << 25  # bytes of the box meta
-FULL = 4  # bytes of version and flags, with which some boxes begin
+MOST_BOX_BYTES = 1 << 25  # bytes of the box meta
+VERSION_AND_FLAGS = 4  # bytes of version and flags, with which some boxes begin
 
 
 def properties(path: Path) -> list[tuple[bytes, bytes]]:
@@ -16,7 +16,7 @@ def properties(path: Path) -> list[tuple[bytes, bytes]]:
     A file may hold more images, such as a gain map or transparency, whose properties are their own.
     """
     with open(path, "rb") as file:
-        meta = _box(file, b"meta", path.stat().st_size)[FULL:]
+        meta = _box(file, b"meta", path.stat().st_size)[VERSION_AND_FLAGS:]
     container = _inner(meta, b"iprp")
     every = _boxes(_inner(container, b"ipco"))
     numbers = _associated(_inner(container, b"ipma"), _primary(_inner(meta, b"pitm")))
@@ -26,8 +26,8 @@ def properties(path: Path) -> list[tuple[bytes, bytes]]:
 def bits_of(path: Path) -> int:
     """Bits of a sample of the primary image; 8 if the file does not say."""
     told = dict(reversed(properties(path)))  # of several properties of a kind the first counts
-    if len(pixels := told.get(b"pixi", b"")) > FULL + 1:
-        return pixels[FULL + 1]
+    if len(pixels := told.get(b"pixi", b"")) > VERSION_AND_FLAGS + 1:
+        return pixels[VERSION_AND_FLAGS + 1]
     if len(coding := told.get(b"av1C", b"")) > 2:
         return 8 + 2 * (coding[2] >> 6 & 1) * (1 + (coding[2] >> 5 & 1))  # its flags high_bitdepth and twelve_bit
     return 8
@@ -36,16 +36,20 @@ def bits_of(path: Path) -> int:
 def _primary(pitm: bytes) -> int | None:
     """The number of the primary image."""
     wide = pitm[:1] > b"\0"
-    return int.from_bytes(pitm[FULL : FULL + (4 if wide else 2)], "big") if len(pitm) >= FULL + 2 else None
+    return (
+        int.from_bytes(pitm[VERSION_AND_FLAGS : VERSION_AND_FLAGS + (4 if wide else 2)], "big")
+        if len(pitm) >= VERSION_AND_FLAGS + 2
+        else None
+    )
 
 
 def _associated(ipma: bytes, image: int | None) -> list[int]:
     """The numbers of an image's properties, from 1."""
-    if image is None or len(ipma) < FULL + 4:
+    if image is None or len(ipma) < VERSION_AND_FLAGS + 4:
         return []
     item, number = ("I" if ipma[0] else "H"), ("H" if ipma[3] & 1 else "B")
     essential = 1 << (8 * struct.calcsize(number) - 1)  # a flag beside the number
-    count, at = struct.unpack_from(">I", ipma, FULL)[0], FULL + 4
+    count, at = struct.unpack_from(">I", ipma, VERSION_AND_FLAGS)[0], VERSION_AND_FLAGS + 4
     head = struct.Struct(f">{item}B")
     for _ in range(count):
         if at + head.size > len(ipma):
@@ -74,7 +78,7 @@ def _box(file: BinaryIO, wanted: bytes, end: int) -> bytes:
         if size < head:
             break
         if kind == wanted:
-            return file.read(min(size - head, MOST_OF_BOX))
+            return file.read(min(size - head, MOST_BOX_BYTES))
         at += size
     return b""
 

@@ -31,18 +31,18 @@ PRIMARIES = {
     12: (*D65, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06),  # Display P3
     22: (*D65, 0.63, 0.34, 0.295, 0.605, 0.155, 0.077),
 }
-GAMMAS = {4: 2.2, 5: 2.8, 8: 1.0}  # transfer functions that are powers
-VIDEO = (1, 6, 14, 15)  # those of BT.709 and of BT.2020
-SRGB = 13
-HDR = {16: "PQ", 18: "HLG"}
-PLAIN = 1, SRGB
+EXPONENTS = {4: 2.2, 5: 2.8, 8: 1.0}  # transfer functions that are powers
+VIDEO_TRANSFERS = (1, 6, 14, 15)  # those of BT.709 and of BT.2020
+SRGB_TRANSFER = 13
+HDR_TRANSFERS = {16: "PQ", 18: "HLG"}
+SRGB_CODES = 1, SRGB_TRANSFER
 UNSPECIFIED = 2
-CURVE = 1024  # entries of a profile's curve
-TOLD = (b"cICP", b"gAMA", b"cHRM", b"sRGB")  # PNG's chunks
-MOST_OF_CHUNK = 64  # bytes of one of these
-MOST_OF_PROFILE = 1 << 25  # bytes of a BMP's
+CURVE_ENTRIES = 1024  # entries of a profile's curve
+COLOUR_CHUNKS = (b"cICP", b"gAMA", b"cHRM", b"sRGB")  # PNG's chunks
+MOST_CHUNK_BYTES = 64  # bytes of one of these
+MOST_PROFILE_BYTES = 1 << 25  # bytes of a BMP's
 BMP_HEADER = 14  # bytes of a BMP before the header that says its colours
-LINKED = "names another file for its colour profile, which is not read"  # a remark
+LINKED_PROFILE = "names another file for its colour profile, which is not read"  # a remark
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Colour:
         primaries: x and y of white, red, green and blue, or None if they are not known.
         gamma: exponent of the transfer function, if it is a power and `codes` do not say it.
         chunks: kinds and contents of the PNG chunks that say it.
-        table: CURVE values of the transfer function, up to 65535, if neither `codes` nor an exponent say it.
+        table: CURVE_ENTRIES values of the transfer function, up to 65535, if neither `codes` nor an exponent say it.
     """
 
     codes: tuple[int, int] | None
@@ -66,12 +66,12 @@ class Colour:
     @property
     def is_plain(self) -> bool:
         """Whether it is sRGB, which is what an image has that says nothing."""
-        return self.codes == PLAIN
+        return self.codes == SRGB_CODES
 
     @property
     def hdr(self) -> str | None:
         """The name of the transfer function, if it is of high dynamic range."""
-        return HDR.get(self.codes[1]) if self.codes else None
+        return HDR_TRANSFERS.get(self.codes[1]) if self.codes else None
 
     def png(self) -> tuple[tuple[bytes, bytes], ...]:
         """The chunks of a PNG that say it; none if a profile must."""
@@ -94,19 +94,19 @@ class Colour:
         """The transfer function, from a stored number to light: an exponent, or its values as uint16."""
         if self.codes is None:
             return self.gamma if self.table is None else np.array(self.table, np.uint16)
-        if self.codes[1] in GAMMAS:
-            return GAMMAS[self.codes[1]]
-        light = self._light(np.linspace(0, 1, CURVE))
+        if self.codes[1] in EXPONENTS:
+            return EXPONENTS[self.codes[1]]
+        light = self._light(np.linspace(0, 1, CURVE_ENTRIES))
         return None if light is None else np.rint(65535 * light).astype(np.uint16)
 
     def _light(self, x: np.ndarray) -> np.ndarray | None:
         """The light of stored numbers in [0, 1], by the code point; None if it is not known."""
         transfer = self.codes[1]
-        if transfer in GAMMAS:
-            return x ** GAMMAS[transfer]
-        if transfer == SRGB:
+        if transfer in EXPONENTS:
+            return x ** EXPONENTS[transfer]
+        if transfer == SRGB_TRANSFER:
             return np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
-        if transfer in VIDEO:
+        if transfer in VIDEO_TRANSFERS:
             return np.where(x < 0.081, x / 4.5, ((x + 0.099) / 1.099) ** (1 / 0.45))
         return None
 
@@ -114,18 +114,18 @@ class Colour:
 def of_codes(primaries: int, transfer: int, chunks: tuple[tuple[bytes, bytes], ...] = ()) -> Colour:
     """The colour of two code points; one that is unspecified is sRGB's."""
     primaries = 1 if primaries == UNSPECIFIED else primaries
-    transfer = SRGB if transfer == UNSPECIFIED else transfer
+    transfer = SRGB_TRANSFER if transfer == UNSPECIFIED else transfer
     return Colour((primaries, transfer), PRIMARIES.get(primaries), chunks=chunks)
 
 
 def of_png(path: Path) -> Colour | None:
     """What the chunks of a PNG say; None: nothing. The profile of one that has both does not count, it has said."""
     chunks = _chunks(path)
-    colour_chunks = tuple((kind, chunks[kind]) for kind in TOLD if kind in chunks)
+    colour_chunks = tuple((kind, chunks[kind]) for kind in COLOUR_CHUNKS if kind in chunks)
     if len(chunks.get(b"cICP", b"")) == 4:
         return of_codes(*chunks[b"cICP"][:2], colour_chunks)
     if b"sRGB" in chunks:
-        return Colour(PLAIN, PRIMARIES[1], chunks=colour_chunks)
+        return Colour(SRGB_CODES, PRIMARIES[1], chunks=colour_chunks)
     if not colour_chunks or len(chunks.get(b"gAMA", bytes(4))) != 4 or len(chunks.get(b"cHRM", bytes(32))) != 32:
         return None
     primaries = PRIMARIES[1]
@@ -141,11 +141,11 @@ def _of_numbers(
     """The colour of chromaticities and of an exponent; 2.2 with sRGB's primaries is how PNG files write sRGB."""
     code = _code_of(primaries)
     if code == 1 and (gamma is None or abs(gamma - 2.2) < 0.01):
-        return Colour(PLAIN, PRIMARIES[1], chunks=chunks)
+        return Colour(SRGB_CODES, PRIMARIES[1], chunks=chunks)
     if gamma is None:
-        transfer = SRGB
+        transfer = SRGB_TRANSFER
     else:
-        transfer = next((transfer for transfer, exponent in GAMMAS.items() if abs(exponent - gamma) < 0.01), None)
+        transfer = next((transfer for transfer, exponent in EXPONENTS.items() if abs(exponent - gamma) < 0.01), None)
     if code is not None and transfer is not None:
         return Colour((code, transfer), primaries, chunks=chunks)
     return Colour(None, primaries, 2.2 if gamma is None else gamma, chunks)
@@ -159,7 +159,7 @@ def _code_of(primaries: tuple[float, ...]) -> int | None:
 
 
 def _chunks(path: Path) -> dict[bytes, bytes]:
-    """The chunks TOLD before a PNG's pixels."""
+    """The chunks COLOUR_CHUNKS before a PNG's pixels."""
     chunks = {}
     with open(path, "rb") as file:
         file.seek(8)
@@ -168,7 +168,7 @@ def _chunks(path: Path) -> dict[bytes, bytes]:
             kind, start, length = stream.read()
             if kind in (b"IDAT", b"IEND"):
                 return chunks
-            if kind in TOLD and length <= MOST_OF_CHUNK:
+            if kind in COLOUR_CHUNKS and length <= MOST_CHUNK_BYTES:
                 chunks[kind] = file.read(length)
             file.seek(start + length + 4)  # and its checksum
 
@@ -193,9 +193,9 @@ def of_bmp(path: Path) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
         if kind == b"MBED" and size == 124:
             start, length = struct.unpack_from("<2I", head, 112)
             file.seek(BMP_HEADER + start)
-            return None, file.read(min(length, MOST_OF_PROFILE)) or None, ()
+            return None, file.read(min(length, MOST_PROFILE_BYTES)) or None, ()
     if kind == b"LINK":
-        return None, None, (LINKED,)
+        return None, None, (LINKED_PROFILE,)
     if kind != bytes(4):  # sRGB, or the system's colours, which are sRGB
         return None, None, ()
     ends = np.frombuffer(head, "<i4", 9, 60).reshape(3, 3) / 2**30  # X, Y and Z of red, green and blue
@@ -226,14 +226,14 @@ def of_tiff(white: Sequence[float] | None, colours: Sequence[float] | None, tabl
     if size < 2:
         return None
     light = np.asarray(table[size : 2 * size] if is_triple else table, np.float64) / 65535
-    return _of_table(primaries, np.interp(np.linspace(0, 1, CURVE), np.linspace(0, 1, size), light))
+    return _of_table(primaries, np.interp(np.linspace(0, 1, CURVE_ENTRIES), np.linspace(0, 1, size), light))
 
 
 def _of_table(primaries: tuple[float, ...], light: np.ndarray) -> Colour:
     """The colour of chromaticities and of a transfer function by its values."""
     code = _code_of(primaries)
-    for transfer in (SRGB, *GAMMAS, 1):
-        curve = Colour((1, transfer), PRIMARIES[1])._light(np.linspace(0, 1, CURVE))
+    for transfer in (SRGB_TRANSFER, *EXPONENTS, 1):
+        curve = Colour((1, transfer), PRIMARIES[1])._light(np.linspace(0, 1, CURVE_ENTRIES))
         if code is not None and np.abs(curve - light).max() < 0.003:
             return Colour((code, transfer), primaries)
     return Colour(None, primaries, table=tuple(np.rint(65535 * light).astype(int).tolist()))
@@ -249,5 +249,5 @@ def in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
 
 def with_codes(avif: bytes, colour: Colour) -> bytes:
     """An AVIF file as Pillow writes it, which says sRGB, with other code points in its box nclx."""
-    before = b"colrnclx" + struct.pack(">2H", *PLAIN)
+    before = b"colrnclx" + struct.pack(">2H", *SRGB_CODES)
     return avif.replace(before, b"colrnclx" + struct.pack(">2H", *colour.codes), 1)

@@ -103,7 +103,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         if told.get("exif") == b"":
             remarks += ("has EXIF data that cannot be read, which are left out",)
         if getattr(image, "is_animated", False) and not remarks:
-            remarks += (tiff.SEVERAL,)
+            remarks += (tiff.SEVERAL_FRAMES,)
         if has_inks:
             remarks += (INKS,)
         layout = image.tile[0].args if name == "PPM" and image.mode == "RGB" else None
@@ -125,7 +125,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         parts = (planes[..., :-1], planes[..., -1:], None) if planes.shape[-1] in (2, 4) else (planes, None, None)
         raster = _raster(parts, exif, xmp, remarks + more, name == "TIFF", density)
         if name == "JPEG" and "mp" in told and not raster.remarks:
-            raster = replace(raster, remarks=(tiff.SEVERAL,))
+            raster = replace(raster, remarks=(tiff.SEVERAL_FRAMES,))
         return replace(raster, icc=icc, colour=colours, quantisation=tables)
 
 

@@ -26,7 +26,7 @@ MOST_PIXELS = 2 * Image.MAX_IMAGE_PIXELS  # Pillow's limit too: 179 million
 MOST_METADATA = 1 << 25  # bytes, of all that a file holds besides its pixels
 # Bytes read before the size is known: Pillow reads some formats wholly.
 MOST_HEADER = {"PPM": 1 << 20} | dict.fromkeys(("WEBP", "AVIF", "HEIF"), 1 << 29)
-CALL = 64  # bytes that a call of read counts in addition, so that many empty chunks are bounded, too
+COUNTED_PER_READ = 64  # bytes that a call of read counts in addition, so that many empty chunks are bounded, too
 
 
 class TooMuchError(ValueError):
@@ -54,7 +54,7 @@ class Bounded(io.BufferedReader):
             size = self.seek(0, io.SEEK_END) - here
             self.seek(here)
         content = super().read(min(size, self.left + 1))
-        self.left -= len(content) + CALL
+        self.left -= len(content) + COUNTED_PER_READ
         if self.left < 0:
             raise TooMuchError
         return content
@@ -160,7 +160,7 @@ def _check_chunks(file: BinaryIO) -> None:
     file.seek(12)
     while len(head := file.read(8)) == 8:
         kind, size = struct.unpack("<4sL", head)
-        total += CALL + (0 if kind in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF") else size)
+        total += COUNTED_PER_READ + (0 if kind in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF") else size)
         if total > MOST_METADATA:
             raise TooMuchError
         file.seek(size + size % 2, io.SEEK_CUR)

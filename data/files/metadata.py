@@ -25,9 +25,9 @@ AXES = {
     None: (("XResolution", "YResolution"), ("ImageWidth", "ImageLength")),
     ExifTags.IFD.Exif: (("FocalPlaneXResolution", "FocalPlaneYResolution"), ("ExifImageWidth", "ExifImageHeight")),
 }
-SIZES = ("tiff:ImageWidth", "exif:PixelXDimension"), ("tiff:ImageLength", "exif:PixelYDimension")  # in XMP
+XMP_SIZES = ("tiff:ImageWidth", "exif:PixelXDimension"), ("tiff:ImageLength", "exif:PixelYDimension")  # in XMP
 # What XMP says about parts of a file that are not written, by the ends of namespaces and the beginnings of names.
-ABSENT = (
+ABSENT_PARTS = (
     ("/camera/", ("MotionPhoto", "MicroVideo", "VideoLength", "OLivePhoto"), "the video of a motion photo is left out"),
     ("/hdr-gain-map/1.0/", ("",), "the gain map of an HDR photo is left out"),
     ("/HDRGainMap/1.0/", ("",), "the gain map of an HDR photo is left out"),
@@ -35,7 +35,12 @@ ABSENT = (
     ("/xmp/note/", ("HasExtendedXMP",), "the second part of its XMP is left out"),
     ("/photos/1.0/container/", ("",), "the further images in its file are left out"),
 )
-PARTS = {"MotionPhoto": ABSENT[0][2], "GainMap": ABSENT[1][2], "DepthMap": ABSENT[3][2], "Depth": ABSENT[3][2]}
+REMARKS_ON_PARTS = {
+    "MotionPhoto": ABSENT_PARTS[0][2],
+    "GainMap": ABSENT_PARTS[1][2],
+    "DepthMap": ABSENT_PARTS[3][2],
+    "Depth": ABSENT_PARTS[3][2],
+}
 NO_XMP = "has XMP that cannot be read, which is left out"  # a remark
 
 # TIFF tags that describe the photograph, not the layout of the file.
@@ -127,7 +132,7 @@ def exif_of(like: ImageFile) -> Image.Exif:
 
 def present(xmp: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
     """XMP without what it says about parts of the file that are not read, and a remark for each kind of these."""
-    if not xmp or not any(end.encode() in xmp for end, _, _ in ABSENT):
+    if not xmp or not any(end.encode() in xmp for end, _, _ in ABSENT_PARTS):
         return xmp, ()
     if len(xmp) > MOST_XMP_PARSED or b"<!" in xmp:  # entities may be without end
         return None, (NO_XMP,)
@@ -159,7 +164,7 @@ def _strip(node: minidom.Node, remarks: dict[str, None]) -> None:
 
 def _absent(node: minidom.Node) -> str | None:
     """The remark on an element or an attribute that speaks of an absent part; None for others."""
-    for end, beginnings, remark in ABSENT:
+    for end, beginnings, remark in ABSENT_PARTS:
         if (node.namespaceURI or "").endswith(end) and node.localName.startswith(beginnings):
             return remark
     return None
@@ -170,15 +175,15 @@ def _named_parts(element: minidom.Element) -> list[str]:
     remarks = []
     for inner in element.getElementsByTagName("*"):
         for name, value in inner.attributes.items():
-            if name.endswith(":Semantic") and value in PARTS:
-                remarks.append(PARTS[value])
+            if name.endswith(":Semantic") and value in REMARKS_ON_PARTS:
+                remarks.append(REMARKS_ON_PARTS[value])
     return remarks
 
 
 def _sized_xmp(xmp: bytes, width: int, height: int) -> bytes:
     """XMP whose size of the image, where there is one, is this."""
     text = xmp.decode(errors="ignore")
-    for value, names in zip((width, height), SIZES, strict=True):
+    for value, names in zip((width, height), XMP_SIZES, strict=True):
         for name in names:
             text = re.sub(rf"(\s{name}\s*=\s*[\"']|<{name}>)[^<\"']*", rf"\g<1>{value}", text)
     return text.encode()

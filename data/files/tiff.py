@@ -19,7 +19,7 @@ from deblur.data.files.formats import Bounded
 from deblur.data.files.search import ImageError
 
 ICC, XMP = ExifTags.Base.InterColorProfile, ExifTags.Base.XMLPacket
-SEVERAL = "has several frames, the first is restored"  # a remark
+SEVERAL_FRAMES = "has several frames, the first is restored"  # a remark
 THUMBNAIL = "begins with a thumbnail, the full-size page is restored"  # a remark
 MOST_PAGES = 16  # that are looked at for the full-size one
 COLOUR_SAMPLES = {PHOTOMETRIC.MINISWHITE: 1, PHOTOMETRIC.MINISBLACK: 1, PHOTOMETRIC.RGB: 3}  # samples of colours
@@ -79,7 +79,7 @@ def read(path: Path) -> Page:
         xmp = page.tags[XMP].value if XMP in page.tags else None
         content.allow_pixels(path, page.imagewidth, page.imagelength)
         if number == 0 and exif._info.next > 0:
-            remarks = (SEVERAL,)
+            remarks = (SEVERAL_FRAMES,)
         return Page(number or 0, remarks, told, *_channels(page), exif, page.iccprofile, xmp)
 
 

@@ -224,7 +224,7 @@ def test_what_is_not_pixels_is_counted_chunk_by_chunk_whatever_their_sizes(chunk
     """One of odd size is followed by a byte that belongs to none."""
     content = b"".join(kind + struct.pack("<L", size) + b"\xff" * size + b"\0" * (size % 2) for kind, size in chunks)
     file = io.BytesIO(b"RIFF" + struct.pack("<L", 4 + len(content)) + b"WEBP" + content)
-    total = sum(formats.CALL + (0 if kind in KINDS_OF_CHUNKS[4:] else size) for kind, size in chunks)
+    total = sum(formats.COUNTED_PER_READ + (0 if kind in KINDS_OF_CHUNKS[4:] else size) for kind, size in chunks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "MOST_METADATA", total)
         formats._check_chunks(file)

@@ -1,3 +1,4 @@
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -33,12 +34,6 @@ def test_lossless_formats_come_back_to_the_bit(tmp_path, image, suffix):
     assert back.dtype == torch.float32
     assert back.is_contiguous()
     assert torch.equal(back, image)
-
-
-def test_jpeg_comes_back_nearly(tmp_path):
-    ramp = torch.linspace(0, 1, 64).expand(3, 32, 64)
-    images.write(tmp_path / "a.jpg", ramp)
-    assert (images.read(tmp_path / "a.jpg") - ramp).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".avif", ".heic"])
@@ -86,6 +81,23 @@ def test_what_cannot_be_read_is_named_in_one_sentence(tmp_path, image):
             images.read(file)
         sentence = str(caught.value)
         assert str(file) in sentence and sentence.endswith(".") and "\n" not in sentence, sentence
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif"])
+def test_a_file_that_may_not_be_read_is_not_said_to_be_damaged(image, suffix):
+    with TemporaryDirectory() as folder:
+        file = Path(folder, f"Grüße{suffix}")
+        images.write(file, image)
+        file.chmod(0)
+        Path(folder).chmod(0o755)
+        user = os.geteuid()
+        os.seteuid(user or 65534)  # root may read everything
+        try:
+            for function in (images.read_file, images.header_size, images.require_end):
+                with pytest.raises(images.ImageError, match=rf"Grüße\{suffix} cannot be read: Permission denied\.$"):
+                    function(file)
+        finally:
+            os.seteuid(user)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
@@ -174,28 +186,6 @@ def test_an_image_written_untouched_comes_back_untouched(case):
     exif = Image.Exif()
     exif.load(again.exif or b"")
     assert plain or (exif.get(ExifTags.Base.Make) == "Camera" and exif.get(ExifTags.Base.Orientation) is None)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_of_a_16_bit_tiff_is_applied(tmp_path, orientation):
-    array = np.random.default_rng(0).integers(0, 65535, (5, 7, 3), np.uint16)
-    save(tmp_path / "in.tif", array, orientation)
-    found = images.read_file(tmp_path / "in.tif").pixels.permute(1, 2, 0).numpy()
-    assert np.array_equal(found, upright(array, orientation))
-
-
-def test_jpeg_keeps_exif_profile_and_grey(tmp_path, image):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "Camera", 8
-    pil(image).convert("L").save(tmp_path / "a.jpg", exif=exif, icc_profile=PROFILE)
-    first = images.read_file(tmp_path / "a.jpg")
-    images.write(tmp_path / "b.jpg", first.values, first)
-    with Image.open(tmp_path / "b.jpg") as written:
-        assert written.mode == "L"
-        assert written.size == (13, 17)
-        assert written.info["icc_profile"] == PROFILE
-        assert written.getexif()[ExifTags.Base.Make] == "Camera"
-        assert ExifTags.Base.Orientation not in written.getexif()
 
 
 @pytest.mark.parametrize("depth", [8, 16])
