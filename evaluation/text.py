@@ -19,6 +19,7 @@ try:
 except ImportError:  # they are optional
     pytesseract = None
 
+from deblur.data.files.search import on_disk
 from deblur.evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
 
 PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
@@ -60,7 +61,7 @@ class ErrorRate:
         return torch.tensor(values, device=restored.device)
 
     def _text(self, name: str) -> str:
-        file = self.texts / f"{name}.txt"
+        file = on_disk(self.texts / f"{name}.txt")
         if not file.is_file():
             raise MetricError(f"{file} is missing: it should have the text on the image")
         text = _normalised(file.read_text(errors="replace"))

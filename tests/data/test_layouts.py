@@ -1,7 +1,8 @@
 """Pairs in the layouts of datasets."""
 
 import shutil
-from pathlib import Path
+import unicodedata
+from pathlib import Path, PurePosixPath
 
 import pytest
 import torch
@@ -249,6 +250,24 @@ def test_lists_of_sharp_photographs(tmp_path):
         (tmp_path / "train.txt").write_text(lines)
         with pytest.raises(DataError, match=words):
             find_sharp(tmp_path, "train")
+
+
+@pytest.mark.parametrize("layout", ["flat", "gopro", "csv"])
+def test_a_pair_may_have_its_names_in_two_forms_of_unicode(tmp_path, layout):
+    """As when one side was made on macOS: the accents look the same."""
+    composed, decomposed = (unicodedata.normalize(form, "Grüße") for form in ("NFC", "NFD"))
+    scene = "scene" if layout == "gopro" else "."
+    make(tmp_path, f"{scene}/blur/{composed}/{decomposed}.png", f"{scene}/sharp/{decomposed}/{composed}.jfif")
+    if layout == "csv":
+        root = tmp_path / "pairs.csv"
+        root.write_text(f"blurry,sharp\nblur/{decomposed}/{composed}.png,sharp/{composed}/{decomposed}.jfif\n")
+        expected = f"blur/{composed}/{composed}"
+    else:
+        root = tmp_path
+        expected = (PurePosixPath(scene) / composed / composed).as_posix()
+    [pair] = find_pairs(root)
+    assert pair.name == expected
+    assert pair.blurry.is_file() and pair.sharp.is_file()
 
 
 def test_what_is_no_dataset_is_not_said_to_be_gopro(tmp_path):
