@@ -100,15 +100,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         name, has_inks, told = image.format, image.mode == "CMYK", image.info
         has_16_bits = name == "PNG" and str(image.tile[0].args).endswith(";16B")  # not known once it is loaded
         exif = exif_of(image)
-        if told.get("exif") == b"":
-            remarks += ("has EXIF data that cannot be read, which are left out",)
-        if getattr(image, "is_animated", False) and not remarks:
-            remarks += (tiff.SEVERAL_FRAMES,)
-        if has_inks:
-            remarks += (INKS,)
-        layout = image.tile[0].args if name == "PPM" and image.mode == "RGB" else None
-        if isinstance(layout, tuple) and layout[-1] > 255:
-            remarks += ("has more than 8 bits, of which 8 are read",)
+        remarks += _remarks_on(image, page)
         profile, xmp, density = told.get("icc_profile"), told.get("xmp"), Density.of_info(told)
         colours, icc, more = _colour(path, name, None if has_inks else profile)
         tables = image.quantization if name == "JPEG" else None
@@ -127,6 +119,18 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         if name == "JPEG" and "mp" in told and not raster.remarks:
             raster = replace(raster, remarks=(tiff.SEVERAL_FRAMES,))
         return replace(raster, icc=icc, colour=colours, quantisation=tables)
+
+
+def _remarks_on(image: Image.Image, page: int) -> tuple[str, ...]:
+    """What is unusual about an opened image whose pixels are not loaded; each follows its name."""
+    layout = image.tile[0].args if image.format == "PPM" and image.mode == "RGB" else None
+    unusual = {
+        "has EXIF data that cannot be read, which are left out": image.info.get("exif") == b"",
+        tiff.SEVERAL_FRAMES: page == 0 and getattr(image, "is_animated", False),
+        INKS: image.mode == "CMYK",
+        "has more than 8 bits, of which 8 are read": isinstance(layout, tuple) and layout[-1] > 255,
+    }
+    return tuple(remark for remark, is_so in unusual.items() if is_so)
 
 
 def _by_other_decoders(path: Path, image: Image.Image, has_16_bits: bool) -> np.ndarray | None:

@@ -217,7 +217,7 @@ def test_transparent_palettes_keep_their_alpha(tmp_path):
     assert image.alpha.sum() == 11 * 255
 
 
-@pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.png", "a.avif"])
+@pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.png", "a.avif", "mpo.jpg"])
 def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
     frames = [Image.new("RGB", (17, 13), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     frames = [frame.convert("CMYK") for frame in frames] if name == "cmyk.tif" else frames
@@ -226,7 +226,7 @@ def test_the_first_of_several_frames_is_read_and_said(tmp_path, image, name):
         if name == "deep.tif":
             tifffile.imwrite(tmp_path / name, np.zeros((1 + several, 5, 6, 3), np.uint16), photometric="rgb")
         else:
-            frames[0].save(tmp_path / name, **more)
+            frames[0].save(tmp_path / name, "MPO" if name == "mpo.jpg" else None, **more)
         found = images.read_file(tmp_path / name)
         remarks = [remark for remark in found.remarks if remark != decoding.INKS]
         assert remarks == (["has several frames, the first is restored"] if several else [])
