@@ -114,8 +114,8 @@ SENTENCES = {
         f"restores at {'three' if WorkingSize().above == 3 else '?'} times that scale",
         f"images of up to {WorkingSize().largest_kept} pixels keep their size",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
-        f"of other inputs it has {SETTINGS['JPEG']['quality']}, AVIF and HEIF have {SETTINGS['HEIF']['quality']}, all"
-        " without chroma subsampling",
+        f"of other inputs it has {SETTINGS['JPEG']['quality']}, AVIF {SETTINGS['AVIF']['quality']} and HEIF"
+        f" {SETTINGS['HEIF']['quality']}, which is as near, all without chroma subsampling",
         f"IPTC's digital source type `{SOURCE.rpartition('/')[2]}`",
     ],
     "docs/evaluation.md": [

@@ -23,7 +23,8 @@ SETTINGS = {  # of Pillow's writers; chroma is not subsampled
     "JPEG": {"quality": 95, "subsampling": 0},
     "WEBP": {"lossless": True, "exact": True},
     "AVIF": {"quality": 95, "subsampling": "4:4:4"},
-    "HEIF": {"quality": 95, "chroma": "444"},
+    # As near to four photographs (43.7 dB, 0.56 bytes a pixel) as AVIF at 95 (42.8 dB, 0.59); 95 has 50.7 dB and 0.97.
+    "HEIF": {"quality": 75, "chroma": "444"},
 }
 COARSEST_TABLES = JpegPresets.presets["web_high"]["quantization"]  # of luma and chroma, about quality 86
 TELL_CODES = {"AVIF", "HEIF"}  # formats that say their colours by code points
