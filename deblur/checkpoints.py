@@ -22,17 +22,9 @@ from torch import Tensor, nn
 from deblur.devices import choose_device, resolve_precision
 from deblur.hub import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json
 from deblur.models.diffusion import PREDICTION_TYPES, ScaleKind
-from deblur.models.networks.base import (
-    CASCADE,
-    Cascade,
-    ConfigMixin,
-    DDPMScheduler,
-    IdentityPredictor,
-    ModelMixin,
-    Predictor,
-    ZeroPredictor,
-)
+from deblur.models.networks.base import CASCADE, Cascade, IdentityPredictor, Predictor, ZeroPredictor
 from deblur.models.networks.maxim import Maxim
+from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, ModelMixin
 from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, UNetPredictor
@@ -122,16 +114,20 @@ def _try(network: nn.Module, part: str, path: str) -> None:
     side, training = max(SIDE, 2 * network.stride), network.training
     image, level = torch.zeros(1, 3, side, side), torch.full((1,), 0.5)
     inputs = (image,) if part == "predictor" else (image, image, level, image, torch.ones(1, 1, side, side))
-    channels = (3, 4) if part == "predictor" else (3,)
     try:
         with torch.random.fork_rng():
-            shape = tuple(network.eval()(*inputs).shape)
+            output = network.eval()(*inputs)
     except Exception as error:
         raise ValueError(f"{path} cannot be called as a {part} is: {' '.join(str(error).split())}") from error
     finally:
         network.train(training)
-    if shape not in [(1, count, side, side) for count in channels]:
-        raise ValueError(f"{path} makes {shape} of an image (1, 3, {side}, {side}): a {part} keeps the size")
+    outputs = [output] if isinstance(output, Tensor) or part == "denoiser" else list(output)
+    shapes = [tuple(one.shape) for one in outputs]
+    if shapes not in ([(1, 3, side, side)], [(1, 3, side, side), (1, 1, side, side)]):
+        made = " and ".join(map(str, shapes))
+        raise ValueError(
+            f"{path} makes {made} of an image (1, 3, {side}, {side}): a {part} keeps the size (docs/extend.md)"
+        )
 
 
 PARTS = ("predictor", "denoiser")

@@ -18,9 +18,9 @@ from deblur.calibration import ErrorCurve
 from deblur.image_processor import restorable, to_world, with_hidden_filled
 from deblur.keep_sharp import kept, restored_share
 from deblur.models.diffusion import add_residual, expected_size
-from deblur.models.networks.base import BaseOutput
+from deblur.models.networks.mixins import BaseOutput
 from deblur.settings import SamplingSettings
-from deblur.tiling import Tiling
+from deblur.tiling import Tiled
 from deblur.working_size import reduced, reduced_visible, resized, with_change
 
 
@@ -124,19 +124,19 @@ class Draft:
         blurry: the images.
         prediction: what the predictor made of `blurry.small`.
         s: the residual's scale (N, 1, h, w), or (N, 3, h, w) for luma and chroma; None if no sample will be drawn.
-        tilings: how each network was called, by its name.
+        tiled: the networks as they were called, by their names.
     """
 
     blurry: Blurry
     prediction: Prediction
     s: Tensor | None = None
-    tilings: dict[str, Tiling] = field(default_factory=dict)
+    tiled: dict[str, Tiled] = field(default_factory=dict)
     _shares: dict[float, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def tiles(self) -> dict[str, int | None]:
         """Side of each network's tiles, without their halo; None for the whole image."""
-        return {name: tiling.side(self.blurry.small) for name, tiling in self.tilings.items()}
+        return {name: tiled.side(self.blurry.small) for name, tiled in self.tiled.items()}
 
     def share(self, keep_sharp: float) -> Tensor:
         """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale."""

@@ -1,7 +1,7 @@
 """The whole restoration: predict, then refine. Validation, sample.py and evaluate.py all restore through here."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -29,13 +29,21 @@ from deblur.image_processor import (
 )
 from deblur.keep_sharp import restored_share
 from deblur.memory import bytes_per_pixel
-from deblur.models.diffusion import ScaleKind, residual_size
-from deblur.models.networks.base import ConfigMixin, DDPMScheduler
-from deblur.models.samplers import FIELDS, Denoise, Progress, noise_generator, sample_residual
+from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size
+from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
+from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
+from deblur.models.schedules import betas_of, levels_of
 from deblur.onnx.network import OnnxNetwork
-from deblur.settings import SamplingSettings, preset_settings
-from deblur.tiling import Tiling, TooLittleMemory
+from deblur.seeds import noise_seed
+from deblur.settings import Sampler, SamplingSettings, preset_settings
+from deblur.tiling import Tiled, TooLittleMemory, banded
 from deblur.working_size import WorkingSize, chosen_scale
+
+# Tensors of an image's size that are allocated during a step, the estimate of r_0 among them. Our own steps take bands
+# of rows; the multistep solvers of diffusers keep estimates and compute on whole images.
+FIELDS: dict[Sampler, int] = {"ddpm": 3, "ddim": 3, "dpmsolver++": 6, "unipc": 10}
+
+Progress = Callable[[Iterable], Iterable]
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class DeblurPipeline(ConfigMixin):
     Args:
         predictor: g, blurry -> x_init.
         denoiser: f; None for a predictor alone.
-        scheduler: the noise schedule of training. Each call builds the scheduler for its own settings.
+        scheduler: the noise schedule of training, as files hold it; `levels` are those of its betas.
         residual_scale: c, standard deviation of (x - x_init) / m on the training data; 1 for the paper's unscaled
             residual. The residual's scale is s(p) = c m(p), with m by `models.diffusion.residual_size`. Three numbers:
             one for each of `models.diffusion.AXES`, along which r_0 is then expressed; 0 keeps the prediction's.
@@ -111,6 +119,7 @@ class DeblurPipeline(ConfigMixin):
         working_size: dict[str, Any] | None = None,
     ):
         self.predictor, self.denoiser, self.scheduler = predictor, denoiser, scheduler
+        self.levels = levels_of(torch.tensor(scheduler.config.trained_betas, dtype=torch.float64))  # the noisiest first
         c = torch.tensor(residual_scale, dtype=torch.float64).tolist()
         self.error_curve = ErrorCurve(**error_curve) if error_curve else None
         self.working_size = WorkingSize(**working_size) if working_size is not None else None
@@ -171,13 +180,10 @@ class DeblurPipeline(ConfigMixin):
         Raises:
             ValueError: the predictor has no stages, or fewer.
         """
-        return self._predicted(blurry, stages, self._tiling("predictor", limits))
+        return self._predicted(self._tiled_predictor(limits, stages), blurry)
 
-    def _predicted(self, blurry: Tensor, stages: int | None, tiling: Tiling) -> Prediction:
-        self.require_stages(stages)
-        network = self.predictor if stages is None else partial(self.predictor, stages=stages)
-        output = tiling(network, [to_network(blurry.float())])
-        return Prediction(output[:, :3], output[:, 3:] if output.shape[1] > 3 else None, self.error_curve)
+    def _predicted(self, g: Tiled, blurry: Tensor) -> Prediction:
+        return Prediction(*predict(g, to_network(blurry.float())), self.error_curve)
 
     def require_stages(self, stages: int | None) -> None:
         """Raise ValueError if the predictor has not this many stages; None asks for none in particular."""
@@ -279,10 +285,10 @@ class DeblurPipeline(ConfigMixin):
     @torch.no_grad()
     def draft(self, blurry: Blurry, stages: int | None = None, limits: Limits = NO_LIMITS) -> Draft:
         """The prediction, and what samples need beside it; `stages` as in `SamplingSettings`."""
-        tiling = self._tiling("predictor", limits)
-        prediction = self._predicted(blurry.small, stages, tiling)
+        g = self._tiled_predictor(limits, stages)
+        prediction = self._predicted(g, blurry.small)
         s = None if self.denoiser is None else self.scale(prediction, blurry.small)
-        return Draft(blurry, prediction, s, {"predictor": tiling})
+        return Draft(blurry, prediction, s, {"predictor": g})
 
     def sample(
         self,
@@ -303,15 +309,13 @@ class DeblurPipeline(ConfigMixin):
         names = _names(names, len(draft.blurry.given))
         if self.denoiser is None:
             raise ValueError("this checkpoint holds a predictor and no denoiser: it can only predict, with blend 0")
-        tiling = draft.tilings["denoiser"] = self._tiling("denoiser", limits, _fields(settings))
-        blurry = to_network(draft.blurry.small.float())
-        trained = self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf)
-        denoise = Denoise(self.denoiser, tiling, blurry, draft.prediction.x_init, draft.s, *trained)
-        training_betas = torch.tensor(self.scheduler.config.trained_betas, dtype=torch.float64)
-        betas = settings.betas(training_betas, *trained)
+        f = draft.tiled["denoiser"] = self._tiled_denoiser(limits, settings)
+        y, x_init = to_network(draft.blurry.small.float()), draft.prediction.x_init
+        levels = settings.levels(self.levels, self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf))
         for k in range(settings.num_samples):
             generators = [noise_generator(seed, name, k) for name in names]
-            yield sample_residual(denoise, settings, betas, progress, blurry, generators)
+            randn = partial(randn_tensor, generator=generators, device=y.device, dtype=y.dtype)
+            yield sample(f, y, x_init, draft.s, levels, step_of(settings, levels), randn, progress)
 
     @torch.no_grad()
     def working_scale(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> float:
@@ -348,40 +352,64 @@ class DeblurPipeline(ConfigMixin):
             graphs = "reduce-overhead" if self.device.type == "cuda" else None
             self.denoiser.compile(dynamic=False, mode=graphs)
 
-    def _tiling(self, name: Literal["predictor", "denoiser"], limits: Limits, fields: int = 1) -> Tiling:
-        """How a network is called on images of any size."""
-        network, tile = getattr(self, name), limits.predictor_tile if name == "predictor" else limits.tile
-        takes, fixed = bytes_per_pixel(network), getattr(network, "fixed_tile", None)
-        if tile is None and fixed is None:
-            fixed = getattr(network, "own_tile", None)
-        return Tiling(network.receptive_field, network.stride, tile, limits.memory, fields, takes, fixed)
+    def _tiled_predictor(self, limits: Limits, stages: int | None = None) -> Tiled:
+        self.require_stages(stages)
+        g = self.predictor if stages is None else partial(self.predictor, stages=stages)
+        return tiled(g, self.predictor, limits.predictor_tile, limits.memory)
+
+    def _tiled_denoiser(self, limits: Limits, settings: SamplingSettings, fields: int = 0) -> Tiled:
+        """The estimator of r_0; `fields` are tensors of the image's size beside those of sampling."""
+        fields += FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)  # mean and deviation of several
+        return tiled(Estimator(self.denoiser), self.denoiser, limits.tile, limits.memory, fields)
 
     def _require_memory(self, images: Tensor, settings: SamplingSettings, limits: Limits) -> None:
         """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
         if limits.memory is None:
             return
         images = images.to(self.device)
-        needed = self._tiling("predictor", limits).least_memory(images)
+        needed = self._tiled_predictor(limits).least_memory(images)
         if settings.blend > 0 and self.denoiser is not None:
-            fields = _fields(settings) + 3  # the prediction, its scale and the input in the networks' range
-            needed = max(needed, self._tiling("denoiser", limits, fields).least_memory(images))
+            fields = 3  # the prediction, its scale and the input in the networks' range
+            needed = max(needed, self._tiled_denoiser(limits, settings, fields).least_memory(images))
         if needed > limits.memory:
             raise TooLittleMemory(needed)
 
     def scale(self, prediction: Prediction, blurry: Tensor) -> Tensor:
         """s(p) (N, 1, H, W), or (N, 3, H, W) for three numbers c, from blurry images in [0, 1]."""
-        kind, predicted = self.config.scale_kind, prediction.x_init
-        if kind == "local":
-            blurry = to_network(blurry.float())
-        elif kind == "learned":  # which uses the fourth channel alone
-            predicted = prediction.log_size.expand(-1, 4, -1, -1)
-        size = residual_size(kind, predicted, blurry)
+        y, kind = to_network(blurry.float()), self.config.scale_kind
+        size = residual_size(kind, y, prediction.x_init, prediction.log_size)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
 
 
-def _fields(settings: SamplingSettings) -> int:
-    """Tensors of the image's size while samples are drawn: the sampler's, and mean and deviation of several."""
-    return FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)
+def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int | None, fields: int = 1) -> Tiled:
+    """A function that calls a network, for images of any size; the other arguments are those of `Tiled`."""
+    fixed = getattr(network, "fixed_tile", None)
+    if tile is None and fixed is None:
+        fixed = getattr(network, "own_tile", None)
+    takes = bytes_per_pixel(network)
+    return Tiled(function, network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
+
+
+def step_of(settings: SamplingSettings, levels: Tensor) -> Step:
+    """The sampler's step, for one sample."""
+    if settings.sampler == "ddpm":
+        return banded(ddpm_step)
+    if settings.sampler == "ddim":
+        return banded(partial(ddim_step, eta=settings.eta))
+    return Multistep(settings.sampler, levels)
+
+
+def noise_generator(seed: int, name: str, sample: int) -> torch.Generator:
+    """The random generator of one sample of one image, seeded only by the seed, the name and the sample's number.
+
+    A CPU generator, so the noise is the same on every device, in every batch and in every order.
+    """
+    return torch.Generator().manual_seed(noise_seed(seed, sample, name))
+
+
+def stored_schedule(levels: Tensor) -> DDPMScheduler:
+    """A schedule as files hold it, diffusers' scheduler with its betas."""
+    return DDPMScheduler(num_train_timesteps=len(levels), trained_betas=betas_of(levels).tolist())
 
 
 def _names(names: Sequence[str] | None, images: int) -> Sequence[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from deblur.cli import number_of, one_of
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 Sampler = Literal["ddpm", "ddim", "dpmsolver++", "unipc"]
 Preset = Literal["fast", "fidelity", "balanced", "perceptual"]
-Schedule = Literal["training", "linear", "cosine", "sigmoid", "log_snr"]
+SCHEDULES = ("training", "linear", "cosine", "sigmoid", "log_snr")
 SMALLEST_TILE = 64  # side in pixels
 DEVICES = ["auto", "cpu", "cuda", "mps"]
 
@@ -26,15 +27,20 @@ def require_device(name: str) -> None:
 def preset_settings(presets: Mapping[str, dict], name: str | None = None) -> "SamplingSettings":
     """The settings that a checkpoint stores under a name. ValueError if there are none.
 
-    Without a name: the preset balanced if the checkpoint has it, otherwise the defaults.
+    Without a name: the preset balanced if the checkpoint has it, otherwise the defaults. A schedule of somebody's own
+    code is never imported because a checkpoint names it.
     """
-    if name is None:
-        return SamplingSettings(**presets.get("balanced", {}))
-    stored = presets.get(name)
-    if stored is None:
+    if name is not None and name not in presets:
         names = ", ".join(presets) or "none"
         raise ValueError(f"this checkpoint has no preset {name!r} (it has {names}): name one of these, or give numbers")
-    return SamplingSettings(**stored)
+    name = name or "balanced"
+    settings = SamplingSettings(**presets.get(name, {}))
+    if settings.schedule not in SCHEDULES:
+        raise ValueError(
+            f"this checkpoint's preset {name} names the schedule {settings.schedule}, which is somebody's own code and"
+            f" is not imported: give --schedule {settings.schedule} beside another preset if you trust it"
+        )
+    return settings
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,9 @@ class SamplingSettings:
 
     Args:
         sampler: ddpm (ancestral, the paper), ddim, dpmsolver++ (second order) or unipc.
-        schedule: noise levels to visit. training: evenly spaced levels of the checkpoint's training schedule. The
-            others are built with exactly `steps` steps, as in the paper's search over noise schedules.
+        schedule: noise levels to visit. training: evenly spaced levels of the checkpoint's training schedule. linear,
+            cosine, sigmoid and log_snr are built with exactly `steps` steps, as in the paper's search over noise
+            schedules; so is your own, by its path, such as myschedules.karras (docs/extend.md).
         steps: denoiser evaluations per sample.
         beta_start: beta of the first step, for linear and sigmoid.
         beta_end: beta of the last (noisiest) step, for linear and sigmoid.
@@ -63,7 +70,7 @@ class SamplingSettings:
     """
 
     sampler: Sampler = "ddim"
-    schedule: Schedule = "training"
+    schedule: str = "training"
     steps: int = 20
     beta_start: float = 1e-4
     beta_end: float = 0.5
@@ -80,8 +87,8 @@ class SamplingSettings:
     def __post_init__(self):
         rules = {
             ("sampler",): (get_args(Sampler).__contains__, f"one of {', '.join(get_args(Sampler))}"),
-            ("schedule",): (get_args(Schedule).__contains__, f"one of {', '.join(get_args(Schedule))}"),
-            ("steps", "num_samples"): (lambda n: isinstance(n, int) and n >= 1, "a whole number of 1 or more"),
+            ("schedule",): (is_schedule, f"one of {', '.join(SCHEDULES)}, or a path such as myschedules.karras"),
+            ("steps", "num_samples"): (lambda n: isinstance(n, Integral) and n >= 1, "a whole number of 1 or more"),
             ("average",): (lambda truth: isinstance(truth, bool), "true or false"),
             ("eta", "blend"): (lambda x: 0 <= x <= 1, "between 0 and 1"),
             ("beta_start", "beta_end"): (math.isfinite, "a finite number"),
@@ -89,7 +96,7 @@ class SamplingSettings:
             ("log_snr_max", "log_snr_min"): (lambda x: -30 <= x <= 30, "between -30 and 30"),
             ("keep_sharp",): (lambda x: 0 <= x < math.inf, "0 or more"),
             ("start",): (lambda x: x is None or 0 < x < math.inf, "a number above 0"),
-            ("stages",): (lambda n: n is None or (isinstance(n, int) and n >= 1), "a whole number of 1 or more"),
+            ("stages",): (lambda n: n is None or (isinstance(n, Integral) and n >= 1), "a whole number of 1 or more"),
         }
         for names, (holds, words) in rules.items():
             for name in names:
@@ -104,8 +111,11 @@ class SamplingSettings:
             raise ValueError(f"eta belongs to the sampler ddim; leave it at 0 for {self.sampler}")
         # log_snr can only fail by the order of its ends; checking the others needs torch, which --help avoids.
         ordered = self.schedule == "log_snr" and self.start is None and self.log_snr_max > self.log_snr_min
-        if self.schedule != "training" and not ordered:
-            self._new_betas()
+        if self.schedule in SCHEDULES[1:] and not ordered:
+            self._own_levels()
+        for name in ("steps", "num_samples", "stages"):  # NumPy's whole numbers are no JSON
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, int(getattr(self, name)))
 
     def __str__(self) -> str:
         """In words, without values that have no effect: ddim, 8 steps, blend 0.2."""
@@ -156,11 +166,11 @@ class SamplingSettings:
             unused |= dict.fromkeys(drawn, "with blend 0 no sample is drawn")
         return [f"--{name} has no effect: {unused[name]}" for name in names if name in unused]
 
-    def betas(self, training_betas: "Tensor", sigma_min: float = 0.0, sigma_max: float = math.inf) -> "Tensor":
-        """The float64 betas (steps,) of this sampling schedule.
+    def levels(self, training: "Tensor", sigma_min: float = 0.0, sigma_max: float = math.inf) -> "Tensor":
+        """The noise levels (steps,) to visit, float64, the noisiest first. A schedule of one's own is imported here.
 
         Args:
-            training_betas: those of the training schedule.
+            training: the levels of the training schedule.
             sigma_min, sigma_max: the least and the noisiest level of training; a schedule that goes beyond them is
                 narrowed (`models.schedules.narrow`).
 
@@ -169,9 +179,9 @@ class SamplingSettings:
         """
         from deblur.models.schedules import narrow
 
-        betas = self._betas(training_betas)
+        levels = self._training_levels(training) if self.schedule == "training" else self._own_levels()
         try:
-            return narrow(betas, sigma_min, sigma_max)
+            return narrow(levels, sigma_min, sigma_max)
         except ValueError as error:
             raise ValueError(f"{error}: change {self._level_names()}") from None
 
@@ -183,29 +193,31 @@ class SamplingSettings:
             return "log_snr_min or log_snr_max"
         return "beta_start or beta_end" if self.schedule in ("linear", "sigmoid") else "schedule"
 
-    def _betas(self, training_betas: "Tensor") -> "Tensor":
+    def _training_levels(self, training: "Tensor") -> "Tensor":
         from deblur.models.schedules import level_of, respace
 
-        if self.schedule != "training":
-            return self._new_betas()
-        levels = (1 - training_betas.double()).cumprod(0)
-        if self.start is None or self.steps > len(levels):
-            return respace(levels, self.steps)
-        below = levels[levels >= level_of(self.start)]
+        if self.start is None or self.steps > len(training):
+            return respace(training, self.steps)
+        below = training[training >= level_of(self.start)]
         if len(below) < self.steps:
-            least = 1.005 * (1 / levels[self.steps - 1] - 1).sqrt()  # so that the rounded value still suffices
+            least = 1.005 * (1 / training[-self.steps] - 1).sqrt()  # so that the rounded value still suffices
             raise ValueError(
                 f"start is {self.start:g}, and {number_of(self.steps, 'step')} of the training schedule need"
                 f" {least:.3g} or more: give a higher start{', or fewer steps' if self.steps > 1 else ''}"
             )
         return respace(below, self.steps)
 
-    def _new_betas(self) -> "Tensor":
+    def _own_levels(self) -> "Tensor":
         from deblur.models.schedules import NoiseSchedule, level_of, shorten
 
         numbers = self.steps, self.beta_start, self.beta_end, self.log_snr_max, self.log_snr_min
-        betas = NoiseSchedule(self.schedule, *numbers).betas()
-        return betas if self.start is None else shorten(betas, level_of(self.start))
+        levels = NoiseSchedule(self.schedule, *numbers).levels()
+        return levels if self.start is None else shorten(levels, level_of(self.start))
+
+
+def is_schedule(name: str) -> bool:
+    """Whether this names a schedule: one of SCHEDULES, or a path of somebody's own, which is not imported."""
+    return name in SCHEDULES or (isinstance(name, str) and "." in name and name.replace(".", "").isidentifier())
 
 
 def sharing_samples(settings: Sequence[SamplingSettings]) -> list[list[SamplingSettings]]:

@@ -1,11 +1,11 @@
-"""Run networks tile by tile on images that exceed memory; exact where the network's receptive field is known.
+"""Run networks tile by tile, and steps band by band, on images that exceed memory, as if they ran on the whole.
 
 A tile is a core with a halo around it. A convolutional network without normalisation over the image computes the same
 values for a core as in the whole image under three conditions: the halo covers the receptive field, cores start at
 multiples of the network's stride, and no tile extends beyond the image (whose border the network pads as usual).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from deblur.memory import UNKNOWN_FOOTPRINT, free_memory, give_back, is_out_of_memory, used_memory
+from deblur.models.samplers import Randn, Step
 from deblur.settings import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
 SHARE_OF_FREE_MEMORY = 0.5
+PIXELS_OF_BAND = 1 << 22
 
 
 class TooLittleMemory(ValueError):
@@ -46,13 +48,15 @@ def refusal(error: BaseException, height: int, width: int) -> str | None:
 
 
 @dataclass(eq=False)
-class Tiling:
-    """Calls a function on images tile by tile, with a core size that is chosen once.
+class Tiled:
+    """A function of images, which calls another tile by tile, with a core size that is chosen once.
 
     The size depends on a single image, so an image gets the same tiles in every batch. If the tiles of a whole batch
     do not fit into memory together, the images are processed one by one.
 
     Args:
+        function: of images (N, C, H, W) of one size and of numbers (N,), to an image or several of that size; exact
+            tiles need one whose receptive field is known.
         receptive_field: pixels that the function sees in each direction, and so the width of the halo. None if it sees
             most of the image: then the halo is a quarter of a core, and its inner half is blended with the neighbours.
         stride: cores start at multiples of it.
@@ -70,6 +74,7 @@ class Tiling:
         TooLittleMemory: raised by a call if the smallest tiles need more than `memory`.
     """
 
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
     receptive_field: int | None
     stride: int
     tile: int | None = None
@@ -91,39 +96,42 @@ class Tiling:
         tile = self.tile if self.fixed is None else self.fixed[0]
         return None if tile is None or tile >= max(image.shape[-2:]) else tile
 
-    def __call__(self, function: Callable[..., Tensor], images: Sequence[Tensor]) -> Tensor:
-        """Compute function(*images) for images (N, C, H, W) of one size, whole or in tiles -> (N, C', H, W)."""
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The function of images (N, C, H, W), the first of the inputs among them, and of numbers (N,)."""
+        image = inputs[0]
         if self.tile is None and self.fixed is None:
-            self._fit(images[0])
-        count, result = len(images[0]), None
-        while result is None:
+            self._fit(image)
+        count, results = len(image), None
+        while results is None:
             together = 1 if self.fixed else min(self.together or count, count)
             try:
                 for first in range(0, count, together):
-                    for rows, columns, weights in self._tiles(images[0]):
+                    for rows, columns, weights in self._tiles(image):
                         (top, y0, y1, bottom), (left, x0, x1, right) = rows, columns
-                        parts_of_images = (x[first : first + together, :, top:bottom, left:right] for x in images)
-                        part = function(*parts_of_images)
-                        if part.shape[0] == count and part.shape[-2:] == images[0].shape[-2:]:
-                            return part  # the whole image is one tile
+                        some = (x[first : first + together] for x in inputs)
+                        output = self.function(*(x[..., top:bottom, left:right] if x.ndim == 4 else x for x in some))
+                        parts = (output,) if isinstance(output, Tensor) else output
+                        if len(parts[0]) == count and parts[0].shape[-2:] == image.shape[-2:]:
+                            return output  # the whole image is one tile
                         give_back()
-                        if result is None:
-                            result = part.new_zeros(count, part.shape[1], *images[0].shape[-2:])
-                        target = result[first : first + together]
-                        if weights is not None:
-                            target[..., top:bottom, left:right] += part * weights.to(part)
-                        else:
-                            target[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
+                        if results is None:
+                            results = [part.new_zeros(count, part.shape[1], *image.shape[-2:]) for part in parts]
+                        for result, part in zip(results, parts, strict=True):
+                            target = result[first : first + together]
+                            if weights is not None:
+                                target[..., top:bottom, left:right] += part * weights.to(part)
+                            else:
+                                target[..., y0:y1, x0:x1] = part[..., y0 - top : y1 - top, x0 - left : x1 - left]
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.fixed or (together == 1 and self.tile <= SMALLEST):
                     raise
-                result = part = target = None
+                results = result = output = parts = part = target = None
             # Outside the except block the error's frames are gone, and the tensors they held are freed.
-            if result is None and together > 1:
+            if results is None and together > 1:
                 self.together = together // 2
-            elif result is None:
-                self.tile = max(SMALLEST, min(self.tile, max(images[0].shape[-2:])) // 2)
-        return result
+            elif results is None:
+                self.tile = max(SMALLEST, min(self.tile, max(image.shape[-2:])) // 2)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _tiles(self, image: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], Tensor | None]]:
         """The tiles of an image as spans of rows and columns, with blending weights (h, w) where tiles are blended."""
@@ -222,3 +230,15 @@ def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
 
     ones = torch.ones_like(x)
     return (rise(start) if start > 0 else ones) - (rise(stop) if stop < length else 0 * ones)
+
+
+def banded(step: Step) -> Step:
+    """A sampler's step that replaces r_t in bands of rows: steps are elementwise, so their temporaries stay small."""
+
+    def in_bands(r_t: Tensor, r_0: Tensor, a: float, a_next: float, randn: Randn) -> Tensor:
+        rows = max(1, PIXELS_OF_BAND // r_t.shape[-1])
+        for band, estimate in zip(r_t.split(rows, dim=-2), r_0.split(rows, dim=-2), strict=True):
+            band.copy_(step(band, estimate, a, a_next, randn))
+        return r_t
+
+    return in_bands

@@ -1,73 +1,48 @@
-"""The forward process of the residual, and the denoiser's prediction target.
+"""Predict, then diffuse what is missed: x_init = g(y), the residual r_0 = (x - x_init) / s, and its noisy r_t.
 
-Symbols as in the paper: r_0 is the residual, alpha_bar the continuous noise level, eps standard normal noise. All
-arithmetic here is float32 whatever the precision of the networks.
+Read this first, then schedules.py, losses.py and samplers.py; docs/method.py is all of it on a page. y is the blurry
+and x the sharp image, (N, 3, H, W) in [-1, 1]; a = alpha_bar is the noise level, (N,). All arithmetic here is float32
+whatever the precision of the networks.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ScaleKind = Literal["global", "local", "learned"]
-FLOOR = 0.005  # least value of the maps below, in [-1, 1]: two thirds of an 8-bit level, so that r_0 stays finite
-MOST = 2.0  # the range: no error is larger
+SMALLEST_SIZE = 0.005  # of the residual, in [-1, 1]: two thirds of an 8-bit level, so that r_0 stays finite
+LARGEST_SIZE = 2.0  # the range: no error is larger
 
 # Orthonormal: luma, and two of chroma. What is missing is nearly grey, and in RGB a sampler does not know it: it draws
 # three channels as if they were independent, which looks like coloured grain. So chroma can stay the prediction's.
 AXES = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
 AXES /= AXES.norm(dim=1, keepdim=True)
-ResidualColours = Literal["rgb", "luma", "luma_chroma"]
 
+ScaleKind = Literal["global", "local", "learned"]
+ResidualColours = Literal["rgb", "luma", "luma_chroma"]
 PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
 
 
-def residual(sharp: Tensor, x_init: Tensor | float, s: Tensor | float) -> Tensor:
-    """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
+def predict(g: Callable, *images: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """x_init = g(y), and the log of the expected |x - x_init| (N, 1, H, W), if g has a size head; otherwise None."""
+    output = g(*images, **options)
+    return (output, None) if isinstance(output, Tensor) else output
 
-    With a scale for each of the AXES, r_0 has the difference along these, one a channel, and 0 where the scale is 0. No
-    other code computes a residual.
 
-    Args:
-        sharp, x_init: (N, 3, H, W) in [-1, 1].
-        s: a number or a map (N, 1, H, W); or a map (N, 3, H, W), a scale for each of the AXES.
+def expected_size(log_size: Tensor) -> Tensor:
+    """The expected |x - x_init| (N, 1, H, W), of images in [-1, 1], from its log; at most LARGEST_SIZE.
+
+    A size head says more where an image has brighter edges than any of training.
     """
-    difference = sharp - x_init
-    if not along_axes(s):
-        return difference / s
-    return torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) / s.masked_fill(s == 0, math.inf)
+    return log_size.exp().clamp_(max=LARGEST_SIZE)
 
 
-def add_residual(x_init: Tensor | float, r_0: Tensor, s: Tensor | float) -> Tensor:
-    """x = x_init + s r_0, the inverse of `residual` where s is not 0. No other code adds a residual back."""
-    difference = s * r_0
-    return x_init + (torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference) if along_axes(s) else difference)
-
-
-def clip_residual(r_0: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
-    """The r_0 nearest to this one with which x_init + s r_0 is in [-1, 1]."""
-    if along_axes(s):
-        return residual(add_residual(x_init, r_0, s).clamp(-1, 1), x_init, s)
-    return r_0.clamp(residual(-1.0, x_init, s), residual(1.0, x_init, s))
-
-
-def along_axes(s: Tensor | float) -> bool:
-    """Whether a scale has a channel for each of the AXES."""
-    return isinstance(s, Tensor) and s.ndim == 4 and s.shape[1] == 3
-
-
-def colours_of(residual_scale: float | Sequence[float]) -> ResidualColours:
-    """In what colours a checkpoint with this scale c, or these three, has its residual."""
-    if isinstance(residual_scale, int | float):
-        return "rgb"
-    return "luma_chroma" if all(residual_scale) else "luma"
-
-
-def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor:
+def residual_size(kind: ScaleKind, y: Tensor, x_init: Tensor, log_size: Tensor | None = None) -> Tensor:
     """m(p) in the residual's scale s(p) = c m(p): the expected size of the residual around a pixel.
 
     With one s for all pixels, r_0 is almost pure noise in flat regions and too large at edges. With a map it has about
@@ -78,39 +53,14 @@ def residual_size(kind: ScaleKind, prediction: Tensor, blurry: Tensor) -> Tensor
       most.
     - learned: the predictor's own estimate of |x - x_init| (see `expected_size`), averaged over 5 x 5 pixels.
 
-    Args:
-        prediction: x_init (N, 3, H, W) in [-1, 1]; learned needs a fourth channel, the log of that estimate.
-        blurry: y (N, 3, H, W) in [-1, 1].
-
     Returns:
-        (N, 1, H, W), at least FLOOR; for global an expanded view that takes no memory.
+        (N, 1, H, W), at least SMALLEST_SIZE; for global an expanded view that takes no memory.
     """
     if kind == "local":
-        return _box_mean((prediction[:, :3] - blurry).abs().mean(1, keepdim=True), 9) + FLOOR
+        return _box_mean((x_init - y).abs().mean(1, keepdim=True), 9) + SMALLEST_SIZE
     if kind == "learned":
-        return _box_mean(expected_size(prediction[:, 3:]), 5).clamp_min(FLOOR)
-    return prediction.new_ones(1, 1, 1, 1).expand(len(prediction), 1, *prediction.shape[-2:])
-
-
-def expected_size(log_size: Tensor) -> Tensor:
-    """The expected |x - x_init| (N, 1, H, W), of images in [-1, 1], from its log; at most MOST.
-
-    A size head says more where an image has brighter edges than any of training.
-    """
-    return log_size.exp().clamp_(max=MOST)
-
-
-def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
-    """Negative log-likelihood of a residual under a Laplace distribution with mean absolute value exp(log_size).
-
-    It is lowest where exp(log_size) is the expected absolute error (Kendall & Gal 2017, in its L1 form). log(FLOOR)
-    is subtracted, so that the loss is positive wherever exp(log_size) is above FLOOR.
-
-    Args:
-        log_size: (N, 1, H, W).
-        error: x - x_init (N, 3, H, W) in [-1, 1]; it receives no gradient.
-    """
-    return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean() - math.log(FLOOR)
+        return _box_mean(expected_size(log_size), 5).clamp_min(SMALLEST_SIZE)
+    return y.new_ones(1, 1, 1, 1).expand(len(y), 1, *y.shape[-2:])
 
 
 def _box_mean(x: Tensor, side: int) -> Tensor:
@@ -128,57 +78,82 @@ def _box_sum(x: Tensor, side: int) -> Tensor:
     return x
 
 
-def sample_alpha_bar(alphas_cumprod: Tensor, u: Tensor) -> Tensor:
-    """Draw continuous noise levels (N,): a random step t, then uniform in its interval.
+def residual(x: Tensor | float, x_init: Tensor | float, s: Tensor | float) -> Tensor:
+    """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
 
-    Source: WaveGrad (Chen et al. 2021), algorithm 1, in the form that SR3 (Saharia et al. 2021) uses: uniform in
-    (alpha_bar_t, alpha_bar_{t-1}).
+    With a scale for each of the AXES, r_0 has the difference along these, one a channel, and 0 where the scale is 0. No
+    other code computes a residual.
 
     Args:
-        alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the training schedule.
-        u: uniform random numbers (N,) in [0, 1), float64, on the same device; 0 gives the least noise.
+        x, x_init: (N, 3, H, W) in [-1, 1].
+        s: a number or a map (N, 1, H, W); or a map (N, 3, H, W), a scale for each of the AXES.
     """
-    levels = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod])
-    t = (u * len(alphas_cumprod)).long() + 1
-    inside = t - u * len(alphas_cumprod)  # 1 at the less noisy end of the interval
-    return torch.lerp(levels[t], levels[t - 1], inside.to(levels.dtype)).float()
+    difference = x - x_init
+    if not along_axes(s):
+        return difference / s
+    return torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) / s.masked_fill(s == 0, math.inf)
 
 
-def add_noise(r_0: Tensor, eps: Tensor, alpha_bar: Tensor) -> Tensor:
-    """r_t = sqrt(alpha_bar) r_0 + sqrt(1 - alpha_bar) eps, with one alpha_bar per image (N,).
+def add_residual(x_init: Tensor | float, r_0: Tensor, s: Tensor | float) -> Tensor:
+    """x = x_init + s r_0, the inverse of `residual` where s is not 0. No other code adds a residual back."""
+    difference = s * r_0
+    return x_init + (torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference) if along_axes(s) else difference)
 
-    Source: DDPM (Ho et al. 2020), equation 4, applied to the residual instead of the image.
-    """
-    a = _per_image(alpha_bar)
+
+def clip_residual(r_0: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
+    """The r_0 nearest to this one with which x_init + s r_0 is in [-1, 1]."""
+    if along_axes(s):
+        return residual(add_residual(x_init, r_0, s).clamp(-1, 1), x_init, s)
+    r_0 = torch.maximum(r_0, residual(-1.0, x_init, s))
+    return torch.minimum(r_0, residual(1.0, x_init, s))
+
+
+def along_axes(s: Tensor | float) -> bool:
+    """Whether a scale has a channel for each of the AXES."""
+    return isinstance(s, Tensor) and s.ndim == 4 and s.shape[1] == 3
+
+
+def colours_of(residual_scale: float | Sequence[float]) -> ResidualColours:
+    """In what colours a checkpoint with this scale c, or these three, has its residual."""
+    if isinstance(residual_scale, int | float):
+        return "rgb"
+    return "luma_chroma" if all(residual_scale) else "luma"
+
+
+def add_noise(r_0: Tensor, eps: Tensor, a: Tensor) -> Tensor:
+    """r_t = sqrt(a) r_0 + sqrt(1 - a) eps: DDPM (Ho et al. 2020), equation 4, of the residual instead of the image."""
+    a = of_image(a)
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
 
 
-def target(r_0: Tensor, eps: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:
-    """The training target of the denoiser's output.
+@dataclass(frozen=True)
+class Estimator:
+    """The denoiser f(r_t, y, a, x_init, s): an estimate of r_0, whatever the network predicts.
 
-    v_prediction: v = sqrt(alpha_bar) eps - sqrt(1 - alpha_bar) r_0 (Salimans & Ho 2022, section 4); epsilon: eps (the
-    paper; DDPM, equation 14); sample: r_0.
+    The only code that asks for a network's `prediction_type`: v_prediction, v = sqrt(a) eps - sqrt(1 - a) r_0 (Salimans
+    & Ho 2022, section 4); epsilon, eps (the paper); or sample, r_0.
+
+    Args:
+        network: called as f is; has an attribute `prediction_type`.
     """
-    if prediction_type == "epsilon":
-        return eps
-    if prediction_type == "sample":
-        return r_0
-    a = _per_image(alpha_bar)
-    return a.sqrt() * eps - (1 - a).sqrt() * r_0
+
+    network: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __call__(self, r_t: Tensor, y: Tensor, a: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
+        output, a = self.network(r_t, y, a, x_init, s), of_image(a)
+        if self.network.prediction_type == "sample":
+            return output
+        if self.network.prediction_type == "epsilon":
+            return (r_t - (1 - a).sqrt() * output) / a.sqrt()  # DDPM, equation 15
+        return a.sqrt() * r_t - (1 - a).sqrt() * output
+
+    def weight(self, a: Tensor) -> Tensor:
+        """By which a squared error of r_0 (N, 3, H, W) is the squared error of the network's output, (N, 1, 1, 1)."""
+        a = of_image(a)
+        kind = self.network.prediction_type
+        return torch.ones_like(a) if kind == "sample" else a / (1 - a) if kind == "epsilon" else 1 / (1 - a)
 
 
-def estimate_r_0(output: Tensor, r_t: Tensor, alpha_bar: Tensor, prediction_type: PredictionType) -> Tensor:
-    """The estimate of r_0 that the denoiser's output implies; the inverse of `target` given r_t.
-
-    Source: for epsilon DDPM (Ho et al. 2020), equation 15; for v_prediction Salimans & Ho 2022, section 4.
-    """
-    if prediction_type == "sample":
-        return output
-    a = _per_image(alpha_bar)
-    if prediction_type == "epsilon":
-        return (r_t - (1 - a).sqrt() * output) / a.sqrt()
-    return a.sqrt() * r_t - (1 - a).sqrt() * output
-
-
-def _per_image(alpha_bar: Tensor) -> Tensor:
-    return alpha_bar.view(-1, 1, 1, 1)
+def of_image(a: Tensor) -> Tensor:
+    """A number for each image (N,) as (N, 1, 1, 1)."""
+    return a.view(-1, 1, 1, 1)

@@ -1,42 +1,30 @@
 """What training minimises: the denoiser's `Objective`, the units of its `Residual`, and the `PredictorLoss`.
 
-`Objective` is the residual's whole loss: random numbers, noise level, noisy residual, the denoiser's error, a number.
-
-The output's parameterisation belongs to the denoiser (`prediction_type`), since sampling needs it too. SNR is
-alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
+SNR is alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from deblur.models.diffusion import (
+    SMALLEST_SIZE,
+    Estimator,
     ResidualColours,
     ScaleKind,
     add_noise,
     add_residual,
-    estimate_r_0,
-    laplace_loss,
-    sample_alpha_bar,
-    target,
+    residual,
 )
-from deblur.models.networks.base import randn_tensor
+from deblur.models.networks.mixins import randn_tensor
 from deblur.models.schedules import level_of
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
-
-
-class Crops(NamedTuple):
-    """Training crops in [-1, 1]: (N, 3, H, W), the residual's scale s (N, 1, H, W), and r_0 = (x - x_init) / s."""
-
-    blurry: Tensor
-    sharp: Tensor
-    x_init: Tensor
-    s: Tensor
-    r_0: Tensor
+HIGHEST_LEVEL = 1 - 2**-24  # the last float32 below 1, where a crop still has noise
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,8 @@ class Objective:
     """The denoiser's loss. The defaults are the paper's (Whang et al. 2022, section 3).
 
     Args:
-        loss: distance of the denoiser's output to its target: l1, or l2 (the square, whose best estimate is the mean).
+        loss: distance of the denoiser's output to what it should be: l1, or l2 (the square, whose best estimate is the
+            mean).
         levels: how noise levels are drawn: alpha_bar, uniform between neighbouring levels of the training schedule;
             log_normal, as given by `log_normal`.
         log_normal: mean and standard deviation of ln sigma, with sigma^2 = (1 - alpha_bar) / alpha_bar, in units of
@@ -90,12 +79,18 @@ class Objective:
         """The smallest and largest sigma that is drawn; None where only the training schedule bounds it, or nothing."""
         return self.sigma_range if self.levels == "log_normal" and self.sigma_range else (None, None)
 
-    def random_numbers(
-        self, generators: list[torch.Generator], shape: torch.Size, rank: int = 0, processes: int = 1
+    def draw(
+        self,
+        levels: Tensor,
+        generators: list[torch.Generator],
+        shape: torch.Size,
+        rank: int = 0,
+        processes: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """The random numbers of noisy crops: u (N,), which places their levels in [0, 1), and eps (N, 3, H, W).
+        """The random numbers of noisy crops: levels alpha_bar (N,), float32 in (0, 1), and eps (N, 3, H, W).
 
         Args:
+            levels: of the training schedule, the noisiest first.
             generators: one for each crop of this process, on the device.
             shape: of eps, with the `noises` of one crop in a row.
             rank, processes: this process's number, and how many share the step's strata.
@@ -108,48 +103,68 @@ class Objective:
             # Noise k of crop n gets share k crops + n, so that one crop sees levels far apart.
             share = torch.arange(self.noises)[None] * crops + crop[:, None]
             u = (share.to(u) + u) / (crops * self.noises)
+        if self.levels == "alpha_bar":
+            a = uniform_levels(u.flatten(), levels)
+        else:
+            a = log_normal_levels(u.flatten(), *self.log_normal, self.sigma_range)
         repeated = [generator for generator in generators for _ in range(self.noises)]
-        return u.flatten(), randn_tensor(shape, repeated, u.device)
-
-    def draw(self, alphas_cumprod: Tensor, u: Tensor) -> Tensor:
-        """Noise levels alpha_bar (N,), float32 in (0, 1], from uniform u (N,) in [0, 1), float64.
-
-        Args:
-            alphas_cumprod: alpha_bar_1 .. T of the training schedule.
-            u: places each level in the distribution; on the same device.
-        """
-        if self.levels == "log_normal":
-            return sample_log_normal(*self.log_normal, self.sigma_range, u)
-        return sample_alpha_bar(alphas_cumprod, u)
+        return a.float().clamp(max=HIGHEST_LEVEL), randn_tensor(shape, repeated, u.device)
 
     def losses(
-        self, denoiser: Callable[..., Tensor], crops: Crops, alpha_bar: Tensor, eps: Tensor
+        self, f: Estimator, x: Tensor, y: Tensor, x_init: Tensor, s: Tensor, a: Tensor, eps: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Each noisy crop's loss (N,), and the perceptual term of all, without its ramp; None if it does not count.
 
+        The error of r_0, weighted so that it is that of the network's own output (`Estimator.weight`).
+
         Args:
-            denoiser: f(r_t, blurry, alpha_bar, x_init, s); has an attribute `prediction_type`.
-            crops: each repeated for its noises.
-            alpha_bar: noise levels (N,).
-            eps: standard normal noise, like r_0.
+            f: the denoiser, (r_t, y, a, x_init, s) -> r_0.
+            x, y, x_init, s: crops, each repeated for its noises. x_init may have a gradient, which the residual's is.
+            a: noise levels (N,).
+            eps: standard normal noise, like x.
         """
-        r_t = add_noise(crops.r_0, eps, alpha_bar)
-        output = denoiser(r_t, crops.blurry, alpha_bar, crops.x_init, crops.s)
-        error = output - target(crops.r_0, eps, alpha_bar, denoiser.prediction_type)
-        distance = error.abs() if self.loss == "l1" else error.square()
-        losses = (axis_weights(crops.s) * distance).mean((1, 2, 3))
-        noisy = alpha_bar <= level_of(self.perceptual_sigma)
+        r_0 = residual(x, x_init, s)
+        x_init = x_init.detach()
+        estimate = f(add_noise(r_0, eps, a), y, a, x_init, s)
+        error, weight = estimate - r_0, f.weight(a)
+        distance = weight.sqrt() * error.abs() if self.loss == "l1" else weight * error.square()
+        losses = (axis_weights(s) * distance).mean((1, 2, 3))
+        noisy = a <= level_of(self.perceptual_sigma)
         if self.perceptual is None or not noisy.any():
             return losses, None
-        r_0 = estimate_r_0(output, r_t, alpha_bar, denoiser.prediction_type)
-        restored = add_residual(crops.x_init, r_0, crops.s)
+        restored = add_residual(x_init, estimate, s)
         # A mean over all crops: those below perceptual_sigma count as zero.
-        return losses, self.perceptual(restored[noisy], crops.sharp[noisy]) * noisy.float().mean()
+        return losses, self.perceptual(restored[noisy], x[noisy]) * noisy.float().mean()
 
     def perceptual_share(self, step: int) -> float:
         """How much of the perceptual term counts at a step: from 0 to 1 along `perceptual_ramp`."""
         start, end = self.perceptual_ramp
         return min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
+
+
+def uniform_levels(u: Tensor, levels: Tensor) -> Tensor:
+    """Continuous noise levels (N,), from uniform u (N,) in [0, 1): a random step t, then uniform in its interval.
+
+    u = 0 gives the least noise. Source: WaveGrad (Chen et al. 2021), algorithm 1, in the form that SR3 (Saharia et al.
+    2021) uses: uniform in (alpha_bar_t, alpha_bar_{t-1}).
+    """
+    rising = torch.cat([levels.new_ones(1), levels.flip(0)])
+    t = (u * len(levels)).long() + 1
+    inside = t - u * len(levels)  # 1 at the less noisy end of the interval
+    return torch.lerp(rising[t], rising[t - 1], inside.to(rising.dtype))
+
+
+def log_normal_levels(u: Tensor, mean: float, std: float, bounds: tuple[float, float] | None = None) -> Tensor:
+    """Levels (N,) with normally distributed ln sigma, from uniform u (N,), float64; sigma^2 = (1 - a) / a.
+
+    With bounds of sigma the normal is truncated. Source: EDM (Karras et al. 2022, table 1: P_mean -1.2, P_std 1.2, for
+    data of standard deviation 0.5).
+    """
+    if bounds is not None:
+        low, high = torch.special.ndtr((torch.tensor(bounds, dtype=u.dtype).log() - mean) / std).tolist()
+        u = low + (high - low) * u
+    log_sigma = mean + std * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    return (-2 * log_sigma).sigmoid()
 
 
 def axis_weights(s: Tensor) -> Tensor:
@@ -204,22 +219,21 @@ class PredictorLoss:
     perceptual: Callable | None = None
     weight: float = 1.0
 
-    def __call__(self, estimates: list[Tensor], sharp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, estimates: list[Tensor], log_size: Tensor | None, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss without its weight, and by name the parts that a log shows.
 
         Args:
-            estimates: all outputs, the most important first: (N, 3, H, W) in [-1, 1]; the first may have the channel of
-                a size head, too.
-            sharp: (N, 3, H, W) in [-1, 1].
+            estimates: all images, the most important first: (N, 3, H, W) in [-1, 1].
+            log_size: of a size head, (N, 1, H, W); None: there is none.
+            x: the sharp images, (N, 3, H, W) in [-1, 1].
         """
-        x_init, log_size = estimates[0][:, :3], estimates[0][:, 3:]
-        loss = torch.stack([self._distance(estimate - sharp) for estimate in (x_init, *estimates[1:])]).mean()
+        loss = torch.stack([self._distance(estimate - x) for estimate in estimates]).mean()
         logged = {}
         if self.perceptual is not None:
-            logged["perceptual_loss"] = self.perceptual(x_init, sharp)
+            logged["perceptual_loss"] = self.perceptual(estimates[0], x)
             loss = loss + logged["perceptual_loss"]
-        if log_size.shape[1]:  # this term trains the size head alone
-            logged["size_loss"] = laplace_loss(log_size, sharp - x_init)
+        if log_size is not None:  # this term trains the size head alone
+            logged["size_loss"] = laplace_loss(log_size, x - estimates[0])
             loss = loss + SIZE_WEIGHT * logged["size_loss"]
         return loss, logged
 
@@ -231,14 +245,14 @@ class PredictorLoss:
         return square.mean() if self.distance == "l2" else (square / 4e-3).log1p().mean()
 
 
-def sample_log_normal(mean: float, std: float, bounds: tuple[float, float] | None, u: Tensor) -> Tensor:
-    """alpha_bar (N,) with normally distributed ln sigma, where sigma^2 = (1 - alpha_bar) / alpha_bar.
+def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
+    """Negative log-likelihood of a residual under a Laplace distribution with mean absolute value exp(log_size).
 
-    So log-SNR = -2 ln sigma. With bounds the normal is truncated. Source: EDM (Karras et al. 2022, table 1: P_mean
-    -1.2, P_std 1.2, for data of standard deviation 0.5).
+    It is lowest where exp(log_size) is the expected absolute error (Kendall & Gal 2017, in its L1 form).
+    log(SMALLEST_SIZE) is subtracted, so that the loss is positive wherever exp(log_size) is above it.
+
+    Args:
+        log_size: (N, 1, H, W).
+        error: x - x_init (N, 3, H, W) in [-1, 1]; it receives no gradient.
     """
-    if bounds is not None:
-        low, high = torch.special.ndtr((torch.tensor(bounds, dtype=u.dtype).log() - mean) / std).tolist()
-        u = low + (high - low) * u
-    log_sigma = mean + std * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
-    return (-2 * log_sigma).sigmoid().float()
+    return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean() - math.log(SMALLEST_SIZE)

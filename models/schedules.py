@@ -1,118 +1,108 @@
-"""Noise schedules: compute betas from a name and a few numbers.
+"""Noise schedules: the levels alpha_bar that a residual passes on its way from noise, as float64 (steps,).
 
-Every schedule returns a 1-D float64 tensor of `steps` betas in (0, 1), first step (least noise) first. The noise
-level after step t is alpha_bar_t = (1 - beta_1) ... (1 - beta_t), with alpha_bar_0 = 1.
+The noisiest level comes first, and the clean residual, of level 1, is left out. Everything else follows from levels: to
+take fewer steps is an index into them, to start or end elsewhere an interpolation. SNR is alpha_bar / (1 - alpha_bar),
+and sigma^2 its inverse.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pkgutil import resolve_name
+from typing import Literal, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-# A beta of exactly 1 would leave no signal and cause a division by zero; Nichol & Dhariwal clip at the same value.
-MAX_BETA = 0.999
+SMALLEST_RATIO = 0.001  # of neighbouring levels; at 0 no signal would be left (Nichol & Dhariwal clip betas at 0.999)
+ScheduleName = Literal["linear", "cosine", "sigmoid", "log_snr"]
 
 
 def linear(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
-    """Betas on a straight line.
+    """Betas on a straight line, with 1 - beta the ratio of neighbouring levels (DDPM, Ho et al. 2020).
 
-    The line has steps + 1 points from beta_start (t = 0) to beta_end (t = steps). Step 0 is the clean residual
-    (alpha_bar_0 = 1), so its beta is never used and is left out.
+    The line has steps + 1 points from beta_start to beta_end, of which the first is the clean residual's.
 
     Defaults: the training schedule of SR3 (Saharia et al. 2021), with steps = 2000.
     """
-    return torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:]
+    return levels_of(torch.linspace(beta_start, beta_end, steps + 1, dtype=torch.float64)[1:])
 
 
 def sigmoid(steps: int, beta_start: float = 1e-6, beta_end: float = 1e-2) -> Tensor:
     """Betas on a logistic curve over [-6, 6] between beta_start and beta_end."""
     curve = torch.linspace(-6, 6, steps + 1, dtype=torch.float64)[1:].sigmoid()
-    return beta_start + (beta_end - beta_start) * curve
+    return levels_of(beta_start + (beta_end - beta_start) * curve)
 
 
 def cosine(steps: int, offset: float = 0.008) -> Tensor:
-    """alpha_bar on a squared cosine (Nichol & Dhariwal 2021, equation 17), betas clipped at 0.999."""
+    """Levels on a squared cosine (Nichol & Dhariwal 2021, equation 17)."""
     t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
     f = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
-    return _betas((f / f[0])[1:]).clamp(max=MAX_BETA)
+    levels = f / f[0]
+    return torch.maximum(levels[1:], SMALLEST_RATIO * levels[:-1]).flip(0)
 
 
 def log_snr(steps: int, log_snr_max: float = 10.0, log_snr_min: float = -10.0) -> Tensor:
-    """Noise levels evenly spaced in log-SNR = log(alpha_bar / (1 - alpha_bar)).
+    """Levels evenly spaced in log-SNR, from log_snr_min to log_snr_max; one step has log_snr_min.
 
-    The first step has log_snr_max, the last one log_snr_min; with one step, log_snr_min. These are the even steps in
-    lambda of DPM-Solver (Lu et al. 2022, section 3.4), log-SNR being 2 lambda.
+    These are the even steps in lambda of DPM-Solver (Lu et al. 2022, section 3.4), log-SNR being 2 lambda.
     """
-    levels = torch.linspace(log_snr_min, log_snr_max, steps, dtype=torch.float64).flip(0)
-    return _betas(levels.sigmoid())
+    return torch.linspace(log_snr_min, log_snr_max, steps, dtype=torch.float64).sigmoid()
 
 
-def respace(alphas_cumprod: Tensor, steps: int) -> Tensor:
-    """Betas of a schedule that visits `steps` evenly spaced levels of a longer one, always including the noisiest.
-
-    Args:
-        alphas_cumprod: alpha_bar_1 .. alpha_bar_T of the longer schedule.
-        steps: at most T.
-    """
-    T = len(alphas_cumprod)
-    if not 1 <= steps <= T:
-        raise ValueError(f"steps must be between 1 and {T}, the levels there are to visit, got {steps}")
-    visited = (torch.arange(1, steps + 1, dtype=torch.float64) * T / steps).round().long() - 1
-    return _betas(alphas_cumprod.double().cpu()[visited])
+def respace(levels: Tensor, steps: int) -> Tensor:
+    """As many evenly spaced levels of a longer schedule, always including the noisiest. ValueError if it has fewer."""
+    if not 1 <= steps <= len(levels):
+        raise ValueError(f"steps must be between 1 and {len(levels)}, the levels there are to visit, got {steps}")
+    t = torch.arange(steps, 0, -1, dtype=torch.float64) * len(levels) / steps  # from the clean end
+    return levels[len(levels) - t.round().long()]
 
 
-def shorten(betas: Tensor, alpha_bar: float) -> Tensor:
-    """Betas with as many steps along the same curve, cut off where it reaches `alpha_bar`.
+def shorten(levels: Tensor, alpha_bar: float) -> Tensor:
+    """As many levels along the same curve, cut off where it reaches `alpha_bar`.
 
     log alpha_bar is interpolated linearly in t. ValueError if the schedule does not reach that level.
     """
-    curve = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - betas).log().cumsum(0)]).neg()  # rising from 0
+    curve = np.concatenate([[0.0], -levels.log().flip(0).numpy()])  # rising in t, from the clean residual
     wanted = -math.log(alpha_bar)
     if curve[-1] < wanted:
-        last = math.sqrt(math.expm1(curve[-1].item()))
+        last = math.sqrt(math.expm1(curve[-1]))
         raise ValueError(f"the schedule's noise ends at sigma {last:.3g}: start must not be above it")
-    after = int(torch.searchsorted(curve, wanted))
-    end = after - 1 + (wanted - curve[after - 1]) / (curve[after] - curve[after - 1])
-    t = torch.linspace(0, 1, len(betas) + 1, dtype=torch.float64) * end
-    before = t.long().clamp(max=len(betas) - 1)
-    levels = torch.lerp(curve[before], curve[before + 1], t - before)
-    return _betas(levels.neg().exp()[1:])
+    t = np.arange(len(curve))
+    end = np.interp(wanted, curve, t)
+    visited = np.linspace(end, 0, len(levels), endpoint=False)
+    return torch.from_numpy(np.exp(-np.interp(visited, t, curve)))
 
 
-def narrow(betas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
-    """Betas with as many steps along the same curve, which visit no noise level outside of sigma_min to sigma_max.
+def narrow(levels: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
+    """As many levels along the same curve, none of them outside of sigma_min to sigma_max.
 
     A schedule within these bounds stays as it is. Otherwise its steps are spread over the part of the curve within
     them, and end at the bound where the curve leaves them; ln sigma is interpolated linearly in t. A single step visits
     the noisiest level.
 
     Args:
-        betas: of the schedule.
+        levels: of the schedule.
         sigma_min, sigma_max: 0 or more, and at most infinite.
 
     Raises:
         ValueError: the curve has no part within the bounds.
     """
-    log_alpha_bar = (-betas).log1p().cumsum(0)
-    log_sigma = ((-log_alpha_bar.expm1()).log() - log_alpha_bar) / 2  # rising in t
+    log_sigma = -levels.logit().flip(0) / 2  # rising in t
     bounds = torch.tensor([sigma_min, sigma_max], dtype=torch.float64).log().tolist()
     ends = log_sigma[[0, -1]].clamp(*bounds).tolist()
     if ends == log_sigma[[0, -1]].tolist():
-        return betas
-    if log_sigma[-1] < bounds[0] or (len(betas) > 1 and ends[0] == ends[1]):
+        return levels
+    if log_sigma[-1] < bounds[0] or (len(levels) > 1 and ends[0] == ends[1]):
         first, last = log_sigma[[0, -1]].exp().tolist()
         raise ValueError(
             f"the schedule's noise levels, sigma {first:.3g} to {last:.3g}, lie outside those of the checkpoint's"
             f" training, {sigma_min:g} to {sigma_max:g}"
         )
-    t = np.arange(len(betas))
-    visited = np.linspace(*np.interp(ends, log_sigma, t), len(betas))
-    levels = torch.from_numpy(np.interp(visited, t, log_sigma)).clamp(*bounds)
-    return _betas((-2 * levels).sigmoid())
+    t = np.arange(len(levels))
+    visited = np.linspace(*np.interp(ends[::-1], log_sigma, t), len(levels))
+    return (-2 * torch.from_numpy(np.interp(visited, t, log_sigma)).clamp(*bounds)).sigmoid()
 
 
 def level_of(sigma: float) -> float:
@@ -120,28 +110,40 @@ def level_of(sigma: float) -> float:
     return 1 / (1 + sigma**2)
 
 
+def levels_of(betas: Tensor) -> Tensor:
+    """Levels from DDPM's betas, which files hold, the least noisy first: products of 1 - beta."""
+    return (1 - betas).cumprod(0).flip(0)
+
+
+def betas_of(levels: Tensor) -> Tensor:
+    """DDPM's betas, the least noisy first, from levels: the inverse of `levels_of`."""
+    rising = levels.flip(0)
+    return 1 - rising / torch.cat([rising.new_ones(1), rising[:-1]])
+
+
 @dataclass(frozen=True)
 class NoiseSchedule:
     """A schedule as a config file gives it: a name and numbers.
 
     Args:
-        name: shape of the schedule.
-        steps: number of betas.
+        name: its shape, linear, cosine, sigmoid or log_snr; or the path of your own, such as myschedules.karras: a
+            function from the number of steps to levels alpha_bar, the noisiest first (docs/extend.md).
+        steps: number of levels.
         beta_start: beta of the first step (linear, sigmoid).
         beta_end: beta of the last, noisiest step (linear, sigmoid).
         log_snr_max: log-SNR of the first step (log_snr).
         log_snr_min: log-SNR of the last step (log_snr).
     """
 
-    name: Literal["linear", "cosine", "sigmoid", "log_snr"] = "linear"
+    name: str = "linear"
     steps: int = 2000
     beta_start: float = 1e-6
     beta_end: float = 1e-2
     log_snr_max: float = 10.0
     log_snr_min: float = -10.0
 
-    def betas(self) -> Tensor:
-        """The betas (steps,), float64. ValueError if a number is out of range."""
+    def levels(self) -> Tensor:
+        """The levels (steps,), float64. ValueError if a number is out of range, or there is no such schedule."""
         if self.steps < 1:
             raise ValueError(f"steps must be 1 or more, got {self.steps}")
         if self.name == "cosine":
@@ -151,12 +153,27 @@ class NoiseSchedule:
                 ends = f"{self.log_snr_max} and {self.log_snr_min}"
                 raise ValueError(f"log_snr_max must be above log_snr_min, got {ends}")
             return log_snr(self.steps, self.log_snr_max, self.log_snr_min)
+        if self.name not in get_args(ScheduleName):
+            return own_levels(self.name, self.steps)
         if not 0 < self.beta_start <= self.beta_end < 1:
             ends = f"{self.beta_start} and {self.beta_end}"
             raise ValueError(f"betas must satisfy 0 < beta_start <= beta_end < 1, got {ends}")
         return {"linear": linear, "sigmoid": sigmoid}[self.name](self.steps, self.beta_start, self.beta_end)
 
 
-def _betas(alpha_bar: Tensor) -> Tensor:
-    """beta_t = 1 - alpha_bar_t / alpha_bar_{t-1}, from alpha_bar_1 .. alpha_bar_T."""
-    return 1 - alpha_bar / F.pad(alpha_bar[:-1], (1, 0), value=1.0)
+def own_levels(path: str, steps: int) -> Tensor:
+    """The levels of a user's own schedule, from its path. ValueError if it cannot be had, or gives none."""
+    known = f"it is one of {', '.join(get_args(ScheduleName))}, or the path of a function, such as myschedules.karras"
+    if "." not in path:
+        raise ValueError(f"schedule {path!r} is unknown: {known}")
+    try:
+        schedule: Callable = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"schedule {path} cannot be imported ({error}): {known}, on PYTHONPATH") from None
+    levels = torch.as_tensor(schedule(steps), dtype=torch.float64)
+    rising = levels.ndim == 1 and bool((levels.diff() > 0).all() and (levels > 0).all() and (levels < 1).all())
+    if not rising or len(levels) != steps:
+        raise ValueError(
+            f"schedule {path} must give {steps} levels alpha_bar between 0 and 1 for {steps} steps, the noisiest first"
+        )
+    return levels

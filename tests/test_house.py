@@ -88,8 +88,7 @@ def test_models_know_nothing_of_the_program_around_them():
     """Nothing of checkpoints, files, memory or flags: tensors alone."""
     for path in sorted((ROOT / "models").rglob("*.py")):
         ours = {name for name in imports(path) if name.startswith("deblur.") and not name.startswith("deblur.models")}
-        wrong = {name for name in ours if not name.startswith(("deblur.seeds", "deblur.settings"))}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+        assert not ours, f"{path.relative_to(ROOT)} imports {ours}"
 
 
 def test_only_training_imports_lightning_and_evaluation_its_processes():

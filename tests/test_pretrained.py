@@ -2,7 +2,6 @@
 
 import csv
 from functools import cache
-from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from deblur.data.files import images
 from deblur.draft import Blurry
 from deblur.evaluation import pixels
 from deblur.hub import SHIPPED, shipped
-from deblur.settings import SamplingSettings, Schedule
+from deblur.settings import SCHEDULES, SamplingSettings
 from tests import golden
 from tests.conftest import ASSETS, ROOT
 
@@ -103,7 +102,7 @@ def test_no_sampler_destroys_what_was_predicted(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("sampler", "eta"), SAMPLERS)
 @pytest.mark.parametrize("name", shipped())
 def test_no_setting_up_to_200_steps_destroys_what_was_predicted(name, sampler, eta, schedule):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from diffusers import DDPMScheduler
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from torch import nn
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.models.schedules import linear
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, stored_schedule
 from deblur.settings import SamplingSettings
 from deblur.training import command as train
 from deblur.training.module import Optimizer, Predict, PredictAndRefine
@@ -72,8 +71,7 @@ def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
     predictor, denoiser = predictor or UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
     if stirred:
         stir(predictor), stir(denoiser)
-    scheduler = DDPMScheduler(num_train_timesteps=2000, trained_betas=linear(2000).tolist())
-    return DeblurPipeline(predictor.eval(), denoiser.eval(), scheduler, residual_scale)
+    return DeblurPipeline(predictor.eval(), denoiser.eval(), stored_schedule(linear(2000)), residual_scale)
 
 
 class Pairs(Dataset):

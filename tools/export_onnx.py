@@ -212,6 +212,18 @@ def write_network(
     write_facts(folder, facts)
 
 
+class OneOutput(nn.Module):
+    """A network whose size head's output is the fourth channel of its image, as a graph has it."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        output = self.network(*inputs)
+        return output if isinstance(output, Tensor) else torch.cat(output, dim=1)
+
+
 def write_facts(folder: Path, facts: GraphFacts) -> None:
     """Write graph.json into a network's folder."""
     (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
@@ -220,7 +232,7 @@ def write_facts(folder: Path, facts: GraphFacts) -> None:
 def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts) -> Any:
     """A network as an ONNX model."""
     nn.Module.to(network, memory_format=torch.contiguous_format)
-    core = _in_half(network) if facts.precision == "fp16" else network
+    core = OneOutput(_in_half(network) if facts.precision == "fp16" else network)
     shapes = None
     if facts.side is None:
         height, width = torch.export.Dim("height", min=2, max=1 << 12), torch.export.Dim("width", min=2, max=1 << 12)

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from deblur.checkpoints import load_weights
 from deblur.cli import call, run_command
-from deblur.models.networks.base import DDPMScheduler
 from deblur.models.networks.maxim import Maxim
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, stored_schedule
 from deblur.storage import replacing, require_free
 from deblur.tools.export import DTYPES
 
@@ -102,7 +101,7 @@ def import_maxim(file: str, output: str, stages: int = 3, dtype: Literal["fp32",
     load_weights(network, to_state(arrays, network), f"{file}")
     require_free(folder)
     # A predictor alone has no use for a noise schedule, but a pipeline has one.
-    scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
+    scheduler = stored_schedule(torch.tensor([0.5]))
     nn.Module.to(network, DTYPES[dtype])
     with replacing(folder) as part:
         DeblurPipeline(network, None, scheduler).save_pretrained(part)

@@ -20,11 +20,11 @@ from deblur.checkpoints import copy_weights, describe, network_hash, require_net
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
 from deblur.image_processor import to_network
-from deblur.models.diffusion import colours_of, residual, residual_size
-from deblur.models.losses import Crops, Objective, PredictorLoss, Residual
-from deblur.models.networks.base import Cascade, DDPMScheduler
+from deblur.models.diffusion import Estimator, colours_of, residual, residual_size
+from deblur.models.losses import Objective, PredictorLoss, Residual
+from deblur.models.networks.base import Cascade
 from deblur.models.schedules import NoiseSchedule
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, stored_schedule
 from deblur.seeds import noise_seed
 from deblur.settings import SamplingSettings
 
@@ -102,23 +102,22 @@ class Predict(L.LightningModule):
 
     def pipeline(self) -> DeblurPipeline:
         """The pipeline with the current weights, for validation, sampling and export."""
-        scheduler = DDPMScheduler(num_train_timesteps=1, trained_betas=[0.5])
-        return DeblurPipeline(self.predictor, None, scheduler)
+        return DeblurPipeline(self.predictor, None, stored_schedule(torch.tensor([0.5])))
 
     def objective_values(self) -> dict:
         """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
         return {"predictor_loss": _values_of(self.predictor_loss)}
 
-    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of the predictor's forward and its loss; images in [-1, 1]."""
+    def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """x_init, what a size head says (otherwise None), and their loss; images in [-1, 1]."""
         stored = [to_network(batch["x_init"])] if "x_init" in batch else []
-        estimates = self.predictor.estimates(blurry, *stored)
-        loss, terms = self.predictor_loss(estimates, sharp)
+        estimates, log_size = self.predictor.estimates(y, *stored)
+        loss, terms = self.predictor_loss(estimates, log_size, x)
         self.log_dict({f"train/{name}": term for name, term in terms.items()})
-        return estimates[0], loss
+        return estimates[0], log_size, loss
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
-        _, loss = self.predict(batch, to_network(batch["blurry"]), to_network(batch["sharp"]))
+        *_, loss = self.predict(batch, to_network(batch["blurry"]), to_network(batch["sharp"]))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -234,8 +233,7 @@ class PredictAndRefine(Predict):
             denoiser.compile()
         self.objective, self.residual = objective, residual
         self.predictor_training, self.validation = predictor_training, validation
-        self.schedule_betas = schedule.betas()
-        self.register_buffer("alphas_cumprod", (1 - self.schedule_betas).cumprod(0), persistent=False)
+        self.register_buffer("levels", schedule.levels(), persistent=False)
         # Running mean of ((x - x_init) / m)^2 and its number of steps; both float, so that weight averaging works.
         squares = {"rgb": 1.0, "luma": [[[1.0]], [[0.0]], [[0.0]]], "luma_chroma": [[[1.0]]] * 3}
         self.register_buffer("residual_square", torch.tensor(squares[residual.colours]))
@@ -257,15 +255,13 @@ class PredictAndRefine(Predict):
         return self.residual_square.sqrt() if self.residual.scale is None else self.residual.scale
 
     def pipeline(self) -> DeblurPipeline:
-        betas = self.schedule_betas.tolist()
-        scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=betas)
         scale = self.scale()
         scale = scale.squeeze().tolist() if isinstance(scale, Tensor) else float(scale)
         sigma_min, sigma_max = self.objective.bounds
         return DeblurPipeline(
             self.predictor,
             self.denoiser,
-            scheduler,
+            stored_schedule(self.levels.cpu()),
             scale,
             scale_kind=self.residual.scale_kind,
             sigma_min=sigma_min,
@@ -281,13 +277,16 @@ class PredictAndRefine(Predict):
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
-        blurry, sharp = to_network(batch["blurry"]), to_network(batch["sharp"])
-        prediction, predictor_loss = self.predict(batch, blurry, sharp)
-        crops = self._crops(blurry, sharp, prediction)
-        generators = self.crop_generators(len(sharp))
-        u, eps = self.objective.random_numbers(generators, crops.r_0.shape, self.global_rank, self.processes)
-        alpha_bar = self.objective.draw(self.alphas_cumprod, u)
-        losses, perceptual = self.objective.losses(self.denoiser, crops, alpha_bar, eps)
+        y, x = to_network(batch["blurry"]), to_network(batch["sharp"])
+        x_init, log_size, predictor_loss = self.predict(batch, y, x)
+        s = self.residual_scale(x, y, x_init, log_size)
+        if self.predictor_training != "joint":
+            x_init = x_init.detach()
+        # (N, ...) -> (N noises, ...), with the noises of one crop in a row
+        x, y, x_init, s = (tensor.repeat_interleave(self.objective.noises, 0) for tensor in (x, y, x_init, s))
+        generators = self.crop_generators(len(batch["sharp"]))
+        a, eps = self.objective.draw(self.levels, generators, x.shape, self.global_rank, self.processes)
+        losses, perceptual = self.objective.losses(Estimator(self.denoiser), x, y, x_init, s, a, eps)
         denoiser_loss = losses.mean()
         if perceptual is not None:
             self.log("train/refiner_perceptual", perceptual)
@@ -296,32 +295,32 @@ class PredictAndRefine(Predict):
         scale = torch.as_tensor(self.scale()).mean()
         self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})
         self.log("train/loss", loss, prog_bar=True)
-        return {"loss": loss, "losses": losses.detach(), "alpha_bar": alpha_bar}
+        return {"loss": loss, "losses": losses.detach(), "alpha_bar": a}
 
-    def predict(self, batch: dict, blurry: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor | float]:
+    def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
         """As `Predict.predict`; a frozen predictor has the loss 0, and is not run if its prediction was stored."""
         if self.frozen and "x_init" in batch:
-            return stored_prediction(batch), 0.0
+            return to_network(batch["x_init"]), batch.get("log_size"), 0.0
         if self.frozen:
             with torch.no_grad():
-                return self.predictor.estimates(blurry)[0], 0.0
-        prediction, loss = super().predict(batch, blurry, sharp)
+                estimates, log_size = self.predictor.estimates(y)
+            return estimates[0], log_size, 0.0
+        x_init, log_size, loss = super().predict(batch, y, x)
         self.log("train/predictor_loss", loss)
-        return prediction, loss
+        return x_init, log_size, loss
 
-    def _crops(self, blurry: Tensor, sharp: Tensor, prediction: Tensor) -> Crops:
-        """The crops, each repeated for its noises, with the residual that the prediction missed."""
-        size = residual_size(self.residual.scale_kind, prediction.detach(), blurry)
-        x_init, fixed = prediction[:, :3], prediction[:, :3].detach()
+    @torch.no_grad()
+    def residual_scale(self, x: Tensor, y: Tensor, x_init: Tensor, log_size: Tensor | None) -> Tensor:
+        """s(p) = c m(p), after c was measured anew, if it is."""
+        size = residual_size(self.residual.scale_kind, y, x_init, log_size)
         if self.residual.scale is None:
             unit = (self.residual_square > 0).float()
-            self._measure_residual(residual(sharp, fixed, unit * size))
-        s = self.scale() * size
-        r_0 = residual(sharp, x_init if self.predictor_training == "joint" else fixed, s)
-        crops = Crops(blurry, sharp, fixed, s, r_0)
-        if self.objective.noises > 1:  # (N, ...) -> (N noises, ...), with the noises of one crop in a row
-            crops = Crops(*(x.repeat_interleave(self.objective.noises, 0) for x in crops))
-        return crops
+            square = residual(x, x_init, unit * size).square().mean((0, 2, 3), keepdim=True)[0]
+            square = square if self.residual_square.ndim else square.mean()
+            square = self.trainer.strategy.reduce(square, reduce_op="mean")
+            self.residual_steps += 1
+            self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
+        return self.scale() * size
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
@@ -332,19 +331,6 @@ class PredictAndRefine(Predict):
             # The averaging callback has already replaced the raw weights by the averages.
             square = checkpoint["state_dict"]["residual_square"]
             checkpoint["pipeline"]["residual_scale"] = square.sqrt().squeeze().tolist()
-
-    @torch.no_grad()
-    def _measure_residual(self, missed: Tensor) -> None:
-        square = missed.square().mean((0, 2, 3), keepdim=True)[0]
-        square = self.trainer.strategy.reduce(square if self.residual_square.ndim else square.mean(), reduce_op="mean")
-        self.residual_steps += 1
-        self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
-
-
-def stored_prediction(batch: dict) -> Tensor:
-    """What the predictor's forward returned for the crops, as it was stored: (N, 3, H, W), or 4 with a size head."""
-    x_init = to_network(batch["x_init"])
-    return torch.cat([x_init, batch["log_size"]], dim=1) if "log_size" in batch else x_init
 
 
 def _values_of(settings: Any) -> dict:

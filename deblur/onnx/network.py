@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deblur.hub import CheckpointError, read_json
 from deblur.models.diffusion import PREDICTION_TYPES
-from deblur.models.networks.base import extended
+from deblur.models.networks.layers import extended
 from deblur.onnx.engines import Precision, Provider, open_engine
 from deblur.onnx.files import FACTS, GRAPH, INPUTS, NOISY, read_facts, read_graph
 
@@ -50,9 +50,13 @@ class OnnxNetwork(nn.Module):
         self.engine = open_engine(graph, self.facts, folder, provider, precision, torch.get_num_threads())
         self.inputs = INPUTS[name]
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Call as the exported network: images (N, C, H, W), any H and W, and noise levels (N,)."""
-        return self.around(self._run, *inputs)
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Call as the exported network: images (N, C, H, W), any H and W, and noise levels (N,).
+
+        A predictor's graph has what a size head says as its fourth channel.
+        """
+        output = self.around(self._run, *inputs)
+        return output if output.shape[1] == 3 else (output[:, :3], output[:, 3:])
 
     def around(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Call function(*inputs) with one image at a time, padded to the graph's size; the results are cropped."""

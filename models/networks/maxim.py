@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deblur.models.networks.base import Predictor, SizeHead, reflected, register_to_config, zeroed
+from deblur.models.networks.base import Predictor
+from deblur.models.networks.layers import SizeHead, reflected, zeroed
+from deblur.models.networks.mixins import register_to_config
 
 WIDTHS = (32, 64, 128)  # channels at the full size, 1/2 and 1/4
 SIDES = (16, 16, 8)  # of the windows and of the grid there
@@ -355,11 +357,12 @@ class Maxim(Predictor):
         """How many there are, each of which gives an image."""
         return len(self.unets)
 
-    def forward(self, blurry: Tensor, stages: int | None = None) -> Tensor:
-        """As `models.networks.base.LocalPredictor.forward`, from the first `stages` stages; None: all."""
-        return self.estimates(blurry, stages)[0]
+    def forward(self, blurry: Tensor, stages: int | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """From the first `stages` stages; None: all."""
+        images, log_size = self.estimates(blurry, stages)
+        return images[0] if log_size is None else (images[0], log_size)
 
-    def estimates(self, blurry: Tensor, stages: int | None = None) -> list[Tensor]:
+    def estimates(self, blurry: Tensor, stages: int | None = None) -> tuple[list[Tensor], Tensor | None]:
         """The images of the stages to supervise, the last one, that of `forward`, first."""
         stages = stages or self.stages
         height, width = blurry.shape[-2:]
@@ -368,14 +371,14 @@ class Maxim(Predictor):
         image = image.to(self.unets[0].down[0].weight.dtype).permute(0, 2, 3, 1)
         # The authors take every second pixel from the second on, and every fourth from the third on.
         images = [image, image[:, 1::2, 1::2], image[:, 2::4, 2::4]]
+        inside = ..., slice(top, top + height), slice(left, left + width)
         estimates, features = [], None
         for k in range(stages):
             estimate, features = self.unets[k](images, features)
-            estimate = 2 * estimate.float().permute(0, 3, 1, 2) - 1
-            if self.log_size is not None and k == stages - 1:
-                estimate = torch.cat([estimate, self.log_size[k](features.decoded[0].permute(0, 3, 1, 2))], dim=1)
-            estimates.append(estimate[..., top : top + height, left : left + width])
-        return estimates[::-1]
+            estimates.append((2 * estimate.float().permute(0, 3, 1, 2) - 1)[inside])
+        if self.log_size is None:
+            return estimates[::-1], None
+        return estimates[::-1], self.log_size[stages - 1](features.decoded[0].permute(0, 3, 1, 2))[inside]
 
 
 def gelu(x: Tensor) -> Tensor:

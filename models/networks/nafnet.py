@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deblur.models.diffusion import PredictionType, residual
-from deblur.models.networks.base import LocalDenoiser, LocalPredictor, PixelBlocks, register_to_config, zeroed
+from deblur.models.networks.base import LocalDenoiser, LocalPredictor
+from deblur.models.networks.layers import PixelBlocks, zeroed
+from deblur.models.networks.mixins import register_to_config
 from deblur.models.networks.unet import PixelNorm
 
 BlockKind = Literal["plain", "naf"]

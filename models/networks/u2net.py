@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deblur.models.networks.base import Predictor, SizeHead, extended, register_to_config, zeroed
+from deblur.models.networks.base import Predictor
+from deblur.models.networks.layers import SizeHead, extended, zeroed
+from deblur.models.networks.mixins import register_to_config
 from deblur.models.networks.unet import PixelNorm
 
 U2NetNorm = Literal["batch", "pixel", "none"]
@@ -133,12 +135,12 @@ class U2NetPredictor(Predictor):
         self.side_outputs = side_outputs
         self.log_size = SizeHead(widths["stage1d"], unshuffle) if size_head else None
 
-    def forward(self, blurry: Tensor, estimate: Tensor | None = None) -> Tensor:
-        """As `models.networks.base.LocalPredictor.forward`."""
-        return self.estimates(blurry, estimate)[0]
+    def forward(self, blurry: Tensor, estimate: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        images, log_size = self.estimates(blurry, estimate)
+        return images[0] if log_size is None else (images[0], log_size)
 
-    def estimates(self, blurry: Tensor, estimate: Tensor | None = None) -> list[Tensor]:
-        """The outputs to supervise: that of `forward` and, if there are any, the six side outputs at full size."""
+    def estimates(self, blurry: Tensor, estimate: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+        """The images to supervise: that of `forward` and, if there are any, the six side outputs at full size."""
         images = [blurry] if estimate is None else [blurry, estimate]
         height, width = images[-1].shape[-2:]
         h = torch.cat(images, dim=1).to(self.side1.weight.dtype)
@@ -166,10 +168,7 @@ class U2NetPredictor(Predictor):
             heads = [self.side1(decoded[0])]
         heads = [F.pixel_shuffle(head, self.unshuffle)[..., :height, :width] for head in heads]
         estimates = [images[-1].float() + head.float() for head in heads]
-        if self.log_size is not None:
-            log_size = self.log_size(decoded[0])[..., :height, :width]
-            estimates[0] = torch.cat([estimates[0], log_size], dim=1)
-        return estimates
+        return estimates, None if self.log_size is None else self.log_size(decoded[0])[..., :height, :width]
 
 
 def _resize(x: Tensor, like: Tensor, mode: Upsample) -> Tensor:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deblur.models.diffusion import PredictionType
-from deblur.models.networks.base import LocalDenoiser, LocalPredictor, PixelBlocks, register_to_config, zeroed
+from deblur.models.networks.base import LocalDenoiser, LocalPredictor
+from deblur.models.networks.layers import PixelBlocks, zeroed
+from deblur.models.networks.mixins import register_to_config
 
 UNetNorm = Literal["none", "pixel"]
 
@@ -166,8 +168,8 @@ class UNetPredictor(LocalPredictor):
             a network needs the same number of operations and has four times the parameters.
         norm: "none", or "pixel", which normalises over the channels of each pixel at the start of every block's branch
             and keeps the network local.
-        size_head: also estimate the log of the expected |x - x_init|, as a fourth output channel, from the last
-            features. Its loss sends no gradient into them.
+        size_head: also estimate the log of the expected |x - x_init|, as a second output, from the last features. Its
+            loss sends no gradient into them.
     """
 
     @register_to_config

@@ -9,7 +9,7 @@ from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, UNet, UNetPredictor
 from deblur.pipeline import Limits
 from deblur.settings import SamplingSettings
-from deblur.tiling import Tiling, TooLittleMemory, ramps, spans
+from deblur.tiling import Tiled, TooLittleMemory, ramps, spans
 from tests.tiny import stir, tiny_pipeline
 
 
@@ -65,12 +65,12 @@ def test_a_smaller_halo_would_show():
     r_t, y = torch.randn(2, 1, 3, 256, 256)
     level = torch.tensor([0.5])
 
-    def f(r, b):
+    def f(r, b, level):
         return denoiser(r, b, level, b)
 
     with torch.no_grad():
-        whole, exact = f(r_t, y), Tiling(denoiser.receptive_field, denoiser.stride, 64)(f, [r_t, y])
-        cut = Tiling(4, denoiser.stride, 64)(f, [r_t, y])
+        whole, exact = f(r_t, y, level), Tiled(f, denoiser.receptive_field, denoiser.stride, 64)(r_t, y, level)
+        cut = Tiled(f, 4, denoiser.stride, 64)(r_t, y, level)
     assert (exact - whole).abs().max() < 1e-5 < 1e-3 < (cut - whole).abs().max()
 
 
@@ -114,7 +114,7 @@ def test_running_out_of_memory_halves_the_batch_and_then_the_tiles(size, most, t
         return 2 * x
 
     x = torch.rand(size)[:, None].expand(-1, 3, -1, -1)
-    assert torch.equal(Tiling(0, 1, 512)(hungry, [x]), 2 * x)
+    assert torch.equal(Tiled(hungry, 0, 1, 512)(x), 2 * x)
     assert seen[:3] == tried
     assert all(images == 1 and side <= tried[2][1] for images, side in seen[2:])
 
@@ -124,7 +124,7 @@ def test_a_real_allocation_that_fails_is_out_of_memory():
         return x + (torch.empty(1 << 60)[:1] if x.shape[-1] > 100 else 0)
 
     x = torch.rand(1, 3, 64, 200)
-    assert torch.equal(Tiling(0, 1, 512)(huge, [x]), x)
+    assert torch.equal(Tiled(huge, 0, 1, 512)(x), x)
 
 
 def test_other_errors_are_not_taken_for_it():
@@ -132,7 +132,7 @@ def test_other_errors_are_not_taken_for_it():
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        Tiling(0, 1, 128)(broken, [torch.rand(1, 3, 8, 8)])
+        Tiled(broken, 0, 1, 128)(torch.rand(1, 3, 8, 8))
 
 
 def test_tiles_that_are_too_small_are_refused():
@@ -147,9 +147,9 @@ def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     image = torch.empty(1, 1).expand(1, 3, 4000, 6000)  # no memory of its own
 
     def chosen(memory, count=1, fields=1, receptive_field=352):
-        tiling = Tiling(receptive_field, 16, memory=memory, fields=fields, bytes_per_pixel=1000.0)
-        tiling._fit(image.expand(count, -1, -1, -1))
-        return tiling.tile, tiling.together
+        tiled = Tiled(torch.abs, receptive_field, 16, memory=memory, fields=fields, bytes_per_pixel=1000.0)
+        tiled._fit(image.expand(count, -1, -1, -1))
+        return tiled.tile, tiled.together
 
     own = 400_000_000 + 4000 * 6000 * 3 * 4
     for side in (128, 1024, 2048):
@@ -184,14 +184,29 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
         whole = network(x)
         for count in (1, 3):
             monkeypatch.setattr("deblur.tiling.free_memory", lambda device: 0)  # nothing fits
-            tiling = Tiling(network.receptive_field, 2)
-            assert torch.allclose(tiling(seen, [x[:count]]), whole[:count], atol=1e-5)
-            assert tiling.tile == 64
+            tiled = Tiled(seen, network.receptive_field, 2)
+            assert torch.allclose(tiled(x[:count]), whole[:count], atol=1e-5)
+            assert tiled.tile == 64
             assert {n for _, _, n in sizes[1:]} == {1}
         monkeypatch.undo()
-        generous = Tiling(network.receptive_field, 2)
-        assert torch.allclose(generous(seen, [x]), whole, atol=1e-5)
+        generous = Tiled(seen, network.receptive_field, 2)
+        assert torch.allclose(generous(x), whole, atol=1e-5)
         assert sizes[-1] == (80, 140, 3)
+
+
+def test_two_outputs_and_numbers_of_images_are_tiled_too(monkeypatch):
+    network, x = stir(SlimPredictor((8, 12), (1, 1), size_head=True)), torch.rand(3, 3, 90, 140)
+    numbers = torch.tensor([1.0, 2.0, 3.0])
+
+    def times(x, numbers):
+        image, log_size = network(x)
+        return image * numbers.view(-1, 1, 1, 1), log_size
+
+    with torch.no_grad():
+        whole = times(x, numbers)
+        monkeypatch.setattr("deblur.tiling.free_memory", lambda device: 0)  # nothing fits: one image at a time
+        for one, other in zip(Tiled(times, network.receptive_field, network.stride)(x, numbers), whole, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_the_identity_is_tiled_too():
@@ -207,6 +222,6 @@ def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
         sides.update(part.shape[-2:])
         return part
 
-    assert torch.allclose(Tiling(None, 32, tile=100)(look, [image]), image, atol=1e-6)
+    assert torch.allclose(Tiled(look, None, 32, tile=100)(image), image, atol=1e-6)
     assert max(sides) == 96 + 2 * 32
     assert all(side % 32 == 0 for side in sides)

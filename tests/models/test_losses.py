@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from deblur.models.diffusion import PREDICTION_TYPES, sample_alpha_bar
-from deblur.models.losses import Crops, Objective, axis_weights, sample_log_normal
+from deblur.models.diffusion import PREDICTION_TYPES, Estimator, add_noise, residual
+from deblur.models.losses import HIGHEST_LEVEL, Objective, axis_weights, log_normal_levels, uniform_levels
 from deblur.models.schedules import cosine, linear
+from tests.models.outputs import v_of
 
-SCHEDULE = (1 - linear(2000)).cumprod(0)
+SCHEDULE = linear(2000)
 LEVELS = torch.tensor([0.999, 0.9, 0.5, 0.1, 0.001])  # SNR 999, 9, 1, 0.111, 0.001
 
 
@@ -27,7 +28,7 @@ def log_snr(alpha_bar):
 
 class TestDraws:
     def test_log_normal_has_edm_s_moments(self):
-        log_sigma = -log_snr(sample_log_normal(-1.2, 1.2, None, uniform(40_000))) / 2
+        log_sigma = -log_snr(log_normal_levels(uniform(40_000), -1.2, 1.2)) / 2
         assert log_sigma.mean().item() == pytest.approx(-1.2, abs=0.02)
         assert log_sigma.std().item() == pytest.approx(1.2, rel=0.02)
         for deviations in (-1, 0, 1):
@@ -35,19 +36,31 @@ class TestDraws:
             assert below == pytest.approx(0.5 * (1 + math.erf(deviations / 2**0.5)), abs=0.01)
 
     def test_bounds_cut_the_normal_off(self):
-        log_sigma = -log_snr(sample_log_normal(0.3, 1.1, (0.5, 2.0), uniform(40_000))) / 2
+        log_sigma = -log_snr(log_normal_levels(uniform(40_000), 0.3, 1.1, (0.5, 2.0))) / 2
         assert log_sigma.min() >= math.log(0.5) - 1e-3
         assert log_sigma.max() <= math.log(2) + 1e-3
-        whole = -log_snr(sample_log_normal(0.3, 1.1, None, uniform(400_000))) / 2
+        whole = -log_snr(log_normal_levels(uniform(400_000), 0.3, 1.1)) / 2
         inside = whole[(whole > math.log(0.5)) & (whole < math.log(2))]
         assert log_sigma.mean().item() == pytest.approx(inside.mean().item(), abs=0.01)
         assert log_sigma.std().item() == pytest.approx(inside.std().item(), rel=0.02)
 
+    def test_a_level_lies_where_u_says_from_the_clean_end_on(self):
+        levels = torch.tensor([0.1, 0.2, 0.6, 0.9], dtype=torch.float64)
+        u = torch.tensor([0.0, 0.2, 0.25, 0.6, 0.99], dtype=torch.float64)
+        # Of four steps: 0, 0.8, 1.0, 2.4 and 3.96 of the way from 1 over these levels.
+        expected = [1.0, 1 - 0.8 * 0.1, 0.9, 0.6 - 0.4 * 0.4, 0.2 - 0.96 * 0.1]
+        assert uniform_levels(u, levels).tolist() == pytest.approx(expected, rel=1e-6)
+
     def test_the_config_s_word_chooses_the_draw(self):
-        assert torch.equal(Objective().draw(SCHEDULE, uniform(5)), sample_alpha_bar(SCHEDULE, uniform(5)))
-        other = Objective(levels="log_normal", log_normal=(0.5, 0.1)).draw(SCHEDULE, uniform(2000))
+        def drawn(count, schedule=SCHEDULE, **values):
+            a, eps = Objective(noises=count, **values).draw(schedule, [seeded()], (count, 3, 2, 2))
+            assert eps.shape == (count, 3, 2, 2)
+            return a
+
+        assert torch.equal(drawn(5), uniform_levels(uniform(5), SCHEDULE).float())
+        other = drawn(2000, levels="log_normal", log_normal=(0.5, 0.1))
         assert (-log_snr(other) / 2).mean().item() == pytest.approx(0.5, abs=0.02)
-        bounded = Objective(levels="log_normal", sigma_range=(0.5, 2.0)).draw(SCHEDULE, uniform(2000))
+        bounded = drawn(2000, levels="log_normal", sigma_range=(0.5, 2.0))
         sigma = ((1 - bounded) / bounded).sqrt()
         assert sigma.min() >= 0.4999
         assert sigma.max() <= 2.0001
@@ -57,31 +70,37 @@ class TestDraws:
         assert Objective(levels="alpha_bar", sigma_range=(0.5, 2.0)).bounds == (None, None)
         assert Objective(levels="log_normal").bounds == (None, None)
         for levels in ("alpha_bar", "log_normal"):
-            draw = Objective(levels=levels).draw((1 - cosine(100)).cumprod(0), uniform(1000))
+            draw = drawn(1000, cosine(100), levels=levels)
             assert draw.dtype == torch.float32
             assert draw.shape == (1000,)
             assert (draw > 0).all()
-            assert (draw <= 1).all()
+            assert (draw < 1).all()
+
+    def test_no_crop_is_without_noise(self):
+        clean = torch.full((4,), 1 - 1e-9, dtype=torch.float64)
+        a, _ = Objective(noises=3).draw(clean, [seeded()], (3, 3, 2, 2))
+        assert a.tolist() == [HIGHEST_LEVEL] * 3
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-def test_l1_and_l2_of_each_parameterisation(prediction_type):
-    r_0, eps, output = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(3))
-    a = LEVELS.view(-1, 1, 1, 1)
-    wanted = {"epsilon": eps, "sample": r_0, "v_prediction": a.sqrt() * eps - (1 - a).sqrt() * r_0}[prediction_type]
+def test_l1_and_l2_are_of_the_network_s_output(prediction_type):
+    x, y, eps, output = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(4))
+    x_init, s = 0.5 * x, torch.full((5, 1, 4, 4), 0.25)
+    r_0 = (x - x_init) / s
+    wanted = {"epsilon": eps, "sample": r_0, "v_prediction": v_of(r_0, eps, LEVELS)}[prediction_type]
 
-    def denoiser(r_t, blurry, alpha_bar, x_init, s):
-        assert torch.allclose(r_t, a.sqrt() * r_0 + (1 - a).sqrt() * eps)
+    def network(r_t, blurry, alpha_bar, conditioned, scale):
+        assert torch.equal(r_t, add_noise(r_0, eps, LEVELS))
         assert torch.equal(alpha_bar, LEVELS)
+        assert blurry is y
+        assert torch.equal(conditioned, x_init)
         return output
 
-    denoiser.prediction_type = prediction_type
-    image = torch.zeros_like(r_0)
-    crops = Crops(image, image, image, image[:, :1] + 1, r_0)
+    network.prediction_type = prediction_type
     for loss, power in (("l1", 1), ("l2", 2)):
-        losses, perceptual = Objective(loss=loss).losses(denoiser, crops, LEVELS, eps)
+        losses, perceptual = Objective(loss=loss).losses(Estimator(network), x, y, x_init, s, LEVELS, eps)
         assert perceptual is None
-        assert torch.allclose(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)))
+        torch.testing.assert_close(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)), rtol=1e-4, atol=0)
 
 
 def test_an_axis_counts_by_its_scale_and_one_without_a_residual_in_full():
@@ -89,10 +108,12 @@ def test_an_axis_counts_by_its_scale_and_one_without_a_residual_in_full():
     for scales, weights in (([4.0, 1.0, 2.0], [1.0, 0.25, 0.5]), ([3.0, 0.0, 0.0], [1.0, 1.0, 1.0])):
         s = torch.tensor(scales).view(1, 3, 1, 1) * sizes
         assert torch.allclose(axis_weights(s), torch.tensor(weights).view(1, 3, 1, 1))
-        r_0, eps = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(2))
-        denoiser = lambda r_t, *_: torch.zeros_like(r_t)  # noqa: E731
-        denoiser.prediction_type = "sample"
-        losses, _ = Objective(loss="l2").losses(denoiser, Crops(r_0, r_0, r_0, s, r_0), LEVELS, eps)
+        x, eps = (torch.randn(5, 3, 4, 4, generator=seeded(i)) for i in range(2))
+        x_init = torch.zeros_like(x)
+        network = lambda r_t, *_: torch.zeros_like(r_t)  # noqa: E731
+        network.prediction_type = "sample"
+        losses, _ = Objective(loss="l2").losses(Estimator(network), x, x, x_init, s, LEVELS, eps)
+        r_0 = residual(x, x_init, s)
         wanted = sum(weight * r_0[:, k].square().mean((1, 2)) for k, weight in enumerate(weights)) / 3
         assert torch.allclose(losses, wanted)
 

@@ -10,8 +10,8 @@ from torch import nn
 from deblur.checkpoints import load_pipeline
 from deblur.draft import Prediction
 from deblur.hub import CheckpointError
-from deblur.models.diffusion import FLOOR, MOST, add_residual, clip_residual, laplace_loss, residual, residual_size
-from deblur.models.losses import Residual
+from deblur.models.diffusion import LARGEST_SIZE, SMALLEST_SIZE, add_residual, clip_residual, residual, residual_size
+from deblur.models.losses import Residual, laplace_loss
 from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.nafnet import SlimDenoiser
 from deblur.models.networks.unet import Denoiser, UNetPredictor
@@ -38,27 +38,26 @@ def test_local_is_the_mean_change_over_nine_by_nine_pixels():
     blurry = torch.zeros(1, 3, 30, 30)
     x_init = blurry.clone()
     x_init[0, 1, 15, 15] = 0.81  # a third of it in the mean over the channels, an 81st of that in the box
-    size = residual_size("local", x_init, blurry)
+    size = residual_size("local", blurry, x_init)
     inside = torch.zeros(30, 30, dtype=torch.bool)
     inside[11:20, 11:20] = True
-    assert torch.allclose(size[0, 0][inside], torch.tensor(0.81 / 3 / 81 + FLOOR), rtol=1e-4)
-    assert torch.allclose(size[0, 0][~inside], torch.tensor(FLOOR), rtol=1e-4)
+    assert torch.allclose(size[0, 0][inside], torch.tensor(0.81 / 3 / 81 + SMALLEST_SIZE), rtol=1e-4)
+    assert torch.allclose(size[0, 0][~inside], torch.tensor(SMALLEST_SIZE), rtol=1e-4)
 
 
 def test_at_the_border_the_mean_is_over_the_pixels_there_are():
     blurry = torch.zeros(1, 3, 20, 20)
-    assert torch.allclose(residual_size("local", blurry + 0.1, blurry), torch.tensor(0.1 + FLOOR))
+    assert torch.allclose(residual_size("local", blurry, blurry + 0.1), torch.tensor(0.1 + SMALLEST_SIZE))
 
 
 def test_learned_is_the_predictor_s_estimate_within_its_bounds():
-    prediction = torch.zeros(1, 4, 20, 30)
-    prediction[:, 3] = math.log(0.03)
-    prediction[:, 3, :, :8] = -20.0
-    prediction[:, 3, :, 22:] = 4.0  # such an estimate drew bright speckles
-    size = residual_size("learned", prediction, torch.zeros(1, 3, 20, 30))
-    for columns, expected in ((slice(10, 20), 0.03), (slice(6), FLOOR), (slice(24, None), MOST)):
+    image, log_size = torch.zeros(1, 3, 20, 30), torch.full((1, 1, 20, 30), math.log(0.03))
+    log_size[..., :8] = -20.0
+    log_size[..., 22:] = 4.0  # such an estimate drew bright speckles
+    size = residual_size("learned", image, image, log_size)
+    for columns, expected in ((slice(10, 20), 0.03), (slice(6), SMALLEST_SIZE), (slice(24, None), LARGEST_SIZE)):
         assert torch.allclose(size[..., columns], torch.tensor(expected))
-    assert Prediction(prediction[:, :3], prediction[:, 3:]).expected_error.max() == MOST / 2  # of the range [0, 1]
+    assert Prediction(image, log_size).expected_error.max() == LARGEST_SIZE / 2  # of the range [0, 1]
 
 
 def test_three_scales_are_of_luma_and_chroma():
@@ -107,7 +106,7 @@ def test_three_scales_are_measured_stored_and_used(tmp_path):
     pipeline.save_pretrained(tmp_path / "made")
     loaded, image = load_pipeline(str(tmp_path / "made")), torch.rand(1, 3, 20, 22)
     prediction = pipeline.predict(image)
-    size = residual_size("learned", torch.cat([prediction.x_init, prediction.log_size], dim=1), image)
+    size = residual_size("learned", image, prediction.x_init, prediction.log_size)
     assert torch.allclose(loaded.scale(prediction, image), size * torch.tensor([2.0, 0.0, 0.0]).view(3, 1, 1))
     settings = SamplingSettings(steps=2)
     restored = [one(image, settings, output_type="pt").images for one in (loaded, pipeline)]
@@ -134,8 +133,8 @@ def test_laplace_loss_is_least_at_the_mean_absolute_error():
 
 def test_the_size_loss_trains_the_size_head_alone():
     predictor = UNetPredictor(8, (1, 2), 1, size_head=True)
-    prediction = predictor(torch.rand(1, 3, 16, 16))
-    laplace_loss(prediction[:, 3:], torch.rand(1, 3, 16, 16) - prediction[:, :3]).backward()
+    x_init, log_size = predictor(torch.rand(1, 3, 16, 16))
+    laplace_loss(log_size, torch.rand(1, 3, 16, 16) - x_init).backward()
     trained = {name for name, p in predictor.named_parameters() if p.grad is not None and p.grad.any()}
     assert trained == {"unet.log_size.conv.weight", "unet.log_size.conv.bias"}
 
@@ -167,7 +166,7 @@ def test_tiles_give_the_same_image_with_a_map(kind):
     assert (whole.images - tiled.images).abs().max() < 0.1 / 255
     if kind == "learned":
         with torch.no_grad():
-            log_size = pipeline.predictor(blurry * 2 - 1)[:, 3:]  # of [-1, 1], twice as wide as [0, 1]
+            _, log_size = pipeline.predictor(blurry * 2 - 1)  # of [-1, 1], twice as wide as [0, 1]
         assert torch.allclose(whole.expected_error, log_size.exp() / 2, atol=1e-6)
         assert (whole.expected_error - tiled.expected_error).abs().max() < 1e-5
 

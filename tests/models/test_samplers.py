@@ -1,24 +1,27 @@
 """Samplers against closed forms: a Gaussian problem whose posterior is known, oracles, and the DDPM/DDIM equations."""
 
+import json
 import math
+from dataclasses import asdict
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
-from deblur.models.diffusion import PREDICTION_TYPES, target
+from deblur.models.diffusion import PREDICTION_TYPES, Estimator
+from deblur.models.networks.mixins import randn_tensor
 from deblur.models.networks.unet import Denoiser
-from deblur.models.samplers import Denoise, ddpm_step, make_solver, noise_generator, sample_residual
+from deblur.models.samplers import Multistep, ddpm_step, sample
 from deblur.models.schedules import linear
+from deblur.pipeline import noise_generator, step_of
 from deblur.settings import SamplingSettings
+from tests.models.outputs import network_of
 from tests.tiny import stir
 
 SAMPLERS = ["ddpm", "ddim", "dpmsolver++", "unipc"]
-TRAINING_BETAS = linear(2000)
+TRAINING = linear(2000)
 SHAPE = (1, 3, 72, 72)
-
-
-def whole(function, images):
-    return function(*images)
 
 
 def wide(blurry):
@@ -33,26 +36,22 @@ class GaussianPosterior:
     variance = 1 / (1 / p + h**2 / q)
     mean = variance * h * y / q
 
-    def __init__(self, prediction_type):
-        self.prediction_type = prediction_type
-
-    def __call__(self, r_t, blurry, alpha_bar, x_init, s):
+    def __call__(self, r_t, blurry, a, x_init, s):
         assert (blurry == self.y).all()
-        a = alpha_bar.view(-1, 1, 1, 1)
+        a = a.view(-1, 1, 1, 1)
         gain = self.variance * a.sqrt() / (a * self.variance + 1 - a)
-        r_0 = self.mean + gain * (r_t - a.sqrt() * self.mean)
-        return target(r_0, (r_t - a.sqrt() * r_0) / (1 - a).sqrt(), alpha_bar, self.prediction_type)
+        return self.mean + gain * (r_t - a.sqrt() * self.mean)
 
 
-def generators(count, seed=0):
-    return [noise_generator(seed, str(i), 0) for i in range(count)]
+POSTERIOR = GaussianPosterior()
 
 
-def run(denoiser, settings, blurry=None, seed=0, dtype=torch.float64):
-    blurry = torch.full(SHAPE, GaussianPosterior.y, dtype=dtype) if blurry is None else blurry
-    denoise = Denoise(denoiser, whole, blurry, torch.zeros_like(blurry), wide(blurry))
-    betas = settings.betas(TRAINING_BETAS)
-    return sample_residual(denoise, settings, betas, iter, blurry, generators(len(blurry), seed))
+def run(f, settings, y=None, seed=0, x_init=None, s=None):
+    y = torch.full(SHAPE, GaussianPosterior.y, dtype=torch.float64) if y is None else y
+    levels, x_init = settings.levels(TRAINING), torch.zeros_like(y) if x_init is None else x_init
+    generators = [noise_generator(seed, str(i), 0) for i in range(len(y))]
+    randn = partial(randn_tensor, generator=generators, dtype=y.dtype)
+    return sample(f, y, x_init, wide(y) if s is None else s, levels, step_of(settings, levels), randn)
 
 
 SCHEDULES = ["training", "linear", "cosine", "sigmoid", "log_snr"]
@@ -65,7 +64,7 @@ DETERMINISTIC = [(sampler, 0.0, "log_snr", 400) for sampler in ("ddim", "dpmsolv
 @pytest.mark.parametrize(("sampler", "eta", "schedule", "steps"), [*STOCHASTIC, *DETERMINISTIC])
 def test_samplers_reproduce_the_posterior(sampler, eta, schedule, steps):
     settings = SamplingSettings(sampler, schedule, steps, beta_start=1e-4, beta_end=0.05, eta=eta)
-    r_0 = run(GaussianPosterior("v_prediction"), settings)
+    r_0 = run(Estimator(network_of(POSTERIOR, "v_prediction")), settings)
     # 15,552 pixels: standard errors are 0.8 % of a standard deviation for the mean, 1.1 % for the variance; the rest of
     # the 5 % is left to discretisation.
     assert r_0.mean().item() == pytest.approx(GaussianPosterior.mean, abs=0.03 * GaussianPosterior.variance**0.5)
@@ -75,7 +74,7 @@ def test_samplers_reproduce_the_posterior(sampler, eta, schedule, steps):
 @pytest.mark.parametrize("schedule", ["training", "log_snr", "cosine"])
 @pytest.mark.parametrize(("sampler", "eta"), [("ddpm", 0.0), ("ddim", 0.0), ("ddim", 1.0), ("dpmsolver++", 0.0)])
 def test_a_start_below_pure_noise_is_around_the_prediction(sampler, eta, schedule):
-    r_0 = run(GaussianPosterior("v_prediction"), SamplingSettings(sampler, schedule, steps=250, start=1.5, eta=eta))
+    r_0 = run(POSTERIOR, SamplingSettings(sampler, schedule, steps=250, start=1.5, eta=eta))
     a = 1 / (1 + 1.5**2)
     m, v = GaussianPosterior.mean, GaussianPosterior.variance
     # r_T ~ N(0, 1 - a) where it should be N(sqrt(a) m, a v + 1 - a); both ways down are linear in r_T.
@@ -94,12 +93,8 @@ def test_a_start_below_pure_noise_is_around_the_prediction(sampler, eta, schedul
 def test_an_oracle_returns_the_true_residual(sampler, schedule, prediction_type, steps):
     ground_truth = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def oracle(r_t, blurry, alpha_bar, x_init, s):
-        a = alpha_bar.view(-1, 1, 1, 1)
-        return target(ground_truth, (r_t - a.sqrt() * ground_truth) / (1 - a).sqrt(), alpha_bar, prediction_type)
-
-    oracle.prediction_type = prediction_type
-    r_0 = run(oracle, SamplingSettings(sampler, schedule, steps=steps), blurry=torch.zeros_like(ground_truth))
+    oracle = Estimator(network_of(lambda *_: ground_truth, prediction_type))
+    r_0 = run(oracle, SamplingSettings(sampler, schedule, steps=steps), torch.zeros_like(ground_truth))
     assert (r_0 - ground_truth).abs().max() < 1e-5
 
 
@@ -108,20 +103,16 @@ def test_an_oracle_returns_the_true_residual(sampler, schedule, prediction_type,
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_denoiser_is_told_the_level_the_sampler_is_at(sampler, schedule, steps):
     settings = SamplingSettings(sampler, schedule, steps=steps, beta_start=0.01, beta_end=0.9)
-    betas, told = settings.betas(TRAINING_BETAS), []
+    levels, told = settings.levels(TRAINING), []
 
-    def denoiser(r_t, blurry, alpha_bar, x_init, s):
-        told.append(alpha_bar[0].item())
+    def f(r_t, y, a, x_init, s):
+        told.append(a[0].item())
         return torch.zeros_like(r_t)
 
-    denoiser.prediction_type = "sample"
-    blurry = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
-    denoise = Denoise(denoiser, whole, blurry, blurry, wide(blurry))
-    sample_residual(denoise, settings, betas, iter, blurry, generators(1))
-    exact = (1 - betas).cumprod(0).flip(0)
-    assert told == pytest.approx(exact.tolist(), rel=1e-12)
+    run(f, settings, torch.zeros(1, 3, 2, 2, dtype=torch.float64))
+    assert told == levels.tolist()
     if sampler in ("dpmsolver++", "unipc"):  # which keep sqrt((1 - alpha_bar) / alpha_bar) of their own
-        own = 1 / (1 + make_solver(sampler, betas).sigmas[:-1].double() ** 2)
+        own = 1 / (1 + Multistep(sampler, levels).solver.sigmas[:-1].double() ** 2)
         assert told == pytest.approx(own.tolist(), rel=1e-5)
 
 
@@ -131,7 +122,7 @@ def test_a_solver_converges_at_its_order(sampler, order):
 
     UniPC of order 2 has a corrector, which raises its order by one (Zhao et al. 2023, theorem 3.1).
     """
-    problem, least = GaussianPosterior("v_prediction"), -3.0
+    problem, least = POSTERIOR, -3.0
     a = 1 / (1 + math.exp(-least))
     eps = torch.randn(SHAPE, generator=noise_generator(0, "0", 0), dtype=torch.float64) * math.sqrt(1 - a)
     gain = math.sqrt(problem.variance / (a * problem.variance + 1 - a))
@@ -148,14 +139,10 @@ def test_a_solver_converges_at_its_order(sampler, order):
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
 def test_eta_is_the_share_of_the_posterior_s_deviation(eta):
-    """Two steps of sample_residual by Song et al. 2021, equations 12 and 16, with its own random numbers."""
+    """Two steps of `sample` by Song et al. 2021, equations 12 and 16, with its own random numbers."""
     settings = SamplingSettings("ddim", "linear", steps=2, beta_start=0.2, beta_end=0.6, eta=eta)
 
-    def half(r_t, blurry, alpha_bar, x_init, s):
-        return 0.5 * r_t
-
-    half.prediction_type = "sample"
-    found = run(half, settings, blurry=torch.zeros(SHAPE, dtype=torch.float64))
+    found = run(lambda r_t, *_: 0.5 * r_t, settings, torch.zeros(SHAPE, dtype=torch.float64))
     a_1, a_2 = 1 - 0.4, (1 - 0.4) * (1 - 0.6)  # betas 0.4 and 0.6
     generator = noise_generator(0, "0", 0)
     r_2, z = (torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -177,19 +164,13 @@ def test_a_ddpm_step_is_that_of_the_paper():
         r_0 = (x - (1 - ab[t]).sqrt() * eps) / ab[t].sqrt()
         z = torch.randn(x.shape, generator=generator, dtype=x.dtype)
         expected = (x - b[t] / (1 - ab[t]).sqrt() * eps) / (1 - b[t]).sqrt() + b[t].sqrt() * z
-        assert (ddpm_step(x, r_0, ab[t].item(), ab[t - 1].item(), z) - expected).abs().max() < 1e-12
+        assert (ddpm_step(x, r_0, ab[t].item(), ab[t - 1].item(), lambda shape, z=z: z) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(("estimate", "clipped"), [(9.0, 3.0), (-9.0, -1.0)])
 def test_estimates_are_clipped_to_the_range_of_images(estimate, clipped):
-    def denoiser(r_t, blurry, alpha_bar, x_init, s):
-        return torch.full_like(r_t, estimate)
-
-    denoiser.prediction_type = "sample"
-    x_init = torch.full((1, 3, 4, 4), -0.5)
-    settings, s = SamplingSettings(steps=3), torch.full((1, 1, 4, 4), 0.5)
-    denoise = Denoise(denoiser, whole, x_init, x_init, s)
-    r_0 = sample_residual(denoise, settings, settings.betas(TRAINING_BETAS), iter, x_init, generators(1))
+    x_init, s = torch.full((1, 3, 4, 4), -0.5), torch.full((1, 1, 4, 4), 0.5)
+    r_0 = run(lambda r_t, *_: torch.full_like(r_t, estimate), SamplingSettings(steps=3), x_init, x_init=x_init, s=s)
     assert (r_0 == clipped).all()  # x = x_init + s r_0 is 1 or -1
 
 
@@ -239,46 +220,46 @@ def test_wrong_settings_are_named(wrong, word):
 )
 def test_levels_that_training_never_saw_are_refused_by_the_setting_that_asks_for_them(numbers, named):
     with pytest.raises(ValueError, match=rf"training, 0.05 to 12: {named}"):
-        SamplingSettings(**numbers).betas(TRAINING_BETAS, 0.05, 12.0)
-
-
-@pytest.mark.parametrize("alpha_bar", [1 - 1e-6, 0.5, 1e-6])
-def test_the_denoiser_is_told_trained_levels_alone(alpha_bar):
-    told = []
-
-    def denoiser(r_t, blurry, alpha_bar, x_init, s):
-        told.append(alpha_bar[0].item())
-        return r_t
-
-    denoiser.prediction_type = "sample"
-    r_t = torch.zeros(1, 3, 4, 4, dtype=torch.float64)
-    Denoise(denoiser, whole, r_t, r_t, wide(r_t), 0.05, 12.0)(r_t, alpha_bar)
-    assert told == [pytest.approx(min(max(alpha_bar, 1 / 145), 1 / 1.0025), rel=1e-12)]
+        SamplingSettings(**numbers).levels(TRAINING, 0.05, 12.0)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_a_start_too_low_for_the_steps_is_named_with_the_least(steps):
-    level = (1 - TRAINING_BETAS).cumprod(0)[steps - 1]
+    level = TRAINING[-steps]
     lowest = ((1 - level) / level).sqrt().item()
     with pytest.raises(ValueError, match=rf"start is 1e-05, and {steps} steps? of the") as caught:
-        SamplingSettings(steps=steps, start=1e-5).betas(TRAINING_BETAS)
+        SamplingSettings(steps=steps, start=1e-5).levels(TRAINING)
     told = float(str(caught.value).split("need ")[1].split(" or")[0])
     assert lowest <= told < 1.02 * lowest
-    assert len(SamplingSettings(steps=steps, start=told).betas(TRAINING_BETAS)) == steps
+    assert len(SamplingSettings(steps=steps, start=told).levels(TRAINING)) == steps
     with pytest.raises(ValueError, match="steps must be between 1 and 2000"):
-        SamplingSettings(steps=2001, start=1.0).betas(TRAINING_BETAS)
+        SamplingSettings(steps=2001, start=1.0).levels(TRAINING)
 
 
-def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch):
-    blurry = torch.rand(2, 3, 41, 30)
-    network, s = stir(Denoiser(8, (1, 2), 1)), torch.full((2, 1, 41, 30), 0.1)
+def test_whole_numbers_of_numpy_are_taken_as_such():
+    settings = SamplingSettings(steps=np.int64(2), num_samples=np.int32(3), stages=np.int64(1))
+    assert settings == SamplingSettings(steps=2, num_samples=3, stages=1)
+    json.dumps(asdict(settings))
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+def test_bands_of_a_large_photo_take_the_steps_of_the_whole(monkeypatch, sampler):
+    y, network, s = torch.rand(2, 3, 41, 30), stir(Denoiser(8, (1, 2), 1)), torch.full((2, 1, 41, 30), 0.1)
+    settings = SamplingSettings(sampler, steps=6)
+    noise = torch.randn(6, *y.shape, generator=torch.Generator().manual_seed(0))
 
     def sampled():
-        settings = SamplingSettings("ddim", steps=6)
-        denoise = Denoise(network, whole, blurry, -blurry, s)
-        return sample_residual(denoise, settings, settings.betas(TRAINING_BETAS), iter, blurry, generators(2))
+        """The noise of a row is the same in any band."""
+        rows, levels = [0], settings.levels(TRAINING)
+
+        def randn(shape):
+            step, first = divmod(rows[0], 41)
+            rows[0] += shape[-2]
+            return noise[step, ..., first : first + shape[-2], :]
+
+        return sample(Estimator(network), y, -y, s, levels, step_of(settings, levels), randn)
 
     at_once = sampled()
-    monkeypatch.setattr("deblur.models.samplers.BAND", 300)  # ten rows
+    monkeypatch.setattr("deblur.tiling.PIXELS_OF_BAND", 300)  # ten rows
     assert torch.equal(sampled(), at_once)
     assert at_once.std() > 0.1

@@ -27,7 +27,7 @@ class Knowing(IdentityPredictor):
 
     def forward(self, blurry):
         error = torch.where(blurry[:, :1] > -0.2 + 0.01, 40 / 255, 2 / 255)
-        return torch.cat([blurry, error.log()], dim=1)
+        return blurry, error.log()
 
 
 def test_a_predictor_that_knows_its_error_is_calibrated():

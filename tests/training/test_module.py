@@ -67,11 +67,11 @@ class TestTraining:
         y, x = pair_of(seen)
         x_init = fresh.predictor(y)
         r_0 = (x - x_init) / 0.2
-        levels = torch.cat([torch.ones(1, dtype=torch.float64), fresh.alphas_cumprod])
+        levels = [1.0, *fresh.levels.flip(0).tolist()]
         u, eps = drawn()
         if loss == "l1":
-            steps = [one * len(fresh.alphas_cumprod) for one in u]
-            a = torch.tensor([torch.lerp(levels[int(t)], levels[int(t) + 1], t % 1) for t in steps])
+            steps = [one * len(fresh.levels) for one in u]
+            a = torch.tensor([levels[int(t)] + (t % 1) * (levels[int(t) + 1] - levels[int(t)]) for t in steps])
         else:
             a = 1 / (1 + torch.tensor([math.exp(statistics.NormalDist(-1.2, 1.2).inv_cdf(one)) for one in u]) ** 2)
         aa = a.view(-1, 1, 1, 1)

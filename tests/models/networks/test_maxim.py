@@ -35,7 +35,7 @@ def test_each_stage_gives_the_image_that_tensorflow_gives():
     blurry = torch.from_numpy(reference["input"]).permute(2, 0, 1)[None] / 255
     network = load_pipeline("maxim", precision="fp32").predictor.first
     with torch.no_grad():
-        images = network.estimates(2 * blurry - 1)[::-1]
+        images = network.estimates(2 * blurry - 1)[0][::-1]
     for stage, image in enumerate(images, start=1):
         expected = torch.from_numpy(reference[f"stage_{stage}"]).permute(2, 0, 1)[None]
         assert ((image + 1) / 2 - expected).abs().max() < 2e-5
@@ -46,7 +46,7 @@ def test_fewer_stages_give_the_image_of_the_last_one_of_them():
     network = Maxim(stages=2)
     blurry = torch.rand(1, 3, 64, 64) * 2 - 1
     with torch.no_grad():
-        second, first = network.estimates(blurry)
+        (second, first), _ = network.estimates(blurry)
         assert torch.equal(network(blurry, stages=1), first)
         assert torch.equal(network(blurry), second)
     assert not torch.equal(first, second)
@@ -73,7 +73,10 @@ def test_every_weight_has_a_gradient():
     network = Maxim(stages=2, size_head=True)
     blurry = torch.rand(1, 3, 64, 64) * 2 - 1
     torch.nn.init.normal_(network.unets[1].to_image.weight, std=0.1)  # it starts at zero
-    outputs = [*network.estimates(blurry), *network.estimates(blurry, stages=1)]
+    outputs = []
+    for stages in (1, 2):
+        images, log_size = network.estimates(blurry, stages)
+        outputs += [*images, log_size]
     sum(output.square().mean() for output in outputs).backward()
     lacking = [name for name, weight in network.named_parameters() if weight.grad is None or not weight.grad.any()]
     assert lacking == []
@@ -151,7 +154,7 @@ def test_a_cascade_starts_as_its_first_network_and_loads_as_it_was_saved(tmp_pat
     blurry = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         first = cascade.first(2 * blurry - 1).clamp(-1, 1)
-        assert torch.equal(cascade(2 * blurry - 1)[:, :3], first)
+        assert torch.equal(cascade(2 * blurry - 1)[0], first)
     DeblurPipeline(cascade, None, tiny_pipeline().scheduler).save_pretrained(tmp_path)
     assert {path.parent.name for path in tmp_path.rglob("*.safetensors")} == {"first", "second"}
     loaded = load_pipeline(str(tmp_path), precision="fp32")
@@ -163,7 +166,8 @@ def test_a_frozen_cascade_trains_its_second_network_alone():
     cascade = Cascade(Maxim(stages=1), SECONDS["naf"]()).train()
     assert not cascade.first.training
     blurry = torch.rand(1, 3, 64, 64) * 2 - 1
-    [output] = cascade.estimates(blurry)
+    [output], log_size = cascade.estimates(blurry)
+    assert log_size.shape == (1, 1, 64, 64)
     output.square().mean().backward()
     assert all(weight.grad is None for weight in cascade.first.parameters())
     assert cascade.second.unet.head.weight.grad.any()
@@ -172,7 +176,7 @@ def test_a_frozen_cascade_trains_its_second_network_alone():
 def test_a_cascade_that_is_not_frozen_trains_both():
     torch.manual_seed(0)
     cascade = Cascade(Maxim(stages=1), SECONDS["naf"](), frozen=False)
-    outputs = cascade.estimates(torch.rand(1, 3, 64, 64) * 2 - 1)
+    outputs, _ = cascade.estimates(torch.rand(1, 3, 64, 64) * 2 - 1)
     assert len(outputs) == 2
     sum(output.square().mean() for output in outputs).backward()
     assert cascade.first.unets[0].to_image.weight.grad.any()

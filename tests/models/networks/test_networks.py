@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.models.networks.base import IdentityPredictor, NoiseLevelEmbedding, ZeroPredictor, reflected
+from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
+from deblur.models.networks.layers import NoiseLevelEmbedding, reflected
 from deblur.models.networks.nafnet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
@@ -62,7 +63,7 @@ def test_any_size_goes_through(predictor, size):
     blurry = torch.rand(1, 3, *size) * 2 - 1
     with torch.no_grad():
         assert stir(predictor)(blurry).shape == blurry.shape
-        for estimate in predictor.estimates(blurry):
+        for estimate in predictor.estimates(blurry)[0]:
             assert estimate.shape == blurry.shape
             assert estimate.isfinite().all()
 
@@ -87,7 +88,7 @@ def test_untrained_predictors_are_the_identity(predictor):
     assert torch.equal(fresh(blurry), blurry)
 
 
-def test_a_size_head_adds_a_channel_and_changes_no_other():
+def test_a_size_head_adds_an_output_and_changes_no_other():
     for with_head, without in (
         (UNetPredictor(8, (1, 2), 1, size_head=True), UNetPredictor(8, (1, 2), 1)),
         (SlimPredictor((8, 12), (1, 1), size_head=True), SlimPredictor((8, 12), (1, 1))),
@@ -101,14 +102,14 @@ def test_a_size_head_adds_a_channel_and_changes_no_other():
         without.load_state_dict(body)
         blurry = torch.rand(1, 3, 21, 30) * 2 - 1
         with torch.no_grad():
-            four, three = with_head(blurry), without(blurry)
-        assert four.shape == (1, 4, 21, 30)
-        assert torch.equal(four[:, :3], three)
+            (x_init, log_size), alone = with_head(blurry), without(blurry)
+        assert log_size.shape == (1, 1, 21, 30)
+        assert torch.equal(x_init, alone)
 
 
 def test_a_size_head_expects_a_small_error_until_it_is_trained():
-    size = SlimPredictor((8, 12), (1, 1), size_head=True)(torch.rand(1, 3, 16, 16))[:, 3:].exp()
-    assert torch.allclose(size, torch.tensor(0.02))
+    _, log_size = SlimPredictor((8, 12), (1, 1), size_head=True)(torch.rand(1, 3, 16, 16))
+    assert torch.allclose(log_size.exp(), torch.tensor(0.02))
 
 
 def test_small_networks_keep_to_the_efficiency_challenges_limits():
