@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deblur.models.networks.base import IdentityPredictor
-from deblur.models.networks.nafnet import SlimUNet
+from deblur.models.networks.nafnet import SlimPredictor, SlimUNet
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, UNet, UNetPredictor
 from deblur.pipeline import Limits

@@ -15,7 +15,7 @@ from deblur.restoration.options import Options
 from deblur.restoration.outputs import Names
 from deblur.restoration.restorer import Restorer, network_pixels
 from deblur.settings import SamplingSettings
-from deblur.tiling import Tiling
+from deblur.tiling import Tiled
 from tests.sample.conftest import with_presets
 
 
@@ -97,7 +97,7 @@ def test_the_pixels_of_overlapping_tiles_are_counted(size):
         given.append(tile[0, 0].numel())
         return tile
 
-    Tiling(None, 1, fixed=predictor.own_tile)(network, [torch.zeros(1, 3, *size)])
+    Tiled(network, None, 1, fixed=predictor.own_tile)(torch.zeros(1, 3, *size))
     assert network_pixels(predictor, *size) == sum(given)
     assert network_pixels(IdentityPredictor(), *size) == size[0] * size[1]
 
