@@ -31,7 +31,7 @@ from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.onnx.engines import Precision, Provider
 from deblur.onnx.network import OnnxNetwork
 from deblur.pipeline import DeblurPipeline
-from deblur.settings import SamplingSettings
+from deblur.settings import SCHEDULES, SamplingSettings
 from deblur.storage import replacing
 from deblur.working_size import WorkingSize
 
@@ -178,12 +178,20 @@ def load_pipeline(
     for network in networks(pipeline).values():
         network.requires_grad_(False).eval()
         nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
-        if NETWORKS.get(type(network).__name__) is not type(network):
-            continue  # a user's own computes in float32, since it may not convert its input
+        convert_layers(network, dtype)
+    return pipeline
+
+
+def convert_layers(network: nn.Module, dtype: torch.dtype) -> None:
+    """Give the layers of a network a type, in place. A user's own network, also in a cascade, computes in float32,
+    since it may not convert its input."""
+    if isinstance(network, Cascade):
+        for part in network.children():
+            convert_layers(part, dtype)
+    elif NETWORKS.get(type(network).__name__) is type(network):
         for layer in network.modules():
             if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
                 layer.to(dtype)
-    return pipeline
 
 
 def read_pipeline(
@@ -298,9 +306,7 @@ def checkpoint_hash(source: str) -> str:
 
 def network_hash(network: nn.Module) -> str:
     """The sha256 of a network's class, arguments and weights as float32, wherever and in whatever type they lie."""
-    digest = hashlib.sha256(
-        json.dumps([type(network).__name__, _arguments_of(network.config)], sort_keys=True).encode()
-    )
+    digest = hashlib.sha256(json.dumps([type(network).__name__, arguments_of(network.config)], sort_keys=True).encode())
     for name, weight in sorted(network.state_dict().items()):
         digest.update(name.encode())
         values = weight.detach().cpu().float() + 0.0  # averages of weights turn -0 into 0
@@ -309,7 +315,16 @@ def network_hash(network: nn.Module) -> str:
 
 
 def save_presets(folder: Path, presets: dict[str, SamplingSettings]) -> None:
-    """Write settings under their names into an exported checkpoint; its other presets stay."""
+    """Write settings under their names into an exported checkpoint; its other presets stay.
+
+    ValueError if one has a schedule of the user's own code, which no checkpoint may name.
+    """
+    for name, settings in presets.items():
+        if settings.schedule not in SCHEDULES:
+            raise ValueError(
+                f"the settings of {name} have the schedule {settings.schedule}, which is your own code: no preset of a"
+                " checkpoint may name it, and none was written; give them by flag"
+            )
     new = {name: asdict(settings) for name, settings in presets.items()}
     update_index(folder, presets=read_index(folder).get("presets", {}) | new)
 
@@ -329,7 +344,7 @@ def _index_text(index: dict) -> str:
 def describe(pipeline: DeblurPipeline) -> dict:
     """Everything in a pipeline except its weights, as plain values."""
     parts = {
-        part: {"class": type(n).__name__, "config": _arguments_of(n.config)} for part, n in networks(pipeline).items()
+        part: {"class": type(n).__name__, "config": arguments_of(n.config)} for part, n in networks(pipeline).items()
     }
     return parts | {
         "betas": list(pipeline.scheduler.config.trained_betas),
@@ -430,6 +445,16 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     return pipeline
 
 
-def _arguments_of(config: Mapping) -> dict:
-    """A network's constructor arguments, without the entries that diffusers adds; tuples become lists, as in JSON."""
-    return json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}))
+def arguments_of(config: Mapping) -> dict:
+    """A network's constructor arguments, as JSON has them, without the entries that diffusers adds to a config.
+
+    Those of a cascade's networks are among its own.
+    """
+    plain = json.loads(json.dumps(dict(config)))
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(inner) for key, inner in value.items() if not key.startswith("_")}
+        return value
+
+    return cleaned(plain)

@@ -125,7 +125,7 @@ class DeblurPipeline(ConfigMixin):
         self.working_size = WorkingSize(**working_size) if working_size is not None else None
         optional = {"error_curve": error_curve, "sigma_min": sigma_min, "sigma_max": sigma_max}
         optional["working_size"] = working_size
-        given = {name: value for name, value in optional.items() if value}
+        given = {name: value for name, value in optional.items() if value is not None}
         self.register_to_config(residual_scale=c, presets=presets or {}, scale_kind=scale_kind, **given)
         self.precision: str | None = None  # of the networks, if load_pipeline chose it
         self.compiled = False

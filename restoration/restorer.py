@@ -23,8 +23,7 @@ from deblur.hub import PRETRAINED, PURPOSES, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
 from deblur.memory import allowed_memory, require_memory
-from deblur.models.samplers import Progress
-from deblur.pipeline import Area, DeblurPipeline, Limits
+from deblur.pipeline import Area, DeblurPipeline, Limits, Progress
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_comparison, write_map
 from deblur.restoration.options import Options, largest_scale

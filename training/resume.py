@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -15,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from deblur.checkpoints import PARTS, describe, read_torch
+from deblur.checkpoints import PARTS, arguments_of, describe, read_torch
 from deblur.cli import Stopped
 from deblur.hub import CheckpointError
 from deblur.models.losses import Objective, PredictorLoss, Residual
@@ -86,8 +87,12 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
             there[group] = {key: stored.get(group, {}).get(key, vars(default)[key]) for key in here[group]}
     pipeline, now = dict(checkpoint["pipeline"]), describe(model.pipeline())
     for part in pipeline.keys() & now.keys() & set(PARTS):  # the networks of older versions had other arguments, too
-        config = {key: value for key, value in pipeline[part]["config"].items() if key in now[part]["config"]}
+        arguments = arguments_of(pipeline[part]["config"])
+        config = {key: value for key, value in arguments.items() if key in now[part]["config"]}
         pipeline[part] = pipeline[part] | {"config": config}
+    betas = pipeline.get("betas"), now["betas"]  # that were computed from levels, or levels from them
+    if all(betas) and len(betas[0]) == len(betas[1]) and np.allclose(*betas, rtol=1e-6, atol=0):
+        pipeline["betas"] = now["betas"]
     sentences = []
     for path, *values in [*differing(pipeline, now), *differing(there, here)]:
         a, b = (value.get("class", value) if isinstance(value, dict) else value for value in values)

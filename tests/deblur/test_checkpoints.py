@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from deblur import hub as index
 from deblur.checkpoints import (
@@ -22,10 +23,14 @@ from deblur.checkpoints import (
     update_index,
 )
 from deblur.hub import CheckpointError
+from deblur.models.networks.base import Cascade
+from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.unet import Denoiser, UNetPredictor
+from deblur.pipeline import DeblurPipeline
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tools.export import export_checkpoint
+from deblur.working_size import WorkingSize
 from tests.conftest import Hostile
 from tests.tiny import fit, module, tiny_pipeline
 
@@ -92,12 +97,45 @@ def test_in_bf16_normalisation_stays_float32(tmp_path):
 def test_the_hash_follows_the_weights_and_not_the_presets(folder):
     before = checkpoint_hash(str(folder))
     save_presets(folder, {"balanced": SamplingSettings(steps=3)})
+    with pytest.raises(ValueError, match=r"balanced have the schedule mine\.own, which is your own code: no preset"):
+        save_presets(folder, {"balanced": SamplingSettings(schedule="mine.own")})
     assert checkpoint_hash(str(folder)) == before
     assert len(before) == 64
     state = load_file(folder / "denoiser" / WEIGHTS)
     state["unet.head.bias"] += 1
     save_file(state, folder / "denoiser" / WEIGHTS)
     assert checkpoint_hash(str(folder)) != before
+
+
+def test_the_hash_of_a_cascade_is_that_of_its_stored_one(tmp_path):
+    torch.manual_seed(0)
+    cascade = Cascade(SlimPredictor((8, 12), (1, 1)), SlimPredictor((8, 12), (1, 1), images=2))
+    DeblurPipeline(cascade, None, tiny_pipeline().scheduler, working_size={}).save_pretrained(tmp_path)
+    loaded = read_pipeline(str(tmp_path))
+    assert network_hash(loaded.predictor) == network_hash(cascade)
+    assert loaded.working_size == WorkingSize()
+    next(loaded.predictor.first.parameters()).data.add_(1)
+    assert network_hash(loaded.predictor) != network_hash(cascade)
+
+
+class Own(SlimPredictor):
+    """A user's own network, which does not convert its input."""
+
+    def forward(self, *images):
+        return images[-1] + self.unet.stem(nn.functional.pixel_unshuffle(torch.cat(images, dim=1), 2)).mean()
+
+
+@pytest.mark.parametrize(("first", "second"), [(Own, None), (Own, SlimPredictor), (SlimPredictor, Own)])
+def test_an_own_network_computes_in_float32_also_in_a_cascade(tmp_path, first, second):
+    torch.manual_seed(0)
+    predictor = first((8, 12), (1, 1))
+    if second is not None:
+        predictor = Cascade(predictor, second((8, 12), (1, 1), images=2))
+    DeblurPipeline(predictor, None, tiny_pipeline().scheduler).save_pretrained(tmp_path)
+    pipeline = load_pipeline(str(tmp_path), precision="bf16", classes=[Own])
+    for network in pipeline.predictor.children() if second is not None else [pipeline.predictor]:
+        assert network.unet.stem.weight.dtype == (torch.float32 if type(network) is Own else torch.bfloat16)
+    assert pipeline(torch.rand(3, 16, 16), SamplingSettings(blend=0.0), output_type="pt").images.isfinite().all()
 
 
 def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights():
