@@ -78,12 +78,24 @@ def test_an_own_sampler_restores(outside):
     assert not torch.equal(few, many)
 
 
+def test_an_own_schedule_is_sampled_with_and_trained_on(outside, run_folder):
+    assert fit("--model.schedule", "{name: myschedules.karras, steps: 30}") == 0
+    for checkpoint in ("run/checkpoint", "run/checkpoints/last.ckpt"):
+        levels = load_pipeline(checkpoint).levels
+        assert len(levels) == 30
+        assert levels[[0, -1]].tolist() == pytest.approx([1 / 145, 1 / 1.0025])
+    command = [str(run_folder / "photos"), "--checkpoint", "run/checkpoint", "--output", "out", "--steps", "3"]
+    assert sample.main([*command, "--schedule", "myschedules.karras"]) == 0
+    assert "myschedules.karras" in (run_folder / "out" / "manifest.json").read_text()
+    assert sample.main([*command, "--schedule", "myschedules.nothing", "--overwrite"]) == 2
+
+
 def test_an_own_layout_is_trained_on(outside, run_folder):
     for split in ("train", "val"):
         for name in ("a", "b"):
             for side in ("blurry", "sharp"):
                 images.write(run_folder / "BURSTS" / split / f"{name}_{side}.png", torch.rand(3, 24, 24))
-    (run_folder / "layout.yaml").write_text(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1] + "  blur: null\n")
+    (run_folder / "layout.yaml").write_text(re.search(r"```yaml\n(data:.*?)```", PAGE, re.DOTALL)[1] + "  blur: null\n")
     run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
     assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
     assert (run_folder / "run" / "checkpoint").is_dir()
