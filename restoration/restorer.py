@@ -177,7 +177,7 @@ class Restorer:
 
     def read(self, path: Path, names: Names) -> Photograph:
         """Read an image. ImageError if it cannot be read or written, or if there is a mask of another size."""
-        image = metadata.kept(images.read_file(path), self.options.metadata)
+        image = metadata.of_restoration(images.read_file(path), self.options.metadata)
         images.require_tellable(names.target, image)
         _require_short_names(path, names.files(self.extras))
         if self.mask is not None and self.mask.shape != image.pixels.shape[-2:]:

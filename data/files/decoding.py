@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from deblur.data.files import boxes, colour, metadata, tiff
 from deblur.data.files.colour import Colour
-from deblur.data.files.formats import exif_of, format_of, heif_samples, opened
+from deblur.data.files.formats import bounded_exif, format_of, heif_samples, opened
 from deblur.data.files.image_file import Density, ImageFile
 from deblur.data.files.kinds import KINDS, READ_SUFFIXES
 from deblur.data.files.search import ImageError
@@ -99,7 +99,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
             image.seek(page)
         name, has_inks, told = image.format, image.mode == "CMYK", image.info
         has_16_bits = name == "PNG" and str(image.tile[0].args).endswith(";16B")  # not known once it is loaded
-        exif = exif_of(image)
+        exif = bounded_exif(image)
         remarks += _remarks_on(image, page)
         profile, xmp, density = told.get("icc_profile"), told.get("xmp"), Density.of_info(told)
         colours, icc, more = _colour(path, name, None if has_inks else profile)

@@ -56,7 +56,7 @@ def remarks_on(like: ImageFile, suffix: str) -> list[str]:
         said.append("has samples that are neither colours nor transparency, which are left out")
     if like.colour and like.colour.hdr:
         said.append(f"has HDR colours ({like.colour.hdr}), which are kept; the networks have learnt ordinary ones")
-    if like.is_deep and KINDS[name].bits == 8:
+    if like.has_16_bits and KINDS[name].bits == 8:
         said.append(f"has more than 8 bits, of which {called} is written with 8")
     if like.density and not like.density.is_per_inch and name not in metadata.TELL_RATIO:
         said.append(f"has pixels that are not square, which {called} cannot say")
@@ -94,7 +94,7 @@ def write(
     require_tellable(path, like)
     if not image.isfinite().all():
         raise ImageError(f"{path} is not written: it has pixels that are no numbers, the checkpoint may be damaged.")
-    has_16_bits = suffix in SUFFIXES_OF_16_BITS and (like.is_deep if depth is None else depth == 16)
+    has_16_bits = suffix in SUFFIXES_OF_16_BITS and (like.has_16_bits if depth is None else depth == 16)
     array, kinds = _samples(image.detach().cpu().float().numpy(), like, np.uint16 if has_16_bits else np.uint8, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:

@@ -124,7 +124,7 @@ def heif_samples(path: Path) -> np.ndarray:
     return np.asarray(file[file.primary_index])
 
 
-def exif_of(image: Image.Image) -> Image.Exif:
+def bounded_exif(image: Image.Image) -> Image.Exif:
     """The EXIF of an opened image; TooMuchError if its values are too long together."""
     if image.format == "PNG":
         image.load()  # it may follow the pixels

@@ -115,7 +115,7 @@ class ImageFile:
     extra: Tensor | None = None
 
     @property
-    def is_deep(self) -> bool:
+    def has_16_bits(self) -> bool:
         """Whether it has 16 bits."""
         return self.pixels.dtype == torch.uint16
 

@@ -13,7 +13,6 @@ from PIL import ExifTags, Image
 
 from deblur.data.files.image_file import ImageFile
 
-Choice = Literal["keep", "none"]
 SOFTWARE = "Predict and refine (image deblurring)"
 TELL_RATIO = {"JPEG", "PNG", "TIFF"}  # formats that can say the ratio of a density alone
 TELL_DENSITY = TELL_RATIO | {"BMP"}  # formats with a field for the density
@@ -60,13 +59,13 @@ PACKET = (
 )
 
 
-def kept(like: ImageFile, choice: Choice) -> ImageFile:
+def of_restoration(like: ImageFile, policy: Literal["keep", "none"]) -> ImageFile:
     """The input with the metadata of its restoration.
 
     keep: all EXIF and XMP; none: neither. The colour profile always stays, since the colours depend on it. With keep,
     EXIF names this program as the software, and XMP has IPTC's digital source type "algorithmically enhanced".
     """
-    if choice == "none":
+    if policy == "none":
         return replace(like, exif=None, xmp=None)
     exif = exif_of(like)
     exif[ExifTags.Base.Software] = SOFTWARE

@@ -174,11 +174,11 @@ def _channels(page: tifffile.TiffPage) -> tuple[np.ndarray, np.ndarray | None, b
     alpha, extra = rest[..., at : at + 1], np.delete(rest, at, axis=-1)
     associated = kinds[at] == EXTRASAMPLE.ASSOCALPHA
     if associated:
-        colours = divided(colours, alpha)
+        colours = _divided(colours, alpha)
     return colours, alpha, associated, extra if extra.shape[-1] else None
 
 
-def divided(colours: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+def _divided(colours: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Colours that were multiplied with alpha, as they were before; black where nothing is to be seen."""
     most = np.iinfo(colours.dtype).max
     straight = colours.astype(np.float32) * most / np.maximum(alpha, 1)

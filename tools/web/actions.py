@@ -182,7 +182,7 @@ class Actions:
                 raise ValueError(f"there is no result {right} in this visit: run first")
             photo, result = chosen.photo, chosen.result
             name = result.file_name(chosen.kind) if result else Path(photo.name).with_suffix(".png").name
-            like = metadata.kept(photo.image, self.restorer.options.metadata)
+            like = metadata.of_restoration(photo.image, self.restorer.options.metadata)
             return visit.serve((chosen, "file"), name, lambda path: images.write(path, chosen.image(), like))
 
     def leave(self, request: gr.Request) -> None:

@@ -46,12 +46,12 @@ def nclx_of(path):
 def again(path, suffix, choice="keep", depth=None):
     """The file written of one that was read, untouched."""
     image, target = images.read_file(path), path.with_name(f"again{suffix}")
-    images.write(target, image.values, metadata.kept(image, choice), depth)
+    images.write(target, image.values, metadata.of_restoration(image, choice), depth)
     return target
 
 
 def remarks(path, suffix):
-    image = metadata.kept(images.read_file(path), "keep")
+    image = metadata.of_restoration(images.read_file(path), "keep")
     return " ".join([*image.remarks, *images.remarks_on(image, suffix)])
 
 

@@ -80,7 +80,7 @@ def photo(request, tmp_path):
 
 def written(photo: Path, suffix: str, deep: bool, choice: str) -> images.ImageFile:
     image, target = images.read_file(photo), photo.parent.parent / f"out{suffix}"
-    images.write(target, image.values, metadata.kept(image, choice), depth=16 if deep else 8)
+    images.write(target, image.values, metadata.of_restoration(image, choice), depth=16 if deep else 8)
     return images.read_file(target)
 
 
@@ -94,7 +94,8 @@ def test_what_a_restoration_changes_is_taken_out_of_xmp_in_every_form(name, form
     said = form.format(name).encode()
     packet = XMP.replace(b' tiff:Orientation="6"', said)
     assert said in packet
-    kept = metadata.kept(images.ImageFile(torch.zeros(3, 4, 5, dtype=torch.uint8), xmp=packet), "keep").xmp.decode()
+    image = images.ImageFile(torch.zeros(3, 4, 5, dtype=torch.uint8), xmp=packet)
+    kept = metadata.of_restoration(image, "keep").xmp.decode()
     assert kept.count("DigitalSourceType") == 1
     assert metadata.SOURCE in kept
     assert "Orientation" not in kept
@@ -135,8 +136,8 @@ def test_tag_by_tag(photo, suffix, deep, choice):
 
 
 def test_a_second_restoration_says_it_once(photo):
-    image = metadata.kept(images.read_file(photo), "keep")
-    assert metadata.kept(image, "keep").xmp == image.xmp
+    image = metadata.of_restoration(images.read_file(photo), "keep")
+    assert metadata.of_restoration(image, "keep").xmp == image.xmp
 
 
 def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
@@ -145,7 +146,7 @@ def test_what_a_jpeg_cannot_hold_is_left_out(tmp_path):
     large = XMP.replace(b"Anna", b"a" * 70_000)
     like = images.ImageFile(torch.zeros(3, 4, 5, dtype=torch.uint8), exif=block.tobytes(), xmp=large)
     for suffix, holds in ((".jpg", False), (".png", True)):
-        images.write(tmp_path / f"a{suffix}", like.values, metadata.kept(like, "keep"))
+        images.write(tmp_path / f"a{suffix}", like.values, metadata.of_restoration(like, "keep"))
         found = images.read_file(tmp_path / f"a{suffix}")
         assert metadata.SOURCE.encode() in found.xmp
         assert (b"a" * 70_000 in found.xmp) == holds
