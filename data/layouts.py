@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from deblur.data.files import images, search
-from deblur.data.files.kinds import ADVICE
+from deblur.data.files.kinds import skipped_in_words
 from deblur.data.files.lists import named_files, read_lines, read_table
 
 SPLITS = ("train", "val", "test")
@@ -170,10 +170,7 @@ def holds_pairs(root: str | Path, split: str, variant: str = "blur") -> bool:
 
 def remarks_on_skipped(root: str | Path) -> list[str]:
     """A sentence for each kind of image below a root that is not read, since a part of a dataset may be of it."""
-    return [
-        f"{root}: skipped {count} {suffix}, {ADVICE.get(suffix, 'a format that is not read')}"
-        for suffix, count in search.passed_over(root).items()
-    ]
+    return [f"{root}: {line}" for line in skipped_in_words(search.passed_over(root))]
 
 
 def find_sharp(root: str | Path, split: str) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deblur.cli import Stopped
-from deblur.data.files.kinds import ADVICE
+from deblur.data.files.kinds import skipped_in_words
 from deblur.devices import choose_device
 from deblur.hub import name_of, stored_index
 from deblur.restoration.duration import TooSlow, WatchedBar, expected, in_words, sizes
@@ -155,11 +155,8 @@ class Job:
         """Say what was not restored, and what was; returns how many images could not be restored."""
         for failure in sorted(self.failures):
             print(f"sample.py: error: {failure}", file=sys.stderr)
-        for suffix, count in sorted(self.outputs.skipped.items()):
-            print(
-                f"sample.py: skipped {count} {suffix}, {ADVICE.get(suffix, 'a format that is not read')}",
-                file=sys.stderr,
-            )
+        for line in skipped_in_words(self.outputs.skipped):
+            print(f"sample.py: {line}", file=sys.stderr)
         where = self.outputs.work[0][1] if self.outputs.is_file else self.outputs.folder
         done_before = len(self.share) - self.wanted
         if done_before and not self.wanted:

@@ -1,5 +1,6 @@
 """Which formats of image files are read and written, by their suffixes, and what each can hold."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -52,3 +53,11 @@ ADVICE = dict.fromkeys(RAW_SUFFIXES, "RAW is not read: export it as TIFF or 16-b
 def usual_suffix(suffix: str) -> str:
     """The first suffix of the format: .jpg for .jfif. One that is not known is returned itself."""
     return KINDS[NAME_OF[suffix]].suffixes[0] if suffix in NAME_OF else suffix
+
+
+def skipped_in_words(counts: Mapping[str, int]) -> list[str]:
+    """A line for each kind of image that is passed over, of their numbers by suffix or NO_SUFFIX."""
+    return [
+        f"skipped {count} {kind}, {ADVICE.get(kind, 'a format that is not read')}"
+        for kind, count in sorted(counts.items())
+    ]

@@ -323,3 +323,15 @@ def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_p
     rows = Worker(job)(named).to_pylist()
     assert "cannot be written" in rows[-1]["stop"]
     assert not any(row["written"] for row in rows)
+
+
+def test_images_of_formats_that_are_not_read_are_counted(tmp_path, capsys):
+    for name in ("a.png", "sub/b.JFIF", "c.hif", "d.gif", "sub/e.GIF", "f.cr2", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    rows = run.images_of(Place(str(tmp_path)), Options(""))
+    assert {row["target"] for row in rows} == {"a.png", "sub/b.JFIF", "c.hif"}
+    assert capsys.readouterr().err.splitlines() == [
+        "batch: skipped 1 .cr2, RAW is not read: export it as TIFF or 16-bit PNG",
+        "batch: skipped 2 .gif, GIF is not read: save its first frame as PNG",
+    ]

@@ -5,6 +5,7 @@ import math
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ import ray
 import ray.data
 
 import deblur
-from deblur.data.files.kinds import READ_SUFFIXES
+from deblur.data.files.kinds import READ_SUFFIXES, REFUSED_SUFFIXES, skipped_in_words
 from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
@@ -87,13 +88,16 @@ def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) ->
 
 
 def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
-    """For each image of a place its `key`, `bytes`, `modified` and `target`.
+    """For each image of a place its `key`, `bytes`, `modified` and `target`; says which formats are skipped.
 
     Raises:
         ValueError: there are no images, or two restorations would have the same name.
     """
     files = place.inputs()
-    names = {key: PurePosixPath(key) for key in files if PurePosixPath(key).suffix.lower() in READ_SUFFIXES}
+    suffixes = {key: PurePosixPath(key).suffix.lower() for key in files}
+    for line in skipped_in_words(Counter(suffix for suffix in suffixes.values() if suffix in REFUSED_SUFFIXES)):
+        print(f"batch: {line}", file=sys.stderr)
+    names = {key: PurePosixPath(key) for key, suffix in suffixes.items() if suffix in READ_SUFFIXES}
     rows = [
         {"key": key, "bytes": files[key].size, "modified": files[key].mtime_ns, "target": target.as_posix()}
         for key, target in targets(names, options.suffix, options.depth == 16).items()
