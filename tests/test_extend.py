@@ -67,6 +67,35 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
     assert fit(*MODEL, "--model.init_from", "run/checkpoint", "--auto_resume", "false") == 0
 
 
+@pytest.mark.parametrize("place", ["objective", "predictor_loss"])
+def test_a_run_with_an_own_loss_is_resumed_and_another_one_is_refused(outside, capsys, caplog, place):
+    def train_to(steps, weight):
+        loss = f"--model.{place}.perceptual"
+        return fit(loss, "myloss.Edges", f"{loss}.weight", weight, "--trainer.max_steps", steps)
+
+    assert train_to("2", "0.5") == 0
+    for name in FILES:
+        sys.modules.pop(name, None)  # as in another process
+    with caplog.at_level("INFO"):
+        assert train_to("3", "0.5") == 0
+    assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text
+    assert train_to("4", "0.25") == 2
+    there = f"{place}.perceptual is myloss.Edges(weight=0.25) here and myloss.Edges(weight=0.5) there"
+    assert there in capsys.readouterr().err
+
+
+def plain(image, sharp):
+    return (image - sharp).abs().mean()
+
+
+def test_a_run_with_a_function_as_its_loss_is_resumed(run_folder, capsys):
+    loss = ["--model.objective.perceptual", "tests.test_extend.plain"]
+    assert fit(*loss) == 0
+    assert fit(*loss, "--trainer.max_steps", "3") == 0
+    assert fit("--trainer.max_steps", "4") == 2
+    assert "objective.perceptual is None here and tests.test_extend.plain there" in capsys.readouterr().err
+
+
 def test_an_own_sampler_restores(outside):
     from mysampler import euler  # pyright: ignore[reportMissingImports]
 

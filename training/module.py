@@ -7,7 +7,10 @@ crop and of dropout follow from is decision 9 of docs/design.md.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
+from types import FunctionType
 from typing import Any, Literal
 
 import lightning as L
@@ -334,5 +337,19 @@ class PredictAndRefine(Predict):
 
 
 def _values_of(settings: Any) -> dict:
-    """The fields of a frozen class as plain values: a function as its description."""
-    return {name: repr(value) if callable(value) else value for name, value in vars(settings).items()}
+    """The fields of a frozen class as plain values."""
+    return {name: _told(value) if callable(value) else value for name, value in vars(settings).items()}
+
+
+def _told(term: Callable) -> str:
+    """A function by its path, an object by that of its class and those of the class's arguments that it keeps.
+
+    One whose class has a text of its own is told by that. The same config tells the same in every process.
+    """
+    kind = type(term)
+    if isinstance(term, FunctionType):
+        return f"{term.__module__}.{term.__qualname__}"
+    if "__repr__" in vars(kind):
+        return repr(term)
+    kept = {name: vars(term)[name] for name in signature(kind).parameters if name in vars(term)}
+    return f"{kind.__module__}.{kind.__qualname__}({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
