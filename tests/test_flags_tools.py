@@ -169,8 +169,8 @@ EXPORT = {
     "classes": CLASSES,
 }
 
-CHECKPOINTS = "tests/deployment/test_export.py"
-INT8 = "tests/deployment/test_quantise.py"
+CHECKPOINTS = "tests/deblur/onnx/test_export.py"
+INT8 = "tests/deblur/onnx/test_quantise.py"
 EXPORT_ONNX = {
     "source": (CHECKPOINTS, "test_a_folder_restores_as_its_checkpoint"),
     "output": (CHECKPOINTS, "test_a_folder_restores_as_its_checkpoint"),

@@ -18,12 +18,14 @@ from deblur.evaluation.statistics import RESAMPLES
 from deblur.keep_sharp import COLOUR_DRIFT
 from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
+from deblur.onnx.graphs import OPSET
+from deblur.onnx.parity import MAX_ERROR, MIN_PSNR
 from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.restorer import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.restorer import LARGEST_BATCH
 from deblur.tiling import SHARE_OF_FREE_MEMORY
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
-from deblur.tools.export_onnx import MAX_ERROR, MIN_PSNR, OPSET, export_onnx
+from deblur.tools.export_onnx import export_onnx
 from deblur.tools.web.actions import MOST_SHOWN
 from deblur.tools.web.visits import IDLE, MOST_BYTES
 from deblur.training.callbacks import EDGES, Guard, Scores

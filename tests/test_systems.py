@@ -60,7 +60,7 @@ for use in (ours.affinity, ours.sysconf, ours.library, ours.proc):
 from importlib import import_module
 from pathlib import Path
 
-optional = {"batch", "benchmarks", "onnx", "quantise.py"}
+optional = {"batch", "benchmarks", "onnx"}
 for package in sorted(path for path in Path(root, "deblur").iterdir() if path.is_dir()):
     for path in sorted(package.resolve().rglob("*.py")):
         place = Path("deblur", package.name, path.relative_to(package.resolve()))

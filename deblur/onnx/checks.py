@@ -16,7 +16,7 @@ Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Resize Shape Sigmoid Sin 
 Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(STANDARD.split())
-LARGEST = 4096  # values per image pixel that one tensor of the graph may hold
+LARGEST_TENSOR = 4096  # values per image pixel that one tensor of the graph may hold
 PROBE = 8  # side, in strides, of the image on which a graph without a fixed size is checked
 
 
@@ -94,6 +94,6 @@ def _growth(model: ModelProto, side: int | None, stride: int) -> str | None:
     for result in (name for node in graph.node for name in node.output if name):
         if result not in sizes:
             return f"has a value, {result}, whose size cannot be told: if it is your own, export it again"
-        if sizes[result] > LARGEST * probed**2:
+        if sizes[result] > LARGEST_TENSOR * probed**2:
             return f"has a value, {result}, out of all proportion to the image"
     return None

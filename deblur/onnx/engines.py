@@ -1,4 +1,4 @@
-"""The engines that run checked ONNX graphs, ONNX Runtime and OpenVINO, behind one call; this module needs no torch."""
+"""The engines that run checked ONNX graphs, ONNX Runtime and OpenVINO, behind one call."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""The files of `tools.export_onnx`, which are checked before an engine reads them; this module needs no torch.
+"""The files of `tools.export_onnx`, which are checked before an engine reads them.
 
 A file is treated as untrusted: it must be valid, self-contained, of limited size, use only a fixed list of operators,
 and have no tensor that is disproportionately large for the image. Engines get only bytes that were checked, no path.
@@ -17,7 +17,7 @@ GRAPH, FACTS = "model.onnx", "graph.json"  # files beside a network's config.jso
 NOISY = "r_t"
 INPUTS = {"predictor": ("blurry",), "denoiser": (NOISY, "blurry", "alpha_bar", "x_init", "s")}
 OUTPUT = "output"
-MOST_BYTES = 2**31 - 1  # of a file: protobuf's own limit
+LARGEST_FILE = 2**31 - 1  # of a file: protobuf's own limit
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
 
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: the checkpoint is incomplete, copy it again")
-    if path.stat().st_size > MOST_BYTES:
+    if path.stat().st_size > LARGEST_FILE:
         raise CheckpointError(f"{path} is larger than an ONNX file can be, and was not loaded")
     content = path.read_bytes()
     fault = fault_of(content, name, INPUTS[name], OUTPUT, facts.side, facts.stride)

@@ -55,8 +55,12 @@ class OnnxNetwork(nn.Module):
 
         A predictor's graph has what a size head says as its fourth channel.
         """
-        output = self.around(self._run, *inputs)
+        output = self.output(*inputs)
         return output if output.shape[1] == 3 else (output[:, :3], output[:, 3:])
+
+    def output(self, *inputs: Tensor) -> Tensor:
+        """The graph's output for inputs as in `forward`, what a size head says with it."""
+        return self.around(self._run, *inputs)
 
     def around(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Call function(*inputs) with one image at a time, padded to the graph's size; the results are cropped."""

@@ -29,11 +29,12 @@ from torch import Tensor
 
 from deblur.checkpoints import load_pipeline
 from deblur.cli import call, number_of, run_command
+from deblur.onnx.export import keep_stages
 from deblur.onnx.files import GRAPH
 from deblur.pipeline import DeblurPipeline
 from deblur.storage import replacing
 from deblur.tools.benchmarks.record import in_own_process, machine, markdown_table, write_json
-from deblur.tools.export_onnx import export_onnx, keep_stages
+from deblur.tools.export_onnx import export_onnx
 
 CASES = ("speed", "start")
 ENGINES = {  # name -> precision of the export (none: PyTorch), and arguments of load_pipeline

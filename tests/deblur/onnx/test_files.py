@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deblur.hub import CheckpointError
-from deblur.onnx.files import MOST_BYTES, GraphFacts, read_facts, read_graph
+from deblur.onnx.files import LARGEST_FILE, GraphFacts, read_facts, read_graph
 from deblur.onnx.network import OnnxNetwork
 
 onnx = pytest.importorskip("onnx")
@@ -81,7 +81,7 @@ def test_tensors_in_other_files_are_refused(path, location):
 
 def test_a_file_larger_than_any_onnx_file_is_refused_unread(path):
     with open(path, "wb") as file:
-        file.truncate(MOST_BYTES + 1)  # sparse: it takes no space
+        file.truncate(LARGEST_FILE + 1)  # sparse: it takes no space
     with pytest.raises(CheckpointError, match="is larger than an ONNX file can be"):
         read_graph(path, "predictor", FACTS)
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,6 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from torch import Tensor
 
 from deblur.checkpoints import networks
-from deblur.data.layouts import find_pairs
-from deblur.data.pairs import centre_crop, read_pair
 from deblur.hub import CheckpointError
 from deblur.onnx.engines import open_engine
 from deblur.onnx.files import GRAPH
@@ -27,13 +26,24 @@ import nncf
 from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
 NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # of `models.networks.unet.PixelNorm`
-CROPS, JUDGED, SIDE = 24, 8, 512  # crops of the calibration; those on which PSNR is measured; the side for any size
+JUDGED_CROPS = 8  # of those of the calibration: on them PSNR is measured
+SIDE = 512  # of the crops, for a graph of any size
 
 
-def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float, target_device: str) -> None:
+def quantise(
+    pipeline: DeblurPipeline,
+    folder: Path,
+    crops_of: Callable[[int], list[tuple[Tensor, Tensor]]],
+    max_drop: float,
+    target_device: str,
+) -> None:
     """Replace the float32 graphs in a float32 pipeline's export by INT8 ones, calibrated on crops of training pairs.
 
-    Raises CheckpointError if a network loses more than `max_drop` dB of PSNR even with layers in float.
+    Args:
+        crops_of: side -> (blurry, sharp), (1, 3, side, side) in [0, 1].
+
+    Raises:
+        CheckpointError: a network loses more than `max_drop` dB of PSNR even with layers in float.
     """
     logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level also changes handlers that others added
     preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
@@ -41,7 +51,8 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
     whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
     for name in networks(pipeline):
         graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
-        crops, calls = calibrate(pipeline, name, graph, pairs)
+        crops = crops_of(graph.side or SIDE)
+        calls = calibrate(pipeline, name, graph, crops)
 
         def psnr(model: onnx.ModelProto, judged, name: str = name, graph: OnnxNetwork = graph) -> tuple[float, list]:
             graph.engine = open_engine(model.SerializeToString(), graph.facts, folder / name, "cpu")
@@ -49,16 +60,16 @@ def quantise(pipeline: DeblurPipeline, folder: Path, pairs: str, max_drop: float
             scores = (-10 * torch.stack(errors).log10()).tolist()
             return sum(scores) / len(scores), scores
 
-        model, data = onnx.load(path), (nncf.Dataset(calls), nncf.Dataset(crops[:JUDGED]))
+        model, data = onnx.load(path), (nncf.Dataset(calls), nncf.Dataset(crops[:JUDGED_CROPS]))
         options = {"max_drop": max_drop, "preset": preset, "subset_size": len(calls)}
         options["advanced_quantization_parameters"] = whole_range
         options["ignored_scope"] = nncf.IgnoredScope(names=nodes_in_float(model))
         quantised = nncf.quantize_with_accuracy_control(model, *data, psnr, **options)
         if target_device == "tensorrt":
             make_signed(quantised)
-        before, after = (psnr(graph_of, crops[:JUDGED])[0] for graph_of in (model, quantised))
+        before, after = (psnr(graph_of, crops[:JUDGED_CROPS])[0] for graph_of in (model, quantised))
         drop = require_small_loss(name, before, after, max_drop)
-        print(f"{name}: {drop:.3f} dB lost on {len(crops[:JUDGED])} crops; {layers(quantised)}")
+        print(f"{name}: {drop:.3f} dB lost on {len(crops[:JUDGED_CROPS])} crops; {layers(quantised)}")
         path.write_bytes(quantised.SerializeToString())
 
 
@@ -75,11 +86,9 @@ def require_small_loss(name: str, before: float, after: float, max_drop: float) 
     return drop
 
 
-def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: str) -> tuple[list, list[dict]]:
-    """Crops (blurry, sharp) of pairs, and the inputs of a network's graph in every call while they are restored."""
-    listed, calls = find_pairs(pairs, "train"), []
-    chosen = [listed[k * len(listed) // CROPS] for k in range(CROPS)] if len(listed) > CROPS else listed
-    crops = [[centre_crop(image, graph.side or SIDE)[None] for image in read_pair(pair)] for pair in chosen]
+def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, crops: list[tuple[Tensor, Tensor]]) -> list:
+    """The inputs of a network's graph, arrays by name, in every call while crops (blurry, sharp) are restored."""
+    calls: list[dict] = []
 
     def record(_, inputs: tuple[Tensor, ...]) -> None:
         graph.around(lambda *padded: calls.append(graph.arrays(*padded)) or padded[0], *inputs)
@@ -87,7 +96,7 @@ def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, pairs: st
     with getattr(pipeline, name).register_forward_pre_hook(record):
         for blurry, _ in crops:
             restored(pipeline, name, blurry, getattr(pipeline, name))
-    return crops, calls
+    return calls
 
 
 def restored(pipeline: DeblurPipeline, name: str, blurry: Tensor, network: torch.nn.Module) -> Tensor:

@@ -1,13 +1,9 @@
 """ONNX folders: that they restore as the checkpoint that they were made of, on each engine, and what is refused."""
 
 import json
-import math
-import re
-import shutil
 from dataclasses import replace
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,29 +15,17 @@ from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade, Predictor, register_to_config
 from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.nafnet import SlimPredictor
-from deblur.models.networks.u2net import RSU
 from deblur.onnx import engines
 from deblur.onnx import files as onnx_files
-from deblur.onnx.files import GraphPrecision
-from deblur.onnx.network import OnnxNetwork
+from deblur.onnx.export import TargetDevice
+from deblur.onnx.export import engines as compared_on
+from deblur.onnx.parity import psnr
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tiling import fixed_spans
-from deblur.tools.export_onnx import (
-    MAX_ERROR,
-    MIN_PSNR,
-    TargetDevice,
-    examples,
-    export_onnx,
-    is_alike,
-    parity,
-    psnr,
-    require_exporter,
-    write_network,
-)
-from deblur.tools.export_onnx import engines as compared_on
+from deblur.tools.export_onnx import export_onnx
 from tests.conftest import ROOT, fresh
-from tests.deployment.conftest import TILE, slim_pipeline
+from tests.deblur.onnx.conftest import TILE, image
 from tests.tiny import tiny_pipeline
 
 onnx = pytest.importorskip("onnx")
@@ -49,21 +33,9 @@ pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]  # exports 
 SETTINGS = SamplingSettings("ddpm", steps=3)
 
 
-def image(height, width):
-    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(2))
-
-
 def restored(folder, blurry, provider=None):
     pipeline = load_pipeline(str(folder), precision="fp32", provider=provider)
     return pipeline(blurry, replace(SETTINGS, blend=float(pipeline.denoiser is not None)), seed=1, output_type="pt")
-
-
-@pytest.fixture(params=["cpu", "openvino"])
-def provider(request):
-    """Each engine on a CPU."""
-    if request.param == "openvino":
-        pytest.importorskip("openvino")
-    return request.param
 
 
 @pytest.mark.parametrize(
@@ -141,34 +113,14 @@ def test_an_export_is_compared_on_each_engine_that_it_may_meet_here(monkeypatch,
     assert compared_on(target) == expected
 
 
-@pytest.mark.parametrize("name", ["blurry", "x_init", "r_t", "s"])
-def test_a_graph_is_compared_on_images_that_vary(name):
-    (values,) = examples((name,), 96, 128)
-    assert values.shape[-2:] == (96, 128)
-    assert all(values.std(dim).mean() > 0.01 for dim in (2, 3))
-
-
 def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
     small = image(40, 60)
     ours = load_pipeline(str(place / "tiles"), precision="fp32").predictor(small)
     wide = torch.nn.functional.pad(small, (0, TILE - 60, 0, TILE - 40), mode="replicate")
-    theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)[..., :40, :60]
-    assert ours.shape == (1, 4, 40, 60)
-    assert (ours - theirs).abs().max() < 1e-5
-
-
-def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path, provider):
-    torch.manual_seed(0)
-    block = RSU(4, 3, 4, 3, "pixel", "nearest").eval()
-    block.stride, block.multiple, block.receptive_field = 8, 1, None
-    (tmp_path / "config.json").write_text("{}")
-    write_network(block, "predictor", tmp_path, "fp32", None)
-    assert "differs from PyTorch" in parity(block, "predictor", tmp_path, provider)
-    for height, width in ((37, 54), (9, 16), (64, 33), (1, 1), (2, 3), (4, 4), (5, 1)):
-        blurry = image(height, width)
-        with torch.no_grad():
-            ours = OnnxNetwork(tmp_path, "predictor", provider, "fp32")(blurry)
-            assert (ours - block(blurry)).abs().max() < 1e-5
+    theirs = load_pipeline(str(place / "slim"), precision="fp32").predictor(wide)
+    assert [output.shape for output in ours] == [(1, 3, 40, 60), (1, 1, 40, 60)]
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other[..., :40, :60]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
@@ -261,100 +213,13 @@ def test_what_cannot_be_exported_is_one_sentence(place, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_that_is_not_what_pytorch_gives_is_refused(place, provider):
-    other = slim_pipeline().predictor
-    with torch.no_grad():
-        other.unet.head.bias += 3e-4
-    with pytest.raises(CheckpointError, match=r"the predictor in .* differs from PyTorch by 3\.0e-04 at most"):
-        parity(other, "predictor", place / "tiles" / "predictor", provider)
-
-
-def shifted(folder, copy, amount):
-    """A copy of a network's folder whose output is larger by an amount."""
-    shutil.copytree(folder, copy)
-    model = onnx.load(copy / onnx_files.GRAPH)
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = ["before" if name == onnx_files.OUTPUT else name for name in names]
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(amount), "amount"))
-    model.graph.node.append(onnx.helper.make_node("Add", ["before", "amount"], [onnx_files.OUTPUT]))
-    onnx.save(model, copy / onnx_files.GRAPH)
-    return copy
-
-
-NO_NUMBERS = [math.nan, math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("amount", [0.7e-4, -0.7e-4, 1.3e-4, -1.3e-4, *NO_NUMBERS])
-def test_a_graph_in_float32_may_differ_by_a_ten_thousandth(place, tmp_path, provider, amount):
-    network = load_pipeline(str(place / "slim"), precision="fp32").predictor
-    folder = shifted(place / "tiles" / "predictor", tmp_path / "predictor", amount)
-    if abs(amount) < MAX_ERROR:
-        assert "differs from PyTorch by " in parity(network, "predictor", folder, provider)
-    else:
-        with pytest.raises(CheckpointError, match="which is too much: it is not written"):
-            parity(network, "predictor", folder, provider)
-
-
-@pytest.mark.parametrize("share", [0.6, 1.4, *NO_NUMBERS])
-def test_a_graph_in_half_precision_keeps_60_db(place, tmp_path, share):
-    """An error of a thousandth of the output's range is 60 dB."""
-    network = load_pipeline(str(place / "alone"), precision="fp32").predictor
-    with torch.no_grad():
-        output = network(*examples(("blurry",), TILE))
-    span = (output.max() - output.min()).item()
-    folder = shifted(place / "half" / "predictor", tmp_path / "predictor", share * span / 1000)
-    if abs(share) < 1:
-        assert float(re.search(r"([\d.]+) dB$", parity(network, "predictor", folder, "cpu"))[1]) >= MIN_PSNR
-    else:
-        with pytest.raises(CheckpointError, match="which is too much: it is not written"):
-            parity(network, "predictor", folder, "cpu")
-
-
-class NoNumber(torch.nn.Module):
-    """A network whose output is no number at one of the compared sizes."""
-
-    def __init__(self, network, call):
-        super().__init__()
-        self.network, self.left = network, call
-
-    def forward(self, *inputs):
-        self.left -= 1
-        output = self.network(*inputs)
-        return output if self.left else output * math.nan
-
-
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_difference_at_any_compared_size_counts(place, call):
-    network = load_pipeline(str(place / "slim"), precision="fp32").predictor
-    with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB"):
-        parity(NoNumber(network, call), "predictor", place / "tiles" / "predictor", "cpu")
-
-
-@pytest.mark.parametrize("precision", get_args(GraphPrecision))
-def test_no_precision_allows_what_is_no_number(precision):
-    assert is_alike(precision, 1e-5, 80.0)
-    for worst, least in ((math.nan, math.nan), (math.inf, -math.inf), (math.nan, 80.0)):
-        assert not is_alike(precision, worst, least)
-
-
-def test_a_checkpoint_whose_weights_are_no_numbers_is_not_exported(place, tmp_path):
-    pipeline = load_pipeline(str(place / "alone"), precision="fp32")
-    with torch.no_grad():
-        pipeline.predictor.unet.head.bias[0] = math.nan
-    pipeline.save_pretrained(tmp_path / "damaged")
-    with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB, which is too much"):
-        export_onnx(str(tmp_path / "damaged"), str(tmp_path / "out"), tile=TILE)
-    assert not (tmp_path / "out").exists()
-
-
 def test_without_the_packages_a_sentence_names_the_extra(place, monkeypatch):
     real = onnx_files.importlib.util.find_spec
     for missing, use in (
         ("onnx", lambda: load_pipeline(str(place / "tiles"))),
         ("onnxruntime", lambda: load_pipeline(str(place / "tiles"), provider="cpu")),
-        ("onnxscript", lambda: require_exporter("fp32")),
-        ("nncf", lambda: require_exporter("int8")),
+        ("onnxscript", lambda: export_onnx(str(place / "slim"), "nowhere")),
+        ("nncf", lambda: export_onnx(str(place / "slim"), "nowhere", "int8", calibration="pairs")),
     ):
         monkeypatch.setattr(onnx_files.importlib.util, "find_spec", lambda name, gone=missing: name != gone or None)
         with pytest.raises(CheckpointError, match=f"needs the package {missing}: pip install -r requirements-extra"):

@@ -52,3 +52,15 @@ def place(tmp_path_factory):
     finally:
         logging.disable(logging.NOTSET)  # other tests look at what is logged
     return folder
+
+
+def image(height, width):
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(params=["cpu", "openvino"])
+def provider(request):
+    """Each engine on a CPU."""
+    if request.param == "openvino":
+        pytest.importorskip("openvino")
+    return request.param

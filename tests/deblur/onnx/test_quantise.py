@@ -2,6 +2,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,15 +12,27 @@ from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.hub import CheckpointError
 from deblur.onnx.files import read_facts
+from deblur.onnx.graphs import OneOutput, examples, write_facts
 from deblur.onnx.network import OnnxNetwork
-from deblur.tools.export_onnx import examples, export_onnx, parity, psnr, write_facts
-from deblur.tools.quantise import calibrate, layers, make_signed, nodes_in_float, quantise, require_small_loss, restored
+from deblur.onnx.parity import parity, psnr
+from deblur.tools.export_onnx import calibration_crops, export_onnx
 from tests.conftest import fresh
+from tests.deblur.onnx.conftest import TILE
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("nncf")
 pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from deblur.onnx.quantise import (  # noqa: E402
+    calibrate,
+    layers,
+    make_signed,
+    nodes_in_float,
+    quantise,
+    require_small_loss,
+    restored,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +59,7 @@ def pipeline(place):
 
 
 def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, capsys):
-    quantise(pipeline, folder, pairs, 0.5, "cpu")
+    quantise(pipeline, folder, partial(calibration_crops, pairs), 0.5, "cpu")
     said, told = capsys.readouterr().out, {}
     for name in ("predictor", "denoiser"):
         write_facts(folder / name, replace(read_facts(folder / name), precision="int8"))
@@ -58,7 +71,7 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
         assert f"dB lost on 3 crops; {found}\n" in said
         told[name] = float(re.search(rf"{name}: (\S+) dB lost", said)[1])
         assert "differs from PyTorch" in parity(getattr(pipeline, name), name, folder / name, "cpu")
-        crops, _ = calibrate(pipeline, name, OnnxNetwork(folder / name, name, "cpu"), pairs)
+        crops = calibration_crops(pairs, TILE)
         losses = []
         for network in (getattr(pipeline, name), OnnxNetwork(folder / name, name, "cpu")):
             errors = [(restored(pipeline, name, blurry, network) - sharp).square().mean() for blurry, sharp in crops]
@@ -73,7 +86,7 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
 
 
 def test_nncf_sends_no_usage_statistics():
-    code = "import os; os.environ.pop('NNCF_CI', None); import deblur.tools.quantise;"
+    code = "import os; os.environ.pop('NNCF_CI', None); import deblur.onnx.quantise;"
     code += "from nncf.telemetry.wrapper import NNCFTelemetry, telemetry; print(isinstance(telemetry, NNCFTelemetry))"
     done = fresh(code)
     assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
@@ -86,14 +99,14 @@ def test_int8_clips_nothing_that_one_of_the_crops_held(folder, pipeline, tmp_pat
         for side in ("blur", "sharp"):
             images.write(tmp_path / "dark" / side / f"{number}.png", image)
     pipeline.denoiser = None
-    quantise(pipeline, folder, str(tmp_path / "dark"), 50.0, "cpu")
+    quantise(pipeline, folder, partial(calibration_crops, str(tmp_path / "dark")), 50.0, "cpu")
     bright = image[None, :, :96, :96]
     ours = OnnxNetwork(folder / "predictor", "predictor", "cpu")(bright)[0]
     assert (ours - pipeline.predictor(bright)[0]).abs().max() < 0.1
 
 
 def test_int8_for_tensorrt_is_symmetric_and_signed(folder, pipeline, pairs):
-    quantise(pipeline, folder, pairs, 0.5, "tensorrt")
+    quantise(pipeline, folder, partial(calibration_crops, pairs), 0.5, "tensorrt")
     for name in ("predictor", "denoiser"):
         graph = onnx.load(folder / name / "model.onnx").graph
         stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -109,7 +122,7 @@ def outputs(folder, name, pipeline):
     written = OnnxNetwork(folder, name, "cpu")
     inputs = examples(written.inputs, written.side)
     with torch.no_grad():
-        return written(*inputs), getattr(pipeline, name)(*inputs)
+        return written.output(*inputs), OneOutput(getattr(pipeline, name))(*inputs)
 
 
 def test_an_activation_made_signed_has_half_the_levels():
@@ -126,13 +139,14 @@ def test_an_activation_made_signed_has_half_the_levels():
 
 
 def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
-    crops, calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), pairs)
+    crops = calibration_crops(pairs, TILE)
+    calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), crops)
     expected = 3 * pipeline.preset().levels(pipeline.levels, 0.05, 12.0).tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)
     assert np.array_equal(calls[0]["blurry"], crops[0][0] * 2 - 1)
     assert np.allclose(calls[0]["x_init"], pipeline.predictor(crops[0][0] * 2 - 1)[0], atol=1e-6)
-    crops, calls = calibrate(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), pairs)
+    calls = calibrate(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), crops)
     assert len(calls) == len(crops) == 3
     assert set(calls[0]) == {"blurry"}
 
