@@ -256,3 +256,9 @@ def test_help_describes_all_flags(capsys):
         "auto_resume": "fit resumes from the newest checkpoint",
     }.items():
         assert about in text.partition(f" --{flag} ")[2].partition(" --")[0]
+
+
+def test_print_config_prints_what_a_run_is_made_of(run_folder, capsys):
+    assert train.main(["fit", "--config", "run.yaml", "--model.optimizer.lr", "0.125", "--print_config"]) == 0
+    assert "lr: 0.125" in capsys.readouterr().out
+    assert not (run_folder / "runs").exists()

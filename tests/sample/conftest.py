@@ -5,6 +5,7 @@ import torch
 
 import sample
 from deblur.data.files import images
+from tests.flags import called, known, place  # noqa: F401
 from tests.tiny import tiny_pipeline
 
 

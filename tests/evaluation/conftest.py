@@ -1,0 +1,3 @@
+"""Fixtures of tests/flags.py."""
+
+from tests.flags import called, known, place  # noqa: F401
