@@ -4,13 +4,20 @@ import csv
 from pathlib import Path
 
 import lightning as L
+import numpy as np
+import PIL.Image
+import tifffile
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.utils.data import DataLoader, Dataset
 
 from deblur.models.losses import Objective, PredictorLoss, Residual
+from deblur.models.networks.base import Cascade, Predictor, register_to_config
+from deblur.models.networks.layers import extended
+from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor
 from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.models.schedules import linear
 from deblur.pipeline import DeblurPipeline, stored_schedule
@@ -72,6 +79,62 @@ def tiny_pipeline(predictor=None, stirred=True, residual_scale=0.1):
     if stirred:
         stir(predictor), stir(denoiser)
     return DeblurPipeline(predictor.eval(), denoiser.eval(), stored_schedule(linear(2000)), residual_scale)
+
+
+class TwoStages(Predictor):
+    """Two stages, each a convolution at a quarter of the size, as MAXIM has three."""
+
+    receptive_field, stride = None, 4
+
+    @register_to_config
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(3 * 16, 3 * 16, 1) for _ in range(2)])
+
+    @property
+    def stages(self):
+        return len(self.layers)
+
+    def forward(self, blurry, stages=None):
+        height, width = blurry.shape[-2:]
+        image = extended(blurry, -height % 4, -width % 4)
+        for layer in self.layers[:stages]:
+            image = image + pixel_shuffle(layer(pixel_unshuffle(image, 4)), 4)
+        return image[..., :height, :width]
+
+
+RICH = "tests.tiny.TwoStages"  # the class that a rich checkpoint names
+
+
+def rich_pipeline():
+    """What a simplest pipeline lacks: two networks in a row, stages, a size head, a scale for luma and each axis of
+    chroma, presets with stages, and a denoiser that sees the scale."""
+    torch.manual_seed(0)
+    first, second = TwoStages(), SlimPredictor((8, 12), (1, 1), size_head=True, images=2)
+    denoiser = SlimDenoiser((12, 16), (1, 1), embedding_channels=8)
+    for network in (first, second, denoiser):
+        for weight in network.parameters():
+            nn.init.normal_(weight, std=0.05)
+    predictor, schedule = Cascade(first, second).eval(), stored_schedule(linear(2000))
+    pipeline = DeblurPipeline(predictor, denoiser.eval(), schedule, [1.5, 0.8, 0.9], "learned")
+    presets = {"balanced": {"steps": 2, "blend": 0.5}, "fast": {"steps": 1, "stages": 1}}
+    pipeline.register_to_config(presets=presets, sigma_min=0.05, sigma_max=12.0)
+    return pipeline
+
+
+def write_rich_photographs(folder):
+    """Photographs of odd and different sides in folders of scenes: RGB, grey, of 16 bits, with transparent pixels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def values(channels, height, width, levels=256):
+        return torch.randint(levels, (height, width, channels), generator=generator).numpy()
+
+    for scene in ("über", "scene 2/sub"):
+        (Path(folder) / scene).mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(np.uint8(values(3, 37, 54))).save(Path(folder, "über", "größe.png"))
+    PIL.Image.fromarray(np.uint8(values(1, 33, 41)[..., 0])).save(Path(folder, "über", "grey.jpg"))
+    tifffile.imwrite(Path(folder, "scene 2", "deep.tif"), np.uint16(values(3, 29, 47, 1 << 16)), photometric="rgb")
+    PIL.Image.fromarray(np.uint8(values(4, 45, 31))).save(Path(folder, "scene 2", "sub", "clear.png"))
 
 
 class Pairs(Dataset):

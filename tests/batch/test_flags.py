@@ -25,7 +25,7 @@ def test_a_flag_of_sample_py_is_one_of_a_batch(flag):
     values = {"memory": "2.5", "classes": "a.B", "batch_size": "3", "tile": "128", "predictor_tile": "192"}
     values |= {"format": "tif", "depth": "16", "seed": "7", "precision": "bf16", "provider": "cuda", "device": "cpu"}
     values |= {"metadata": "none", "on_fault": "fallback", "preset": "perceptual", "checkpoint": "text"}
-    values |= {"scale": "0.5", "max_side": "1200", "restore": "all"}
+    values |= {"quality": "80", "scale": "0.5", "max_side": "1200", "restore": "all"}
     source, options, numbers, _ = batch.parsed(["in", "out", f"--{flag}", values.get(flag, "true")])
     assert (source, numbers) == ("in", {})
     changed = {name for name, value in vars(options).items() if value != getattr(Options("out"), name)}

@@ -30,6 +30,10 @@ def widest(run):
     return max(shape[-1] for shape in run.seen["denoiser"])
 
 
+def size(run):
+    return (run.folder / "a.jpg").stat().st_size
+
+
 def differ(one, other):
     """Other images, by other numbers, of the same names."""
     return one.files.keys() == other.files.keys() and all(one.files[name] != other.files[name] for name in one.files)
@@ -62,6 +66,7 @@ SAMPLE = {
         lambda a, b: differ(a, b) and [run.entry["restored_share"] for run in (a, b)] == [0, 1],
     ),
     "format": (DRAWN, ["tif"], lambda a, b: (b.folder / "a.tif").is_file() and not b.files),
+    "quality": ([*DRAWN, "--format", "jpg"], ["20"], lambda a, b: size(b) < size(a)),
     "depth": (DRAWN, ["16"], lambda a, b: images.read_file(b.folder / "a.png").pixels.dtype == torch.uint16),
     "metadata": (
         DRAWN,
