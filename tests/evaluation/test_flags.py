@@ -81,7 +81,7 @@ EVALUATE = {
 
 def test_every_flag_of_evaluate_py_is_tested():
     apart = {"overwrite", "classes"}
-    elsewhere = {"checkpoints", "save_presets", "language"}  # tests/test_evaluate.py, tests/evaluation/test_reading.py
+    elsewhere = {"checkpoints", "save_presets", "language"}  # tests/test_evaluate.py, tests/evaluation/test_text.py
     assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *apart, *elsewhere}
 
 
