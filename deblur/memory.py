@@ -29,8 +29,8 @@ def bytes_per_pixel(network: nn.Module) -> float:
     first = next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
     if factor is None or first is None:
         return UNKNOWN_FOOTPRINT if next(network.parameters(), None) is not None else 3 * 4  # one copy of the image
-    unshuffle = network.config.get("unshuffle", 1)
-    return factor * first.out_channels * first.weight.element_size() / 4 / unshuffle**2
+    smaller = network.config.get("unshuffle", 1) * network.config.get("reduction", 1)
+    return factor * first.out_channels * first.weight.element_size() / 4 / smaller**2
 
 
 def free_memory(device: torch.device) -> int:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from deblur.checkpoints import load_pipeline
+from deblur.draft import Blurry
 from deblur.models.networks import maxim
 from deblur.models.networks.base import Cascade
 from deblur.models.networks.maxim import Maxim, images_first, padded, positions_first, resize
@@ -52,11 +53,36 @@ def test_fewer_stages_give_the_image_of_the_last_one_of_them():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("reduction", [1, 2])
 @pytest.mark.parametrize("size", [(1, 1), (17, 64), (70, 50)])
-def test_any_size_is_kept(size):
+def test_any_size_is_kept(size, reduction):
     blurry = torch.rand(1, 3, *size) * 2 - 1
     with torch.no_grad():
-        assert Maxim(stages=1)(blurry).shape == blurry.shape
+        assert Maxim(stages=1, reduction=reduction)(blurry).shape == blurry.shape
+
+
+def test_a_reduced_network_changes_the_smaller_image_and_enlarges_the_change():
+    torch.manual_seed(0)
+    whole, reduced = stir(Maxim(stages=1)), Maxim(stages=1, reduction=2)
+    reduced.load_state_dict(whole.state_dict())
+    blurry = torch.rand(1, 3, 128, 256) * 2 - 1
+    small = F.interpolate(blurry, size=(64, 128), mode="bicubic", antialias=True)
+    with torch.no_grad():
+        change = whole(small) - small
+        expected = blurry + F.interpolate(change, size=(128, 256), mode="bicubic")
+        torch.testing.assert_close(reduced(blurry), expected, rtol=0, atol=1e-5)
+        # A size that the network extends on all sides: the same place of the image extended by hand.
+        part = blurry[..., 10:110, 20:250]
+        extended = padded(part, 128)
+        assert extended.shape == (1, 3, 128, 256)
+        torch.testing.assert_close(reduced(part), reduced(extended)[..., 14:114, 13:243], rtol=0, atol=1e-5)
+    assert change.abs().max() > 0.01
+    assert reduced.own_tile == (768, 48)
+
+
+def test_a_reduced_network_has_no_size_head():
+    with pytest.raises(ValueError, match="size_head needs reduction 1"):
+        Maxim(stages=1, size_head=True, reduction=2)
 
 
 def test_padding_is_a_reflection_centred_on_the_image():
@@ -130,13 +156,15 @@ def test_images_are_restored_in_tiles_of_the_size_that_maxim_knows_unless_anothe
     monkeypatch.setattr(Maxim, "own_tile", (128, 24))
     pipeline = DeblurPipeline(Cascade(stir(Maxim(stages=1)), SECONDS["naf"]()), None, tiny_pipeline().scheduler)
     blurry = torch.rand(1, 3, 100, 200)
-    tiled = pipeline.predict(blurry).images
-    assert pipeline.tiles(blurry) == {"predictor": 128}
-    left = pipeline.predict(blurry[..., :128]).images
-    assert pipeline.tiles(blurry[..., :128]) == {"predictor": None}
+    tiled = pipeline.draft(Blurry(blurry))
+    assert tiled.tiles == {"predictor": 128}
+    left = pipeline.draft(Blurry(blurry[..., :128]))
+    assert left.tiles == {"predictor": None}
+    tiled, left = tiled.prediction.images, left.prediction.images
     assert torch.equal(tiled[..., :50], left[..., :50])  # blending begins at 68
-    whole = pipeline.predict(blurry, limits=Limits(predictor_tile=256)).images
-    assert pipeline.tiles(blurry) == {"predictor": None}
+    whole = pipeline.draft(Blurry(blurry), limits=Limits(predictor_tile=256))
+    assert whole.tiles == {"predictor": None}
+    whole = whole.prediction.images
     assert not torch.equal(tiled, whole)
 
 
