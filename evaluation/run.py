@@ -135,7 +135,7 @@ def source_of(data: str) -> Source:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--data", type=Source)
     try:
-        return parser.instantiate_classes(parser.parse_object({"data": yaml.safe_load(data)})).data
+        return parser.instantiate(parser.parse_object({"data": yaml.safe_load(data)})).data
     except (yaml.YAMLError, ArgumentError) as error:
         raise DatasetError(f"--data {data} names no layout: {explain(error)}.") from None
 

@@ -19,7 +19,7 @@ try:
 except ImportError:  # they are optional
     pytesseract = None
 
-from deblur.data.files.search import on_disk
+from deblur.data.files import lists, search
 from deblur.evaluation.pixels import IMAGE, MetricError, require_finite, whole_numbers
 
 PAGE_MODE = 3  # Tesseract's own: find columns, blocks and lines
@@ -61,10 +61,13 @@ class ErrorRate:
         return torch.tensor(values, device=restored.device)
 
     def _text(self, name: str) -> str:
-        file = on_disk(self.texts / f"{name}.txt")
+        file = search.on_disk(self.texts / f"{name}.txt")
         if not file.is_file():
             raise MetricError(f"{file} is missing: it should have the text on the image")
-        text = _normalised(file.read_text(errors="replace"))
+        try:
+            text = _normalised(lists.read_text(file))
+        except search.DataError as error:
+            raise MetricError(str(error)) from None
         if not text:
             raise MetricError(f"{file} is empty: an error rate needs some text")
         return text

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from unicodedata import normalize
 
 import pyarrow.parquet as pq
 import pytest
@@ -228,6 +229,42 @@ def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path
     (missing / "b.png").unlink()
     with pytest.raises(ValueError, match="has no image b"):
         score(given | {"outputs": str(missing), "output": str(tmp_path / "second")})
+
+
+def test_a_dataset_is_scored_as_it_was_downloaded_however_it_is_named(place, tmp_path):
+    """Scenes with names that are not ASCII, two images a batch, an odd size, grey, 16 bits; outputs named by a Mac."""
+    root, other = tmp_path / "GoPro", tmp_path / "other"
+    for name, shape in {"Straße/Müller": (3, 48, 40), "Straße/b": (3, 48, 40), "zwei/c": (1, 35, 63)}.items():
+        scene, name = name.split("/")
+        sharp, depth = torch.rand(shape).expand(3, -1, -1), 16 if scene == "zwei" else 8
+        images.write(root / "train" / scene / "sharp" / f"{name}.png", sharp, depth=depth)
+        images.write(root / "train" / scene / "blur" / f"{name}.png", sharp.mean((1, 2), keepdim=True).expand_as(sharp))
+        images.write(other / scene / f"{normalize('NFD', name)}.tif", sharp * 0.9)
+    (tmp_path / "grid.yaml").write_text("settings: [{steps: 1}]")
+    ways = [f"{root}:train", f"{{class_path: deblur.data.layouts.Source, init_args: {{root: {root}, split: train}}}}"]
+    found = []
+    for at, data in enumerate(ways):
+        changes = {"grid": tmp_path / "grid.yaml", "outputs": other, "metrics": "psnr,lpips", "controls": False}
+        score(arguments(place, tmp_path / str(at), data=data, precision="fp32", **changes))
+        lines = [line | {"seconds": None} for line in each(tmp_path / str(at))]
+        assert list(lines[0]) == ["setting", "image", "seconds", "psnr", "lpips", "missing"]
+        found.append(lines)
+    assert found[0] == found[1]
+    assert {line["setting"] for line in found[0]} == {"blurry", "predictor", "sharp", "outputs other", "ddim 1"}
+    assert {line["image"] for line in found[0]} == {"Straße/Müller", "Straße/b", "zwei/c"}
+    facts = json.loads((tmp_path / "0" / "results.json").read_text())["data"]
+    assert (facts["split"], facts["layout"], facts["images"]) == ("train", "gopro", 3)
+    pipeline = load_pipeline(str(place / "checkpoint"), precision="fp32")
+    for line in (line for line in found[0] if line["setting"] == "ddim 1"):
+        scene, name = line["image"].split("/")
+        blurry, sharp = (images.read(root / "train" / scene / side / f"{name}.png") for side in ("blur", "sharp"))
+        restored = pipeline(blurry, SamplingSettings(steps=1), 0, [line["image"]], output_type="pt").images
+        assert line["psnr"] == pytest.approx(psnr(restored, sharp[None]).item(), abs=1e-3)
+
+
+def test_what_names_no_layout_is_said(place, tmp_path):
+    with pytest.raises(ValueError, match=r"names no layout: .*mylayout"):
+        score(arguments(place, tmp_path, data="{class_path: mylayout.Bursts, init_args: {root: a}}"))
 
 
 # One way to restore

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -119,8 +120,8 @@ def test_an_own_schedule_is_sampled_with_and_trained_on(outside, run_folder):
     assert sample.main([*command, "--schedule", "myschedules.nothing", "--overwrite"]) == 2
 
 
-def test_an_own_layout_is_trained_on(outside, run_folder):
-    for split in ("train", "val"):
+def test_an_own_layout_is_trained_on_and_evaluated(outside, run_folder):
+    for split in ("train", "val", "test"):
         for name in ("a", "b"):
             for side in ("blurry", "sharp"):
                 images.write(run_folder / "BURSTS" / split / f"{name}_{side}.png", torch.rand(3, 24, 24))
@@ -128,6 +129,12 @@ def test_an_own_layout_is_trained_on(outside, run_folder):
     run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
     assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
     assert (run_folder / "run" / "checkpoint").is_dir()
+    [command] = re.findall(r"python evaluate.py (--data '{.*)", PAGE)
+    (run_folder / "grid.yaml").write_text("settings: [{steps: 1}]\n")
+    evaluate.command(
+        [*shlex.split(command), "--checkpoint", "run/checkpoint", "--grid", "grid.yaml", "--controls", "no"]
+    )
+    assert json.loads((run_folder / "scores" / "results.json").read_text())["data"]["layout"] == "bursts"
 
 
 class Alone(nn.Module):

@@ -1,6 +1,7 @@
 """The error rate of text: by hand where the reading is given, and by Tesseract on pages that are printed here."""
 
 import shutil
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -73,13 +74,22 @@ def test_the_recipe_names_all_that_the_number_depends_on(pages):
 @needs_tesseract
 def test_a_page_without_its_text_is_missing_alone(pages):
     cer = ErrorRate(pages)
-    with pytest.raises(MetricError, match=r"text/other.txt is missing"):
-        cer(printed(), ["other"])
     (pages / "text" / "blank.txt").write_text(" \n")
-    with pytest.raises(MetricError, match=r"blank.txt is empty"):
-        cer(printed(), ["blank"])
+    (pages / "text" / "latin.txt").write_bytes(b"Stra\xdfe")
+    for name, said in (("other", "text/other.txt is missing"), ("blank", "blank.txt is empty"), ("latin", "latin.txt")):
+        with pytest.raises(MetricError, match=said):
+            cer(printed(), [name])
     with pytest.raises(MetricError, match="not finite"):
         cer(printed() / 0, ["page"])
+
+
+@needs_tesseract
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_text_is_read_as_editors_save_it_below_a_folder_and_in_either_form_of_its_name(pages, encoding):
+    folder, name = pages / "text" / "scene", "M\u00fcller"
+    folder.mkdir()
+    (folder / f"{normalize('NFD', name)}.txt").write_text("\n".join(LINES), encoding=encoding)
+    assert ErrorRate(pages)(printed(), [f"scene/{name}"]) == 0
 
 
 def test_what_is_missing_is_said(pages, tmp_path, monkeypatch):
