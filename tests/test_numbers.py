@@ -26,8 +26,9 @@ from deblur.restoration.restorer import LARGEST_BATCH
 from deblur.tiling import SHARE_OF_FREE_MEMORY
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import export_onnx
-from deblur.tools.web.actions import MOST_SHOWN
-from deblur.tools.web.visits import IDLE, MOST_BYTES
+from deblur.tools.web.actions import LARGEST_UPLOAD
+from deblur.tools.web.view import LARGEST_SHOWN
+from deblur.tools.web.visits import IDLE_SECONDS, LARGEST_RESULTS
 from deblur.training.callbacks import EDGES, Guard, Scores
 from deblur.working_size import WorkingSize
 from tests.conftest import ROOT
@@ -141,9 +142,10 @@ SENTENCES = {
         f"`objective.log_normal` is {list(defaults(Objective)['log_normal'])} by default",
     ],
     "docs/web.md": [
-        f"Photographs of more than {MOST_SHOWN / 1e6:g} megapixels are shown reduced",
-        f"(at most {MOST_BYTES / 1e9:g} GB of results) and removed when the page is closed or after"
-        f" {'an hour' if IDLE == 3600 else '?'} without activity",
+        f"Photographs of more than {LARGEST_SHOWN / 1e6:g} megapixels are shown reduced",
+        f"(at most {LARGEST_UPLOAD / 1e9:g} GB of photographs, and {LARGEST_RESULTS / 1e9:g} GB of results that can be"
+        f" blended again) and removed when the page is closed or after {'an hour' if IDLE_SECONDS == 3600 else '?'}"
+        " without activity",
     ],
     "docs/scaling.md": [f"within {WORKER_MEMORY / 1e9:g} GB", f"so {OBJECT_STORE >> 20} MiB are enough"],
     "docs/data.md": [

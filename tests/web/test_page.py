@@ -4,8 +4,10 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from urllib.parse import quote, urlsplit
 
 import imagecodecs
@@ -13,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deblur.hub import PURPOSES
 from tests.conftest import ROOT
 from tests.processes import free_port
 from tests.web.conftest import PRESET, serving
@@ -24,9 +25,11 @@ STRENGTH = "#strength input[type=number]"
 pytestmark = [pytest.mark.commands, pytest.mark.browser, pytest.mark.xdist_group("page")]  # which takes long to start
 
 
-def visiting(chromium, url):
+def visiting(chromium, url, width=None):
     """A tab, which must log no error and ask no other host."""
     tab, errors, hosts = chromium.new_page(), [], set()
+    if width:
+        tab.set_viewport_size({"width": width, "height": 844})
     tab.set_default_timeout(60_000)
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     tab.on("pageerror", lambda error: errors.append(str(error)))
@@ -39,8 +42,11 @@ def visiting(chromium, url):
 
 @pytest.fixture(scope="module")
 def visitor(chromium, page):
-    """A tab that several tests go on with."""
-    yield from visiting(chromium, page.local_url)
+    """A tab that several tests go on with, in which all is unfolded."""
+    for tab in visiting(chromium, page.local_url):
+        for name in ("more", "details"):
+            tab.locator(f"#{name} button").first.click()
+        yield tab
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +57,30 @@ def photo(tmp_path_factory):
     return path
 
 
-def upload(tab, path):
-    tab.set_input_files("#photo input[type=file]", path)
-    tab.get_by_text(f"{path.name}: ").wait_for()
-    expect(tab.locator("#right input")).to_have_value("blurry")
+def upload(tab, *paths):
+    tab.set_input_files("#photo input[type=file]", paths)
+    said = f"{paths[0].name}: " if len(paths) == 1 else f"{len(paths)} photographs"
+    tab.locator("#status").get_by_text(said).wait_for()
+    # The times are measured then, and the numbers are those of the checkpoint that was chosen.
+    expect(tab.locator("#checkpoint label").first).to_contain_text(re.compile(r", (about )?\d+ (s|min)"))
 
 
-def run(tab, **fields):
-    """Run with these numbers; returns the number of the run."""
+def run(tab, runs=1, **fields):
+    """Restore with these numbers; returns the number of the last run."""
     for name, value in fields.items():
         tab.fill(f"#{name} input", str(value))
-    right = tab.locator("#right input")
-    before = right.input_value()
+    done, before = tab.locator("#status").get_by_text("done."), number_of(tab)
     tab.click("#run")
-    expect(right).not_to_have_value(before)
-    # Until the run has ended in the page, too, Run does nothing.
+    expect(done).to_have_text(f"Run {before + runs}: done.")
+    # Until the run has ended in the page, too, Restore does nothing.
     expect(tab.locator("#status [data-testid=status-tracker]:not(.hide)")).to_have_count(0)
-    return right.input_value().partition(":")[0]
+    return before + runs
+
+
+def number_of(tab):
+    """The number of the newest run of the photograph that is shown; 0 where the details are folded."""
+    right = tab.locator("#right input")
+    return int(re.match(r"\d*", right.input_value())[0] or 0) if right.count() else 0
 
 
 def choose(tab, field, start):
@@ -102,7 +115,7 @@ def drag(tab, target, right):
     return box
 
 
-def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
+def test_the_slider_compares_by_mouse_and_keys_and_keeps_its_zoom(visitor, photo):
     upload(visitor, photo)
     run(visitor)
     left, right = (visitor.locator("#slider img").nth(side) for side in (0, 1))
@@ -111,11 +124,19 @@ def test_the_slider_compares_two_images_of_the_upload_s_size(visitor, photo):
         expect(image).to_have_js_property("naturalHeight", 44)
     assert left.get_attribute("src") != right.get_attribute("src")
     expect(right).to_have_css("clip-path", "inset(0px 0px 0px 50%)")
-    box = drag(visitor, left, 10)
-    expect(right).not_to_have_css("clip-path", "inset(0px 0px 0px 50%)")
+    visitor.locator("h1").click()
+    for key, share in (("ArrowRight", r"5[45]"), ("ArrowLeft", r"(49|50)"), ("ArrowLeft", r"4[45]")):
+        visitor.keyboard.press(key)
+        expect(right).to_have_css("clip-path", re.compile(rf"inset\(0px 0px 0px {share}[.%]"))
+    drag(visitor, visitor.locator("#slider .icon-wrap"), 200)
+    expect(right).not_to_have_css("clip-path", re.compile(r"4[45]"))
+    box = left.bounding_box()
     visitor.mouse.move(box["x"] + 3, box["y"] + 3)  # off the handle
     visitor.mouse.wheel(0, -200)
-    expect(left).not_to_have_attribute("style", re.compile(r"scale\(1\)"))
+    zoomed = re.compile(r"scale\(1\.05\)")
+    expect(left).to_have_attribute("style", zoomed)
+    changed(visitor, 1, run, visitor)
+    expect(left).to_have_attribute("style", zoomed)
     visitor.locator("#slider").get_by_role("button", name="Fullscreen").click()
     visitor.get_by_role("button", name="Exit fullscreen mode").wait_for()
     assert visitor.locator("#slider").bounding_box()["width"] == 1200
@@ -145,11 +166,9 @@ def test_earlier_results_are_compared_with_their_mean_and_uncertainty(visitor, p
         choose(visitor, "preset", preset)
         expect(visitor.locator(STRENGTH)).to_have_value(strength)
         numbers.append(run(visitor, count=count))
-    expect(visitor.locator("#right input")).to_have_value(f"{numbers[1]}: mean of 2 samples, perceptual 0.80")
-    changed(visitor, 0, choose, visitor, "left", f"{numbers[0]}: restored, balanced 0.35")
-    visitor.get_by_role("tab", name="Uncertainty").click()
+    expect(visitor.locator("#right input")).to_have_value(re.compile(f"^{numbers[1]}: .*, mean of 2 samples 0.80"))
+    changed(visitor, 0, choose, visitor, "left", f"{numbers[0]}: ")
     expect(visitor.locator("#heat img")).to_have_js_property("naturalWidth", 60)
-    visitor.get_by_role("tab", name="Numbers").click()
     visitor.locator("#facts").get_by_text("blend 0.8, 2 samples").wait_for()
     visitor.fill("#count input", "1")
 
@@ -159,7 +178,6 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
     before = np.random.default_rng(5).integers(0, 1 << 16, (120, 160, 3), np.uint16)
     photo.write_bytes(imagecodecs.png_encode(before))
     upload(visitor, photo)
-    visitor.get_by_text("Restore a part only").click()
     canvas = visitor.locator("#mask canvas").first
     canvas.wait_for()
 
@@ -170,7 +188,6 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
     everywhere = restored()
     drag(visitor, canvas, 4)
     part = restored()
-    visitor.get_by_role("tab", name="Numbers").click()
     expect(visitor.locator("#facts")).to_contain_text("% of the photograph painted")
     assert np.array_equal(part[60, 70:90], everywhere[60, 70:90]), "the middle"
     is_same = (part == before).all(2)
@@ -181,15 +198,14 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
     assert not np.array_equal(everywhere[:10], before[:10])
     upload(visitor, photo)
     assert np.array_equal(restored(), everywhere)
-    visitor.get_by_text("Restore a part only").click()
 
 
-def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor, photo, capfd):
-    """The number stands in its field, but no event has told the page, as when Run is clicked at once."""
+def test_restore_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor, photo, capfd):
+    """The number stands in its field, but no event has told the page, as when Restore is clicked at once."""
     upload(visitor, photo)
     visitor.evaluate("document.querySelector('#steps input').value = 7")
     run(visitor)
-    expect(visitor.locator("#status")).to_contain_text(" 7 steps, ")
+    expect(visitor.locator("#facts")).to_contain_text(" 7 steps, ")
     visitor.fill("#steps input", "1001")
     visitor.click("#run")
     said = visitor.get_by_test_id("toast-text")
@@ -204,49 +220,75 @@ def test_run_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visitor,
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_cancel_ends_a_run_within_a_step_and_the_page_goes_on(visitor, page, photo):
+def test_cancel_ends_a_run_at_once_and_the_page_goes_on(visitor, page, photo):
     upload(visitor, photo)
     page.calls.clear()
     visitor.fill("#steps input", "1000")
     visitor.fill("#count input", "8")
     visitor.click("#run")
-    visitor.locator("#status").get_by_text("steps done").first.wait_for()
+    visitor.locator("#status progress").wait_for()
     visitor.click("#cancel")
-    visitor.locator("#status").get_by_text("Cancelled").wait_for()
-    visitor.evaluate("document.querySelector('#status [data-testid=status-tracker]').classList.remove('hide')")
-    visitor.wait_for_timeout(500)  # longer than the transition of gradio's styles
-    assert visitor.locator("#status").get_by_text("Cancelled").is_visible(), "hidden by a late progress message"
+    visitor.locator("#status").get_by_text("Cancelled.").wait_for()
+    visitor.wait_for_timeout(1200)  # longer than the bar takes to move
+    assert visitor.locator("#status").get_by_text("Cancelled.").is_visible(), "hidden by a late movement of the bar"
     done = len(page.calls)
     visitor.fill("#count input", "1")
     run(visitor, steps=2)
-    assert 0 < done < 8000
+    assert done < 8000
     assert len(page.calls) <= done + 1 + 2
 
 
-def test_without_a_flag_the_page_offers_the_repository_s_checkpoints(chromium, tmp_path):
-    """Each with its presets and an example; the page's own example chooses the checkpoint for text. With a login."""
-    array = np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8)
+def test_on_a_phone_many_photographs_are_restored_and_downloaded_together(chromium, page, photo, tmp_path):
+    """Also a HEIC. Nothing is wider than the screen."""
+    random = np.random.default_rng(6)
+    for name in ("sea.heic", "town.jpg"):
+        Image.fromarray(random.integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / name)
+    for tab in visiting(chromium, page.local_url, width=390):
+        upload(tab, photo, tmp_path / "sea.heic", tmp_path / "town.jpg")
+        run(tab, 3)
+        expect(tab.locator("#remarks")).to_contain_text(photo.name)
+        tab.locator("#gallery").get_by_role("button", name=re.compile("2")).click()
+        expect(tab.locator("#remarks")).to_contain_text("sea.heic")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        with zipfile.ZipFile(saved(tab, tmp_path)) as archive:
+            assert archive.namelist() == [photo.name, "sea.heic", "town.jpg"]
+
+
+def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_first(chromium, tmp_path, monkeypatch):
+    """Without touching another control; an example of text chooses the checkpoint for that. With a login."""
+    monkeypatch.setattr("deblur.tools.web.actions.WORTH_A_PREVIEW", 0.0)
+    array, go_on = np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8), Event()
     Image.fromarray(array).save(tmp_path / "photo.png")
     with serving(tmp_path / "visitors", auth="name:pass:word") as page:
         for word, status in (("pass", 401), ("pass:word", 200)):
             chromium.request.post(f"{page.local_url}login", form={"username": "name", "password": word})
             assert chromium.request.get(f"{page.local_url}config").status == status
         for tab in visiting(chromium, page.local_url):
+            tab.locator("#details button").first.click()
+            upload(tab, tmp_path / "photo.png")
+            best, *_ = page.actions.restorers
+            assert best == "maxim"
+            expect(tab.get_by_role("radio", name="Best, ")).to_be_checked()
+            predictor = page.actions.restorers["maxim"].pipeline.predictor
+            hook = predictor.register_forward_pre_hook(lambda *given: go_on.wait(60) and None)
+            tab.click("#run")
+            expect(tab.locator("#right input")).to_have_value(re.compile("^1: Quick, restored 0.50"))
+            expect(tab.locator("#status")).to_contain_text("Best: photo.png")
+            hook.remove()
+            go_on.set()
+            expect(tab.locator("#right input")).to_have_value(re.compile("^2: Best, restored 0.60"))
+            expect(tab.locator("#status")).to_contain_text("Run 2: done.")
+            [restored] = page.actions.restorers["maxim"].pipeline(array, names=["photo"]).images
+            assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored)
+            tab.get_by_role("radio", name="Quick, ").check()
+            expect(tab.locator(STRENGTH)).to_have_value("0.5")
+            run(tab)
+            expect(tab.locator("#right input")).to_have_value(re.compile("^3: Quick, restored 0.50"))
             examples = tab.locator("#examples button")
             expect(examples).to_have_count(len(page.actions.examples))  # until then another one is the last
             examples.last.click()
             tab.get_by_text("page_blurry.jpg: ").wait_for()
-            expect(tab.get_by_role("radio", name=f"text: {PURPOSES['text']}")).to_be_checked()
-            upload(tab, tmp_path / "photo.png")
-            choose(tab, "preset", "perceptual")
-            for name, purpose in (("text", "documents"), ("u2net", "photographs, faster"), ("lite", "photographs")):
-                tab.get_by_role("radio", name=f"{name}: {purpose}").check()
-                pipeline = page.actions.restorers[name].pipeline
-                expect(tab.locator(STRENGTH)).to_have_value(f"{pipeline.preset('perceptual').blend:g}")
-                label = re.compile(f"^{run(tab)}: restored, {name} perceptual ")
-                expect(tab.locator("#right input")).to_have_value(label)
-                [restored] = pipeline(array, "perceptual", names=["photo"]).images
-                assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored), name
+            expect(tab.get_by_role("radio", name="A page of text, ")).to_be_checked()
 
 
 @pytest.mark.slow
@@ -257,7 +299,7 @@ def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(
             tab.fill("#steps input", "60")
         visitor.click("#run")
         run(second)
-        visitor.locator("#status").get_by_text("Run ").wait_for()
+        visitor.locator("#status").get_by_text("done.").wait_for()
         own, other = (tab.locator("#slider img").nth(1).get_attribute("src") for tab in (visitor, second))
         assert own != other
         kept, served = page.actions.visits.kept, page.actions.visits.served

@@ -1,47 +1,53 @@
 """Event handlers of the page."""
 
+import shutil
+import zipfile
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from html import escape
-from pathlib import Path
+from operator import attrgetter
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import gradio as gr
 from torch import Tensor
 
-from deblur.cli import in_words
-from deblur.data.files import images, metadata
-from deblur.restoration.maps import heat_map, reduced
-from deblur.tools.web.restoration import PhotoRestorer, painted
-from deblur.tools.web.results import Photo, Result
-from deblur.tools.web.visits import Visit, Visits
+from deblur.cli import in_words, one_of
+from deblur.data.files.images import ImageError, header_size, read_file
+from deblur.restoration.outputs import targets
+from deblur.settings import SamplingSettings
+from deblur.tools.web.restoration import DEVICE, PhotoRestorer, choose
+from deblur.tools.web.view import OUTPUTS, WORDS, bar, canvas, gallery, sides, told, view, write_shown
+from deblur.tools.web.view import in_words as seconds_in_words
+from deblur.tools.web.visits import Photo, Result, Visit, Visits
+from deblur.working_size import resized
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # By checkpoint; none are installed by pip.
 EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
-MOST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
-MOST_PAINTED = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
-SHOWN = 20  # seconds that an error is shown
+BEST, QUICK = "maxim", "lite"
+WORTH_A_PREVIEW = 5.0  # seconds: what takes longer by BEST is shown by QUICK first
+LARGEST_UPLOAD = 2_000_000_000  # bytes of a visit's photographs
+LARGEST_SMALL = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
+ERROR_SECONDS = 20  # that an error is shown
+TICK = 0.5  # seconds between two movements of the bar
 SCALES = ("auto", "1", "0.6", "0.4", "0.25", "0.1")
+NUMBERS = attrgetter("sampler", "steps", "num_samples", "blend")  # of the settings that have fields of their own
 NO_PHOTO = "there is no photograph yet: upload one"
-BEFORE = "blurry"  # the choice of the upload itself; an image of a run is chosen by number/kind
+NO_RESULT = "nothing is restored yet: press Restore"
 
 
-class Choice(NamedTuple):
-    """An image to compare: one of a result at its strength, or without a result the upload itself."""
+class Step(NamedTuple):
+    """One photograph to be restored by one checkpoint, and about how many seconds that takes, if it is known."""
 
-    name: str
     photo: Photo
-    result: Result | None = None
-    kind: str = ""
-    blend: float = 0.0
-
-    def image(self) -> Tensor:
-        """(3, H, W) float32 in [0, 1]."""
-        return self.photo.image.values if self.result is None else self.result.image(self.kind)
+    restorer: PhotoRestorer
+    settings: SamplingSettings
+    seconds: float | None
 
 
 @contextmanager
@@ -50,7 +56,7 @@ def _sentences() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        raise gr.Error(in_words(error), duration=SHOWN, title="Not done", print_exception=False) from None
+        raise gr.Error(in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
 
 
 def _require(kind: type, **given: Any) -> None:
@@ -71,37 +77,69 @@ class Actions:
     def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
         self.restorers, self.visits = restorers, visits
         self.restorer = next(iter(restorers.values()))
+        self.options, self.served = self.restorer.options, self.restorer.served
         # A checkpoint that is not the repository's own is for photographs, or its user knows what it is for.
-        names = [name for name in EXAMPLES if name in restorers] or ["lite"]
+        names = [name for name in EXAMPLES if name in restorers] or [QUICK]
         self.examples = [(path, name) for name in names for path in EXAMPLES[name]]
 
     @_sentences()
-    def open(self, file: dict[str, Any] | None, request: gr.Request) -> list[Any]:
-        """Open an uploaded photograph; `file` has its path, and as orig_name its name at the visitor's."""
-        if file is None:  # cleared meanwhile
+    def open(self, files: list[dict[str, Any]] | None, request: gr.Request) -> list[Any]:
+        """Open uploaded photographs in place of those before. Each file has its path, and its name at the visitor's."""
+        _require(list | None, files=files)
+        if not files:  # cleared meanwhile
             raise ValueError(NO_PHOTO)
-        _require(dict, file=file)
-        _require(str, path=file.get("path"), orig_name=file.get("orig_name"))
-        visit, name = self._visit(request), Path(file["orig_name"]).name
+        for file in files:
+            _require(dict, file=file)
+            _require(str, path=file.get("path"), orig_name=file.get("orig_name"))
+        if sum(Path(file["path"]).stat().st_size for file in files) > LARGEST_UPLOAD:
+            raise ValueError(f"these are more than {LARGEST_UPLOAD / 1e9:g} GB: upload fewer, or use sample.py")
+        visit, photos, refused = self._visit(request), [], []
+        for file in files:
+            try:
+                photos.append(self._opened(visit, Path(file["path"]), _unused(Path(file["orig_name"]).name, photos)))
+            except ImageError as error:
+                refused.append(str(error))
+        if not photos:
+            raise ValueError("; ".join(refused))
         with visit.lock:
-            visit.photo = photo = self.restorer.open(Path(file["path"]), name)
-            height, width = photo.size
-            bits = 16 if photo.image.pixels.element_size() == 2 else 8
-            words = ", ".join([f"{name}: {width} x {height} pixels, {bits} bits", *photo.image.remarks])
-            canvas = {"background": _shown(visit, Choice(BEFORE, photo), MOST_PAINTED), "layers": [], "composite": None}
-            return [None, f"<p>{escape(words)}.</p>", canvas, *self._view(visit)]
+            visit.replace(photos)
+            first, (height, width) = photos[0].name, photos[0].size
+            opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
+            return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit)]
 
     @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
-        """Open one of the repository's example photographs, and choose the checkpoint that is for it."""
+        """Open one of the repository's example photographs; one of text chooses the checkpoint for that."""
         _require(int, example=number)
         if not 0 <= number < len(self.examples):
             raise ValueError(f"there is no example {number}")
         path, checkpoint = self.examples[number]
-        opened = self.open({"path": str(path), "orig_name": path.name}, request)
-        return [*opened, checkpoint if checkpoint in self.restorers else gr.skip()]
+        values = self.open([{"path": str(path), "orig_name": path.name}], request)
+        if checkpoint != "text" or checkpoint not in self.restorers:
+            return [*values, *[gr.skip()] * 6]
+        self._visit(request).suggested = checkpoint
+        return [*values, checkpoint, *self.presets(checkpoint)]
 
     @_sentences()
+    def choose(self, request: gr.Request) -> list[Any]:
+        """The checkpoint for the open photographs, as sample.py chooses it, and how long each takes."""
+        visit = self._visit(request)
+        photos = visit.photos
+        if not photos:
+            return [gr.skip()] * 6
+        chosen, preset, visit.seconds = DEVICE.submit(choose, self.restorers, photos).result()
+        chosen, preset = (visit.suggested, None) if visit.suggested else (chosen, preset)
+        ways = [(f"{WORDS.get(name, name)}, {seconds_in_words(visit.seconds[name])}", name) for name in self.restorers]
+        return [gr.Radio(ways, value=chosen), *self.presets(chosen, preset)]
+
+    @_sentences()
+    def presets(self, checkpoint: str, preset: str | None = None) -> list[Any]:
+        """A checkpoint's presets, and the numbers of the one that is named, or of its usual one."""
+        pipeline = self._of(checkpoint).pipeline
+        presets, settings = list(pipeline.config.presets), pipeline.preset(preset)
+        first = preset or ("balanced" if "balanced" in presets else None)
+        return [gr.Dropdown(presets, value=first), *NUMBERS(settings)]
+
     def restore(
         self,
         checkpoint: str,
@@ -114,49 +152,92 @@ class Actions:
         scale: str,
         mask: dict[str, Any] | None,
         request: gr.Request,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio looks for it here)
-    ) -> list[Any]:
-        """Restore the open photograph. A number whose field is empty follows the preset.
+    ) -> Iterator[list[Any]]:
+        """Restore the open photographs, the quick way first. A number whose field is empty follows the preset.
 
         `mask` is what gradio's ImageEditor sends: its layers are what is painted; None before it was looked at.
         """
-        visit = self._visit(request)
-        if visit.photo is None:
-            raise ValueError(NO_PHOTO)
-        if not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
-        _require(str, checkpoint=checkpoint)
-        _require(str | None, preset=preset, sampler=sampler)
-        _require(int | float | None, steps=steps, samples=count, strength=strength)
-        if checkpoint not in self.restorers:
-            raise ValueError(f"checkpoint is one of {', '.join(self.restorers)}, not {checkpoint:.40}")
-        if scale not in SCALES:
-            raise ValueError(f"scale is one of {', '.join(SCALES)}, not {scale!r:.40}")
-        values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
-        numbers = {name: value for name, value in values.items() if value is not None}
-        visit.stop.clear()
-        try:
-            result = self.restorers[checkpoint].restore(
-                visit,
-                preset,
-                numbers,
-                seed,
-                lambda done, total, words: progress((done, total), desc=words),
-                None if scale == SCALES[0] else float(scale),
-                self._painted(mask, visit.photo),
-            )
-        except CancelledError:
-            return [gr.skip()] * 6
+        with _sentences():
+            visit = self._visit(request)
+            if visit.shown is None:
+                raise ValueError(NO_PHOTO)
+            if not isinstance(seed, int) or seed < 0:
+                raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
+            if scale not in SCALES:
+                raise ValueError(f"scale is one of {', '.join(SCALES)}, not {scale!r:.40}")
+            _require(str | None, preset=preset, sampler=sampler)
+            _require(int | float | None, steps=steps, samples=count, strength=strength)
+            values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
+            numbers = {name: value for name, value in values.items() if value is not None}
+            settings = self._of(checkpoint).pipeline.preset(preset).changed(numbers)
+            painted = self._painted(mask, visit.shown)
+            plan = self._plan(visit, self._of(checkpoint), settings, visit.photos if painted is None else [visit.shown])
+            visit.stop.clear()
+            yield from self._restored(visit, plan, (seed, scale if scale == "auto" else float(scale), painted))
+
+    def _plan(
+        self, visit: Visit, restorer: PhotoRestorer, settings: SamplingSettings, photos: list[Photo]
+    ) -> list[Step]:
+        """What is restored in which order: all by QUICK first, if it is to be done by BEST and that takes long."""
+        for name, value in {"steps": settings.steps, "samples": settings.num_samples}.items():
+            if value > (largest := getattr(self.served, f"max_{name}")):
+                raise ValueError(f"this page takes at most {largest} {name}, not {value}: restore it with sample.py")
+
+        def steps(restorer: PhotoRestorer, settings: SamplingSettings) -> list[Step]:
+            return [Step(photo, restorer, settings, visit.expected(photo, restorer.name)) for photo in photos]
+
+        plan, quick = steps(restorer, settings), self.restorers.get(QUICK)
+        is_slow = any(step.seconds is None or step.seconds > WORTH_A_PREVIEW for step in plan)
+        if restorer.name == BEST and quick and is_slow:
+            plan = steps(quick, quick.pipeline.preset()) + plan
+        return plan
+
+    def _restored(self, visit: Visit, plan: list[Step], given: tuple) -> Iterator[list[Any]]:
+        """The state of the page while the plan is followed, and after each result."""
+        failures, rest = [], [gr.skip()] * OUTPUTS
+        for at, step in enumerate(plan):
+            started, place = monotonic(), f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
+            doing = f"{WORDS.get(step.restorer.name, step.restorer.name)}: {step.photo.name}{place}"
+            run = DEVICE.submit(step.restorer.restore, visit, step.photo, step.settings, *given)
+            while not run.done():
+                visit.used = monotonic()
+                yield [bar(doing, monotonic() - started, step.seconds), *rest]
+                wait([run], TICK)
+            try:
+                result = run.result()
+            except CancelledError:
+                return
+            except ValueError as error:
+                if len(plan) == 1:
+                    raise
+                failures.append(str(error))
+                continue
+            yield [told(f"Run {result.number}: done.", warnings=failures), *self._added(visit, result)]
+
+    def _added(self, visit: Visit, result: Result) -> list[Any]:
+        """Keep a result, and show it if its photograph is the one that is shown."""
         with visit.lock:
-            visit.add(result)
-            words = [f"Run {result.number}: {result.settings}.", result.facts.get("warning", "")]
-            newest = f"{result.number}/{result.kinds[-1]}" if result.photo is visit.photo else BEFORE
-            return [f"<p>{escape(' '.join(words))}</p>", *self._view(visit, BEFORE, newest)]
+            visit.add(result, self.options.metadata)
+            is_shown = result.photo is visit.shown
+            return view(visit) if is_shown else [gallery(visit), *[gr.skip()] * (OUTPUTS - 1)]
 
     def cancel(self, request: gr.Request) -> str:
-        """Stop this visitor's run after its current step."""
+        """Stop this visitor's run before the next layer of its networks."""
         self._visit(request).stop.set()
-        return "<p>Cancelled.</p>"
+        return told("Cancelled.")
+
+    @_sentences()
+    def select(self, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Show another of the photographs."""
+        visit = self._visit(request)
+        _require(dict, event=event._data)  # gr.SelectData would end in a traceback where a forged request has none
+        index = event._data.get("index")
+        _require(int, index=index)
+        with visit.lock:
+            if not 0 <= index < len(visit.photos):
+                raise ValueError(f"there is no photograph {index}")
+            visit.shown = visit.photos[index]
+            return [canvas(visit.shown), *view(visit)]
 
     @_sentences()
     def look(self, left: str, right: str, request: gr.Request, strength: float | None = None) -> list[Any]:
@@ -165,29 +246,72 @@ class Actions:
         _require(int | float | None, strength=strength)
         visit = self._visit(request)
         with visit.lock:
-            result = next((result for result in reversed(visit.results) if result.photo is visit.photo), None)
-            if result is not None and strength is not None:
+            if visit.shown is not None and visit.shown.results and strength is not None:
+                result = visit.shown.results[-1]
+                if result.finished:
+                    raise ValueError(f"{result.photo.name} was restored long ago: restore it again to change it")
                 result.settings = replace(result.settings, blend=float(strength))
-            return self._view(visit, left, right)
+            return view(visit, left, right)
 
     @_sentences()
     def save(self, right: str, request: gr.Request) -> str:
-        """Write the right image as sample.py would, the upload itself without loss, and return the file."""
+        """Write the right image as sample.py would, or of several photographs a ZIP of the newest results; its path."""
         _require(str, right=right)
         visit = self._visit(request)
         with visit.lock:
-            if visit.photo is None:
-                raise ValueError(NO_PHOTO)
-            if (chosen := self._choices(visit).get(right)) is None:
-                raise ValueError(f"there is no result {right} in this visit: run first")
-            photo, result = chosen.photo, chosen.result
-            name = result.file_name(chosen.kind) if result else Path(photo.name).with_suffix(".png").name
-            like = metadata.of_restoration(photo.image, self.restorer.options.metadata)
-            return visit.serve((chosen, "file"), name, lambda path: images.write(path, chosen.image(), like))
+            results = [photo.results[-1] for photo in visit.photos if photo.results]
+            if not results:
+                raise ValueError(NO_RESULT)
+            if len(visit.photos) > 1:
+                key = tuple((result, result.settings.blend) for result in results)
+                return visit.serve(key, "restored.zip", lambda path: self._write_zip(path, results, visit.folder))
+            side = sides(visit.shown).get(right)
+            if side is None or side.result is None:
+                raise ValueError(f"there is no result {right} in this visit: choose another one on the right")
+            result, kind = side.result, side.kind
+            name = result.file_name(kind)
+            return visit.serve((side, "file"), name, lambda path: result.write(path, kind, self.options.metadata))
+
+    def _write_zip(self, path: Path, results: list[Result], folder: Path) -> None:
+        names = targets({result: PurePath(result.photo.name) for result in results}, None, False)
+        path.parent.mkdir(parents=True)
+        with zipfile.ZipFile(path, "w") as archive, TemporaryDirectory(dir=folder) as written:
+            for result, name in names.items():
+                result.write(Path(written) / name, result.kinds[-1], self.options.metadata)
+                archive.write(Path(written) / name, name)
+                (Path(written) / name).unlink()
 
     def leave(self, request: gr.Request) -> None:
         """Handle a closed page."""
         self.visits.close(request.session_hash)
+
+    def _visit(self, request: gr.Request) -> Visit:
+        return self.visits.of(request.session_hash or uuid4().hex)
+
+    def _of(self, checkpoint: str) -> PhotoRestorer:
+        """The restorer of a checkpoint."""
+        _require(str, checkpoint=checkpoint)
+        if checkpoint not in self.restorers:
+            raise ValueError(one_of("checkpoint", f"{checkpoint:.40}", list(self.restorers)))
+        return self.restorers[checkpoint]
+
+    def _opened(self, visit: Visit, path: Path, name: str) -> Photo:
+        """A photograph of an uploaded file. ImageError: it cannot be read, or is larger than the page accepts."""
+        try:
+            width, height = header_size(path)
+            if width * height > 1e6 * self.served.max_pixels:
+                raise ImageError(
+                    f"{name} has {width} x {height} pixels, more than the {self.served.max_pixels:g} megapixels that"
+                    " this page takes: restore it with sample.py"
+                )
+            image = read_file(path)
+        except ImageError as error:
+            raise ImageError(str(error).replace(str(path), name)) from None
+        copy = visit.folder / f"{uuid4().hex}{path.suffix}"
+        small = visit.served / copy.stem / "image.png"
+        shutil.copyfile(path, copy)
+        write_shown(small, image.values, image, LARGEST_SMALL)
+        return Photo(name, copy, small, tuple(image.pixels.shape[-2:]))
 
     def _painted(self, mask: dict[str, Any] | None, photo: Photo) -> Tensor | None:
         """What is painted of a photograph, (H, W) in [0, 1]; None: nothing."""
@@ -199,57 +323,17 @@ class Actions:
         layer = layers[0]  # the editor has one
         _require(dict, layer=layer)
         _require(str, path=layer.get("path"))
-        alpha = self.restorer.open(Path(layer["path"]), "what is painted").image.alpha
+        try:
+            alpha = read_file(layer["path"]).alpha  # (1, h, w) uint8, of the size of the copy that is painted on
+        except ImageError as error:
+            raise ImageError(str(error).replace(layer["path"], "what is painted")) from None
         _require(Tensor, painted=alpha)
-        return painted(alpha, *photo.size)
-
-    def _visit(self, request: gr.Request) -> Visit:
-        return self.visits.of(request.session_hash or uuid4().hex)
-
-    def _choices(self, visit: Visit) -> dict[str, Choice]:
-        """The upload, and the images of this visit's results on photographs of its size, the newest first."""
-        choices = {BEFORE: Choice(BEFORE, visit.photo)}
-        for result in reversed(visit.results):
-            if result.photo.size == visit.photo.size:
-                blend, checkpoint = result.settings.blend, f"{result.checkpoint} " if len(self.restorers) > 1 else ""
-                for kind in reversed(result.kinds):
-                    details = f", {checkpoint}{result.preset} {blend:.2f}" if kind != "prediction" else ""
-                    name = f"{result.number}: {kind}{details}"
-                    choices[f"{result.number}/{kind}"] = Choice(name, result.photo, result, kind, blend)
-        return choices
-
-    def _view(self, visit: Visit, left: str = BEFORE, right: str = BEFORE) -> list[Any]:
-        """The choices left and right, the slider, numbers and uncertainty of a visit."""
-        if visit.photo is None:
-            return [gr.skip()] * 5
-        choices = self._choices(visit)
-        keys = [key if key in choices else BEFORE for key in (left, right)]
-        names = [(choice.name, key) for key, choice in choices.items()]
-        pair = tuple(_shown(visit, choices[key]) for key in keys)
-        return [*(gr.Dropdown(names, value=key) for key in keys), pair, *_numbers(visit, choices[keys[1]].result)]
+        return resized(alpha[None].float() / 255, *photo.size).clamp(0, 1)[0, 0] if alpha.any() else None
 
 
-def _shown(visit: Visit, choice: Choice, most: int = MOST_SHOWN) -> str:
-    """The file that the browser gets for an image, of at most so many pixels."""
-
-    def write(path: Path) -> None:
-        like = replace(choice.photo.image, exif=None, xmp=None, alpha=None)
-        images.write(path, reduced(choice.image(), most), like, depth=8, compress_level=1)
-
-    return visit.serve((choice, most), "image.png", write)
-
-
-def _numbers(visit: Visit, result: Result | None) -> tuple[str, gr.Image | None]:
-    """How a result was made, as HTML, and the standard deviation of several samples as a heat map."""
-    if result is None:
-        return "<p>No result on the right.</p>", None
-    facts = {"image": result.photo.name, "sampled by": str(result.settings)} | result.facts
-    table = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
-    heat = None
-    if (std := result.std()) is not None:
-        colours, white = heat_map(reduced(std, MOST_SHOWN))
-        key = result, result.settings.blend
-        path = visit.serve(key, "image.png", lambda path: images.write(path, colours, compress_level=1))
-        label = f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels"
-        heat = gr.Image(path, label=label)
-    return f"<dl>{table}</dl>", heat
+def _unused(name: str, photos: list[Photo]) -> str:
+    """A file name, or another one if a photograph has it: a (2).jpg."""
+    taken, path, number = {photo.name for photo in photos}, PurePath(name), 2
+    while name in taken:
+        name, number = f"{path.stem} ({number}){path.suffix}", number + 1
+    return name

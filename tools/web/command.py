@@ -24,11 +24,12 @@ SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory", 
 
 
 def start(served: Served, options: Options, folder: Path) -> "Page":
-    """`serve`, with what gradio reads from the environment when it is imported; a wrong checkpoint is said before."""
+    """`deblur.tools.web.page.serve`; a wrong checkpoint is said before the slow imports."""
     if options.checkpoint:
         stored_index(options.checkpoint)
+    # What gradio reads when it is imported.
     os.environ |= {"GRADIO_TEMP_DIR": str(folder / "served"), "GRADIO_ANALYTICS_ENABLED": "False"}
-    from deblur.tools.web.run import serve
+    from deblur.tools.web.page import serve
 
     return serve(served, options, folder)
 
@@ -55,6 +56,7 @@ def _main(args: list[str]) -> None:
             )
             page.block_thread()
         finally:
+            page.actions.visits.close_all()  # which stops their runs
             page.close(verbose=False)
 
 

@@ -18,8 +18,8 @@ class Served:
         max_size: largest uploaded file in megabytes (1e6 bytes).
         max_pixels: largest photograph in megapixels.
         max_steps: most steps of a sample.
-        max_samples: most samples of a run.
-        max_seconds: longest run; it ends after the step in which it becomes too long.
+        max_samples: most samples of a photograph.
+        max_seconds: longest restoration of a photograph; it ends when it becomes too long.
     """
 
     host: str = os.environ.get("GRADIO_SERVER_NAME", LOCAL[0])
@@ -29,7 +29,7 @@ class Served:
     max_pixels: float = 50
     max_steps: int = 100
     max_samples: int = 16
-    max_seconds: float = 600
+    max_seconds: float = 3600
 
     def __post_init__(self):
         for name, value in vars(self).items():

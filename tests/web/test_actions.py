@@ -1,0 +1,264 @@
+"""The page's handlers without a browser: what they refuse, many photographs, downloads, and who gets which file."""
+
+import re
+import shutil
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import quote
+
+import gradio as gr
+import httpx
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image
+
+import sample
+from deblur.data.files import images
+from deblur.tools.web.actions import NO_PHOTO, NO_RESULT
+from deblur.tools.web.served import Served
+from tests.conftest import ROOT
+from tests.web.conftest import REQUEST, clicked, layer, opened, run
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
+    flags = [f"--checkpoint={page.actions.restorer.name}", "--seed=3", "--device=cpu", "--precision=fp32"]
+    for count, kind, *more in (
+        (1, "restored"),
+        (1, "prediction", "--blend=0"),
+        (2, "sample 2 of 2"),
+        (2, "mean of 2 samples", "--average"),
+    ):
+        file, folder = Path(page.actions.save(f"{run(page, count=count).number}/{kind}", REQUEST)), tmp_path / kind
+        more += [f"--num_samples={count}", f"--output={folder}"]
+        assert sample.main([str(tmp_path / "a photo.jpg"), *flags, *more]) == 0
+        assert (folder / file.name).read_bytes() == file.read_bytes(), kind
+
+
+def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writes_them(page, tmp_path):
+    """Each in its own format, depth and with its metadata; of two of one name the second gets another one."""
+    random, exif = np.random.default_rng(3), Image.Exif()
+    exif[0x010F] = "Camera"
+    for name in ("a.jpg", "b/a.jpg", "c.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (40, 52, 3), np.uint8)).save(tmp_path / name, exif=exif)
+    deep = random.integers(0, 1 << 16, (30, 20, 3), np.uint16)
+    (tmp_path / "d.png").write_bytes(imagecodecs.png_encode(deep))
+    values = opened(page, tmp_path / "a.jpg", tmp_path / "b" / "a.jpg", tmp_path / "c.heic", tmp_path / "d.png")
+    visit = page.actions.visits.of("somebody")
+    names = ["a.jpg", "a (2).jpg", "c.heic", "d.png"]
+    assert [photo.name for photo in visit.photos] == names
+    assert [one["caption"] for one in values[3].value] == names
+    with pytest.raises(gr.Error, match=NO_RESULT):
+        page.actions.save("before", REQUEST)
+    page.actions.select(clicked(3), REQUEST)
+    run(page)
+    assert [len(photo.results) for photo in visit.photos] == [1, 1, 1, 1]
+    assert visit.shown is visit.photos[3], "the one that the visitor looks at"
+    page.actions.look("before", "before", REQUEST, 0.9)
+    shutil.copy(tmp_path / "b" / "a.jpg", tmp_path / "a (2).jpg")
+    with zipfile.ZipFile(page.actions.save("before", REQUEST)) as archive:
+        assert archive.namelist() == names
+        for name in names:
+            flags = [f"--checkpoint={page.actions.restorer.name}", "--seed=3", "--device=cpu", "--precision=fp32"]
+            flags += ["--blend=0.9"] if name == "d.png" else []
+            assert sample.main([str(tmp_path / name), *flags, f"--output={tmp_path / 'out'}"]) == 0
+            assert archive.read(name) == (tmp_path / "out" / name).read_bytes(), name
+    page.actions.leave(REQUEST)
+
+
+def test_the_times_are_those_of_all_photographs(page, visit, tmp_path):
+    """As a piece of one of them takes it."""
+    opened(page, tmp_path / "a photo.jpg", tmp_path / "a photo.jpg")
+    radio, preset, *numbers = page.actions.choose(REQUEST)
+    [(label, name)] = radio.choices
+    assert re.fullmatch(rf"{re.escape(name)}, \d s", label)
+    assert (radio.value, preset.value, numbers) == (name, "balanced", ["ddim", 2, 1, 0.35])
+    assert visit.expected(visit.photos[0], name) == pytest.approx(visit.seconds[name] / 2)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_opened(page, visit, tmp_path, monkeypatch):
+    (tmp_path / "text.png").write_bytes(b"not an image")
+    Image.new("RGB", (900, 700)).save(tmp_path / "large.png")
+    monkeypatch.setattr(page.actions, "served", Served(max_pixels=0.5))
+    said = opened(page, tmp_path / "text.png", tmp_path / "a photo.jpg", tmp_path / "large.png")[1]
+    assert "a photo.jpg: 40 x 52 pixels." in said
+    assert "text.png is not an image of a known format" in said
+    assert "large.png has 900 x 700 pixels, more than the 0.5 megapixels that this page takes" in said
+    monkeypatch.setattr("deblur.tools.web.actions.LARGEST_UPLOAD", 1000)
+    with pytest.raises(gr.Error, match=r"these are more than 1e-06 GB: upload fewer, or use sample\.py"):
+        opened(page, tmp_path / "a photo.jpg")
+
+
+def test_one_that_fails_is_named_and_the_others_are_restored(page, visit, tmp_path, monkeypatch):
+    Image.new("RGB", (300, 300)).save(tmp_path / "large.png")
+    opened(page, tmp_path / "large.png", tmp_path / "a photo.jpg")
+    monkeypatch.setattr(page.actions.restorer.options, "memory", 0.01)
+    *_, last = page.actions.restore(page.actions.restorer.name, None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST)
+    assert "large.png does not fit into --memory" in last[0]
+    assert [len(photo.results) for photo in visit.photos] == [0, 1]
+
+
+def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, capsys):
+    files = {"text.png": b"not an image", "empty.jpg": b"", "page.webp": b"<html></html>"}
+    for suffix in ("png", "jpg", "webp", "tif", "bmp"):
+        images.write(tmp_path / f"whole.{suffix}", visit.shown.image.values)
+        content = (tmp_path / f"whole.{suffix}").read_bytes()
+        files |= {f"{part}.{suffix}": content[: int(part) * len(content) // 8] for part in "135"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    paths = [str(tmp_path / name) for name in files]
+    assert sample.main([*paths, f"--checkpoint={page.actions.restorer.name}", f"--output={tmp_path / 'out'}"]) == 1
+    said = capsys.readouterr().err.replace(f"{tmp_path}/", "").splitlines()
+    for name, path in zip(files, paths, strict=True):
+        with pytest.raises(gr.Error) as refused:
+            page.actions.open([{"path": path, "orig_name": name}], REQUEST)
+        assert refused.value.message.startswith(f"{name} ") and f"sample.py: error: {refused.value.message}" in said
+
+
+def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
+    """Neither one of the page's own nor another, as a photograph or as a mask, in a request that no page sends."""
+    run(page)
+    Image.new("RGBA", (40, 52), "white").save(tmp_path / "layer.png")
+    fields = [page.actions.restorer.name, None, "ddim", 1, 1, 1, 0, "auto"]
+    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "restore"]
+    for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+        file = {"path": str(tmp_path / "layer.png"), "orig_name": "layer.png", **meta}
+        data = [*fields, {"background": None, "layers": [file], "composite": None}]
+        join = {"data": data, "fn_index": event, "session_hash": "somebody"}
+        assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
+        answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": "somebody"}, timeout=60)
+        assert '"success":false' in answer.text
+        assert len(visit.shown.results) == 1
+    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "open"]
+    for number, path in enumerate([tmp_path / "a photo.jpg", *visit.folder.glob("*/*")]):
+        for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+            visitor, file = f"forger {number} {len(meta)}", {"path": str(path), "orig_name": "a.jpg", **meta}
+            join = {"data": [[file]], "fn_index": event, "session_hash": visitor}
+            assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
+            answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": visitor}, timeout=60)
+            assert '"success":false' in answer.text and page.actions.visits.of(visitor).shown is None
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (lambda page: run(page, steps=1001), "this page takes at most 1000 steps, not 1001"),
+        (lambda page: run(page, count=17), "this page takes at most 16 samples, not 17"),
+        (lambda page: run(page, steps=0), "steps must be a whole number of 1 or more, got 0"),
+        (lambda page: run(page, steps=2.5), "steps must be a whole number of 1 or more, got 2.5"),
+        (lambda page: run(page, scale="2"), "scale is one of auto, 1, 0.6, 0.4, 0.25, 0.1, not '2'"),
+        (lambda page: run(page, scale=["a"]), "scale is one of auto"),
+        (lambda page: run(page, seed=-1), "seed must be a whole number of 0 or more, got -1"),
+        (lambda page: run(page, seed=None), "seed must be a whole number of 0 or more, got nothing"),
+        (lambda page: run(page, strength=7), "blend must be between 0 and 1, got 7"),
+        (lambda page: run(page, sampler="euler"), "sampler must be one of ddpm, ddim"),
+        (lambda page: run(page, preset="vivid"), "no preset 'vivid'"),
+        (lambda page: page.actions.look("before", "before", REQUEST, -1), "blend must be between 0 and 1, got -1"),
+        (lambda page: page.actions.save("9/restored", REQUEST), "there is no result 9/restored in this visit"),
+        (lambda page: page.actions.select(clicked(7), REQUEST), "there is no photograph 7"),
+        (lambda page: page.actions.select(clicked("x"), REQUEST), "index cannot be 'x'"),
+        (lambda page: page.actions.presets("x"), "checkpoint is one of"),
+        (lambda page: page.actions.open(None, REQUEST), NO_PHOTO),
+        (lambda page: page.actions.open("x", REQUEST), "files cannot be 'x': the page makes no such request"),
+        (lambda page: page.actions.open(["x"], REQUEST), "file cannot be 'x'"),
+        (lambda page: page.actions.open([{"path": 1}], REQUEST), "path cannot be 1"),
+        (lambda page: page.actions.example(99, REQUEST), "there is no example 99"),
+        (lambda page: page.actions.example("x", REQUEST), "example cannot be 'x'"),
+        (lambda page: page.actions.look(["x"], "before", REQUEST), "left cannot be ['x']"),
+        (lambda page: page.actions.save({}, REQUEST), "right cannot be {}"),
+        (lambda page: run(page, steps="x"), "steps cannot be 'x'"),
+        (lambda page: run(page, preset=[1]), "preset cannot be [1]"),
+        (lambda page: list(page.actions.restore("x", None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST)), "not x"),
+        (lambda page: run(page, mask=[1]), "mask cannot be [1]: the page makes no such request"),
+        (lambda page: run(page, mask={"layers": "x"}), "layers cannot be 'x'"),
+        (lambda page: run(page, mask={"layers": [1]}), "layer cannot be 1"),
+        (lambda page: run(page, mask={"layers": [{"path": 1}]}), "path cannot be 1"),
+        (lambda page: run(page, mask=layer(ROOT / "README.md")), "what is painted is not an image"),
+        (lambda page: run(page, mask=layer(ROOT / "docs" / "page.jpg")), "painted cannot be None"),
+        (lambda page: (page.actions.leave(REQUEST), run(page)), NO_PHOTO),
+        (lambda page: (page.actions.leave(REQUEST), page.actions.save("before", REQUEST)), NO_RESULT),
+    ],
+)
+def test_what_is_refused_is_a_sentence(page, visit, action, words):
+    run(page)
+    with pytest.raises(gr.Error, match=re.escape(words)) as refused:
+        action(page)
+    assert not refused.value.print_exception
+
+
+def test_a_forged_request_prints_no_traceback(page, capfd):
+    address = f"{page.local_url}gradio_api/queue"
+    events = httpx.get(f"{page.local_url}config").json()["dependencies"]
+    for event in events:
+        for data in ([], ["x"] * len(event["inputs"]), [[1]] * len(event["inputs"])):
+            asked = {"fn_index": event["id"], "data": data, "session_hash": "forged"}
+            httpx.post(f"{address}/join", json=asked)
+            with httpx.stream("GET", f"{address}/data", params={"session_hash": "forged"}, timeout=60) as stream:
+                assert any("process_completed" in line or "close_stream" in line for line in stream.iter_lines())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_nobody_can_fill_the_memory_with_painted_layers(page):
+    """Gradio's editor would keep what this request sends for good."""
+    [editor] = [block for block in page.blocks.values() if block.elem_id == "mask"]
+    about = {"component_id": editor._id, "fn_name": "accept_blobs", "session_hash": "forged"}
+    form = {**about, "data[type]": "background", "data[index]": "0", "data[id]": "a"}
+    sent = httpx.post(f"{page.local_url}gradio_api/component_server", data=form, files={"file": b"x" * 100})
+    assert sent.status_code == 404
+    assert not editor.blob_storage
+
+
+def test_a_refused_upload_clears_the_field_and_says_so(page):
+    [after] = [each for each in page.fns.values() if each.trigger_only_on_failure]
+    assert [block.elem_id for block in after.outputs] == ["photo", "status"]
+    assert after.fn() == (None, "<p>Not opened.</p>")
+
+
+def test_one_run_is_processed_at_a_time(page, visit, tmp_path):
+    """Two visitors begin at once; each call of the network takes long enough for another one to begin meanwhile."""
+    other, denoiser = SimpleNamespace(session_hash="other"), page.actions.restorer.pipeline.denoiser
+    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "b.jpg"}], other)
+    inside, most = [], []
+
+    def enter(*given):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+
+    hooks = [
+        denoiser.register_forward_pre_hook(enter),
+        denoiser.register_forward_hook(lambda *given: inside.pop() and None),
+    ]
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            fields = page.actions.restorer.name, None, "ddim", 5, 1, 1, 0, "1", None
+            runs = [
+                threads.submit(lambda one=one: list(page.actions.restore(*fields, one))) for one in (REQUEST, other)
+            ]
+            assert all(run.result() for run in runs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        page.actions.leave(other)
+    assert most == [1] * 10
+
+
+def test_a_visitor_gets_no_file_that_is_not_served_to_it(page, visit):
+    """Photographs and results are private, and so are the program's files and what lies beside a served file."""
+    result = run(page)
+    shown, _ = page.actions.look("before", f"{result.number}/restored", REQUEST)[3]
+    kept, served = page.actions.visits.kept, page.actions.visits.served
+    private = [path for path in kept.rglob("*") if path.is_file()]
+    assert private
+    private += [ROOT / "README.md", visit.folder, Path(shown).parent, Path(shown).with_name("other.png")]
+    private += [served / ".." / "kept" / path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]
+    address = f"{page.local_url}gradio_api/file="
+    assert httpx.get(address + quote(shown)).status_code == 200
+    for path in private:
+        assert httpx.get(address + quote(str(path))).status_code == 403, path

@@ -1,0 +1,87 @@
+"""What a visit keeps, and for how long."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import gradio as gr
+import numpy as np
+import pytest
+import torch
+
+from deblur.data.files import images
+from deblur.tools.web.visits import Visits
+from tests.web.conftest import REQUEST, clicked, opened, run
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+def test_of_old_results_the_finished_file_stays_and_a_closed_visit_leaves_none(page, visit, tmp_path, monkeypatch):
+    """It is downloaded as before, and its strength cannot be changed any more."""
+    monkeypatch.setattr("deblur.tools.web.visits.LARGEST_RESULTS", 150_000)  # two results of 59 kB
+    shutil.copy(tmp_path / "a photo.jpg", tmp_path / "b.jpg")
+    opened(page, tmp_path / "a photo.jpg", tmp_path / "b.jpg")
+    run(page)
+    page.actions.select(clicked(1), REQUEST)
+    run(page)
+    assert [[bool(result.finished) for result in photo.results] for photo in visit.photos] == [[True, False]] * 2
+    old, new = visit.photos[0].results
+    written = tmp_path / "written" / "a.jpg"
+    new.write(written, "restored", "keep")
+    assert old.kinds == ["restored"]
+    assert np.array_equal(images.read(old.finished), images.read(written))
+    visit.photos[0].results.pop()
+    page.actions.select(clicked(0), REQUEST)
+    with pytest.raises(gr.Error, match=r"a photo\.jpg was restored long ago: restore it again to change it"):
+        page.actions.look("before", "before", REQUEST, 0.9)
+    with zipfile.ZipFile(page.actions.save("before", REQUEST)) as archive:
+        assert archive.read("a photo.jpg") == old.finished.read_bytes()
+    page.actions.leave(REQUEST)
+    assert not visit.folder.exists()
+    assert not visit.served.exists()
+
+
+def test_new_photographs_take_the_place_of_the_old_ones_and_stop_their_run(page, visit, tmp_path):
+    run(page)
+    opened(page, tmp_path / "a photo.jpg")
+    assert visit.stop.is_set()
+    assert [path.name for path in visit.folder.iterdir()] == [visit.shown.file.name]
+    assert visit.shown.results == []
+
+
+def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("deblur.tools.web.visits.monotonic", lambda: now[0])
+    visits = Visits(tmp_path)
+    used, idle = visits.of("used"), visits.of("idle")
+    for now[0] in (1800.0, 3599.0, 5400.0, 9000.0):
+        assert visits.of("used") is used and not used.stop.is_set()
+        assert idle.stop.is_set() == (now[0] > 3600) and idle.folder.exists() == (now[0] <= 3600)
+    now[0] = 12600.1
+    visits.of("another")
+    assert used.stop.is_set() and not used.folder.exists() and visits.of("used") is not used
+
+
+def test_a_file_is_served_again_and_those_served_least_lately_make_room(tmp_path):
+    visit = Visits(tmp_path).of("somebody")
+
+    def serve(key):
+        return Path(visit.serve(key, "a.png", lambda path: images.write(path, torch.zeros(3, 1, 1))))
+
+    for number in range(30):
+        same, other = serve("same"), serve(number)
+        assert same.is_file() and other.is_file() and serve("same") == same != other
+    assert len(list(visit.served.iterdir())) == 8
+    same.unlink()  # as gradio does, an hour after it was written
+    assert serve("same").is_file()
+    shutil.rmtree(visit.served)  # as whoever clears the folder of temporary files
+    assert all(serve(key).is_file() for key in range(9))
+
+
+def test_the_slider_shows_what_was_changed_last(page, visit):
+    result, rights = run(page), []
+    for value in (None, 0.9, 0.5, 0.9, None):  # None: the field is empty
+        _, right = page.actions.look("before", f"{result.number}/restored", REQUEST, value)[3]
+        assert (images.read(right) - (result.image("restored") * 255).round() / 255).abs().max() < 1e-6
+        rights.append(right)
+    assert len(set(rights)) == 3 and rights[1] == rights[3] == rights[4]
