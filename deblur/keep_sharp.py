@@ -9,27 +9,29 @@ from torch.signal.windows import gaussian
 
 from deblur.image_processor import to_world
 
-COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
-SHARP, BLURRED = 0.35, 0.7  # the change, relative to the detail, up to which a region is kept, and from which restored
-SUBJECT = 0.08  # share of an image that is sharp, from which on the rest may be its background
-PLAIN = 5.0  # levels: with less detail a region is neither sharp nor blurred
-MOTION = 2.0  # `_direction` of what is moved rather than out of focus
-AROUND = 24  # pixels, the standard deviation of the region around a pixel
+KEPT_UP_TO, RESTORED_FROM = (
+    0.35,
+    0.7,
+)  # the change, relative to the detail, up to which a region is kept, and from which restored
+SMALLEST_SHARP_SHARE = 0.08  # share of an image that is sharp, from which on the rest may be its background
+LEAST_DETAIL = 5.0  # levels: with less detail a region is neither sharp nor blurred
+DIRECTION_OF_MOTION = 2.0  # `_direction` of what is moved rather than out of focus
+SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
-MOSTLY = 0.95  # share of an image from which on it counts as restored
-FINE = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
-SPECK = 9  # blocks: a smaller region that looks blurred is none
-EVEN = 5  # pixels a side of an even neighbourhood
-ROUNDING = 1e-5  # of values in [0, 1]
+LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
+LARGEST_SPECK = 9  # blocks: a smaller region that looks blurred is none
+EVEN_SIDE = 5  # pixels a side of an even neighbourhood
+LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
 
 
 def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: Tensor | None = None) -> Tensor:
     """The weight of each restored pixel over its input (N, 1, H, W): 0 where the image is sharp or even.
 
     A region is blurred if the predictor changes it by more than the fine detail that it has. The weight rises from 0 to
-    1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from SHARP to BLURRED. Where
-    all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is changed where a part
-    of the image is sharp and the rest is blurred in no direction: it is out of focus, as a portrait's background is.
+    1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from KEPT_UP_TO to
+    RESTORED_FROM. Where all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is
+    changed where a part of the image is sharp and the rest is blurred in no direction: it is out of focus, as a
+    portrait's background is.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
@@ -47,14 +49,16 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
         squares += difference.square_() / 3
     change = 255 * _root_mean(squares, visible)
     detail = 255 * _root_mean(_fine_detail(grey), visible)
-    blocks = _without_specks(((change / (detail + keep_sharp) - SHARP) / (BLURRED - SHARP)).clamp(0, 1))
+    blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     share = share * _is_uneven(grey)
-    is_sharp = (blocks == 0) & (detail > PLAIN)
-    inside = -max_pool2d(-blocks, SPECK, 1, SPECK // 2) == 1  # without the edge of what is sharp
+    is_sharp = (blocks == 0) & (detail > LEAST_DETAIL)
+    inside = -max_pool2d(-blocks, LARGEST_SPECK, 1, LARGEST_SPECK // 2) == 1  # without the edge of what is sharp
     whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
-    defocused = (is_sharp.float().mean((1, 2, 3)) > SUBJECT) & (_direction(grey, whole) < MOTION)
-    defocused &= _direction(mean_change, whole) < MOTION
+    defocused = (is_sharp.float().mean((1, 2, 3)) > SMALLEST_SHARP_SHARE) & (
+        _direction(grey, whole) < DIRECTION_OF_MOTION
+    )
+    defocused &= _direction(mean_change, whole) < DIRECTION_OF_MOTION
     share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
     return share if visible is None else share * visible
 
@@ -69,17 +73,17 @@ def _root_mean(squares: Tensor, visible: Tensor | None) -> Tensor:
 def _around(values: Tensor) -> Tensor:
     """The Gaussian mean around each block of BLOCK x BLOCK pixels."""
     blocks = avg_pool2d(values, BLOCK, ceil_mode=True, count_include_pad=False)
-    half = math.ceil(2 * AROUND / BLOCK)
-    kernel = gaussian(2 * half + 1, std=AROUND / BLOCK).to(blocks)
+    half = math.ceil(2 * SURROUNDINGS / BLOCK)
+    kernel = gaussian(2 * half + 1, std=SURROUNDINGS / BLOCK).to(blocks)
     kernel = kernel / kernel.sum()
     across = conv2d(pad(blocks, (half, half, 0, 0), mode="replicate"), kernel.view(1, 1, 1, -1))
     return conv2d(pad(across, (0, 0, half, half), mode="replicate"), kernel.view(1, 1, -1, 1))
 
 
 def _without_specks(blocks: Tensor) -> Tensor:
-    """The weights of blocks without regions that are narrower than SPECK blocks."""
-    least = -max_pool2d(-blocks, SPECK, 1, SPECK // 2)
-    return torch.minimum(blocks, max_pool2d(least, SPECK, 1, SPECK // 2))
+    """The weights of blocks without regions that are narrower than LARGEST_SPECK blocks."""
+    least = -max_pool2d(-blocks, LARGEST_SPECK, 1, LARGEST_SPECK // 2)
+    return torch.minimum(blocks, max_pool2d(least, LARGEST_SPECK, 1, LARGEST_SPECK // 2))
 
 
 def _fine_detail(grey: Tensor) -> Tensor:
@@ -104,9 +108,9 @@ def _direction(values: Tensor, weight: Tensor) -> Tensor:
 
 def _is_uneven(grey: Tensor) -> Tensor:
     """Whether a pixel has neighbours of another value."""
-    most = max_pool2d(grey, EVEN, 1, EVEN // 2)
-    least = -max_pool2d(-grey, EVEN, 1, EVEN // 2)
-    return most - least > ROUNDING
+    most = max_pool2d(grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
+    least = -max_pool2d(-grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
+    return most - least > LARGEST_ROUNDING
 
 
 def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
@@ -121,69 +125,8 @@ def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
     return ((share * visible).sum() / visible.sum().clamp_min(1)).item()
 
 
-def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
-    """A sentence that says how much of one image is kept, by its `restored_amount`, if that is much.
-
-    `blurry` (3, H, W) in [0, 1] decides whether an image that is kept as it is was sharp or too blurred.
-    """
-    if amount > MOSTLY:
-        return []
-    if amount == 0 and lacks_detail(blurry):
-        return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
-    if amount == 0:
-        return ["looks sharp already, and is kept as it is (keep_sharp)"]
-    least = "less than 1%" if amount < 0.005 else f"{amount:.0%}"
-    return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
-
-
-def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
-    """A sentence that says at which scale an image of this size was restored, if not at its own size.
-
-    None if nothing of it is restored, by its `restored_amount`.
-    """
-    if scale == 1 or amount == 0:
-        return []
-    return [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
-
-
 def lacks_detail(blurry: Tensor) -> bool:
     """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast."""
     grey = blurry.mean(0, keepdim=True)[None]
     contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
-    return bool(_fine_detail(grey).mean().sqrt() < FINE * contrast)
-
-
-def faults(sample: Tensor, prediction: Tensor, blurry: Tensor, visible: Tensor | None = None) -> list[str]:
-    """Sentences that say if the sample is less sharp than the input, its colours drifted, or it is no image.
-
-    Args:
-        sample, prediction: (3, H, W) in [0, 1].
-        blurry: (3, H, W), uint8 or uint16.
-        visible: (1, 1, H, W) of bool, the pixels that count; None: all.
-    """
-    if not sample.isfinite().all():
-        return ["the sample has pixels that are no numbers"]
-    sentences = []
-    if _sharpness(sample, visible) < _sharpness(blurry, visible, torch.iinfo(blurry.dtype).max):
-        sentences.append("the sample is less sharp than the input")
-    drift = (_mean_colour(sample, visible) - _mean_colour(prediction, visible)).abs().max().item()
-    if drift > COLOUR_DRIFT:
-        sentences.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
-    return sentences
-
-
-def _mean_colour(x: Tensor, visible: Tensor | None) -> Tensor:
-    return x.mean(dim=(1, 2)) if visible is None else x[:, visible[0, 0].to(x.device)].mean(dim=1)
-
-
-def _sharpness(x: Tensor, visible: Tensor | None, levels: float = 1.0) -> float:
-    """Mean absolute gradient between visible pixels, channel by channel to save memory on large photographs."""
-    total = 0.0
-    for channel in x:
-        for dim in (0, 1):
-            steps = channel.float().diff(dim=dim).abs_()
-            if visible is not None:
-                plane, size = visible[0, 0], visible.shape[dim - 2] - 1
-                steps *= (plane.narrow(dim, 0, size) & plane.narrow(dim, 1, size)).to(steps.device)
-            total += steps.sum().item()
-    return total / levels / x.numel()
+    return bool(_fine_detail(grey).mean().sqrt() < LEAST_FINE_DETAIL * contrast)

@@ -21,13 +21,14 @@ from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput
 from deblur.hub import PRETRAINED, PURPOSES, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
-from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
+from deblur.keep_sharp import restored_amount
 from deblur.memory import allowed_memory, require_memory
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_comparison, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, fixed_spans, refusal

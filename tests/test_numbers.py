@@ -15,12 +15,12 @@ from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
-from deblur.keep_sharp import COLOUR_DRIFT
 from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
 from deblur.onnx.graphs import OPSET
 from deblur.onnx.parity import MAX_ERROR, MIN_PSNR
 from deblur.restoration.maps import BRIGHTEST
+from deblur.restoration.remarks import COLOUR_DRIFT
 from deblur.restoration.restorer import BATCH_PIXELS as AT_ONCE
 from deblur.restoration.restorer import LARGEST_BATCH
 from deblur.tiling import SHARE_OF_FREE_MEMORY

@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms.functional import gaussian_blur
 
 from deblur.draft import Blurry
-from deblur.keep_sharp import faults, kept, kept_remarks, restored_amount, restored_share
+from deblur.keep_sharp import kept, restored_amount, restored_share
 from deblur.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
@@ -100,21 +100,6 @@ def test_an_image_of_a_few_pixels_has_a_share():
         assert restored_share(noise(*size), predicted(noise(*size, 1)), 2.5).shape == (1, 1, *size)
 
 
-def test_what_is_kept_is_said_with_the_reason():
-    sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
-    assert kept_remarks(0.0, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
-    assert kept_remarks(0.0, soft) == [
-        "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
-    ]
-    assert kept_remarks(0.25, soft) == [
-        "looks blurred on 25% of its area, which is restored; the rest is kept (keep_sharp)"
-    ]
-    assert kept_remarks(0.0025, soft) == [
-        "looks blurred on less than 1% of its area, which is restored; the rest is kept (keep_sharp)"
-    ]
-    assert kept_remarks(1.0, sharp) == []
-
-
 def test_the_restored_amount_is_that_of_the_visible_pixels():
     share, visible = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.bool)
     share[..., :2, :] = 1
@@ -168,51 +153,3 @@ def test_a_level_below_zero_is_refused_and_the_words_name_it():
     assert "what is sharp kept (2)" in str(SamplingSettings(keep_sharp=2.0))
     alone = SamplingSettings(blend=0.0, keep_sharp=2.0)
     assert str(alone) == "the prediction alone, what is sharp kept (2)" and not alone.without_effect(["keep_sharp"])
-
-
-@pytest.fixture
-def image():
-    return torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.25
-
-
-def stored(image, dtype):
-    return (image * torch.iinfo(dtype).max).round().to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
-def test_a_sample_is_to_be_as_sharp_as_the_input(image, dtype):
-    mean = image.mean(dim=(1, 2), keepdim=True)
-    sharper, softer = mean + 1.02 * (image - mean), mean + 0.98 * (image - mean)
-    assert faults(sharper, image, stored(image, dtype)) == []
-    assert faults(softer, image, stored(image, dtype)) == ["the sample is less sharp than the input"]
-
-
-def test_a_channel_s_mean_may_move_by_two_levels(image):
-    blurry = stored(0.9 * image, torch.uint8)
-    for channel in range(3):
-        shift = torch.zeros(3, 1, 1)
-        shift[channel] = 1 / 255
-        assert faults(image + 1.9 * shift, image, blurry) == []
-        expected = ["the sample's mean colour is 2.1 levels away from the prediction's"]
-        assert faults(image - 2.1 * shift, image, blurry) == expected
-
-
-@pytest.mark.parametrize("colour", [0.0, 1.0])
-def test_hidden_pixels_are_no_fault(image, colour):
-    """Beside them a gradient is of no image, and they would dilute a drift."""
-    visible = torch.zeros(1, 1, 20, 24, dtype=torch.bool)
-    visible[..., 5:10, 8:16] = True
-    softer = image.mean(dim=(1, 2), keepdim=True) * 0.1 + image * 0.9
-    darker = image - 2.1 / 255
-    for sample, words in ((softer, "the sample is less sharp"), (darker, "the sample's mean colour is 2.1")):
-        sample, blurry = (torch.where(visible[0], one, colour) for one in (sample, image))
-        [found] = faults(sample, blurry, stored(blurry, torch.uint8), visible)
-        assert found.startswith(words)
-    assert faults(image, image, stored(0.9 * image, torch.uint8), visible) == []
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_sample_of_no_numbers_is_a_fault(image, value):
-    sample = image.clone()
-    sample[1, 3, 4] = value
-    assert faults(sample, image, stored(image, torch.uint8)) == ["the sample has pixels that are no numbers"]

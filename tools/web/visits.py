@@ -18,8 +18,9 @@ from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels, with_hidden_filled
-from deblur.keep_sharp import faults, kept_remarks, restored_amount, scale_remarks
+from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"

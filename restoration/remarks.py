@@ -1,0 +1,70 @@
+"""Sentences on a restored image: what of it was kept, at which scale, and whether a sample is worse than its input."""
+
+import torch
+from torch import Tensor
+
+from deblur.keep_sharp import lacks_detail
+
+COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
+RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
+
+
+def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
+    """A sentence that says how much of one image is kept, by its `restored_amount`, if that is much.
+
+    `blurry` (3, H, W) in [0, 1] decides whether an image that is kept as it is was sharp or too blurred.
+    """
+    if amount > RESTORED_WHOLLY:
+        return []
+    if amount == 0 and lacks_detail(blurry):
+        return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
+    if amount == 0:
+        return ["looks sharp already, and is kept as it is (keep_sharp)"]
+    least = "less than 1%" if amount < 0.005 else f"{amount:.0%}"
+    return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
+
+
+def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
+    """A sentence that says at which scale an image of this size was restored, if not at its own size.
+
+    None if nothing of it is restored, by its `restored_amount`.
+    """
+    if scale == 1 or amount == 0:
+        return []
+    return [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
+
+
+def faults(sample: Tensor, prediction: Tensor, blurry: Tensor, visible: Tensor | None = None) -> list[str]:
+    """Sentences that say if the sample is less sharp than the input, its colours drifted, or it is no image.
+
+    Args:
+        sample, prediction: (3, H, W) in [0, 1].
+        blurry: (3, H, W), uint8 or uint16.
+        visible: (1, 1, H, W) of bool, the pixels that count; None: all.
+    """
+    if not sample.isfinite().all():
+        return ["the sample has pixels that are no numbers"]
+    sentences = []
+    if _sharpness(sample, visible) < _sharpness(blurry, visible, torch.iinfo(blurry.dtype).max):
+        sentences.append("the sample is less sharp than the input")
+    drift = (_mean_colour(sample, visible) - _mean_colour(prediction, visible)).abs().max().item()
+    if drift > COLOUR_DRIFT:
+        sentences.append(f"the sample's mean colour is {255 * drift:.1f} levels away from the prediction's")
+    return sentences
+
+
+def _mean_colour(x: Tensor, visible: Tensor | None) -> Tensor:
+    return x.mean(dim=(1, 2)) if visible is None else x[:, visible[0, 0].to(x.device)].mean(dim=1)
+
+
+def _sharpness(x: Tensor, visible: Tensor | None, levels: float = 1.0) -> float:
+    """Mean absolute gradient between visible pixels, channel by channel to save memory on large photographs."""
+    total = 0.0
+    for channel in x:
+        for dim in (0, 1):
+            steps = channel.float().diff(dim=dim).abs_()
+            if visible is not None:
+                plane, size = visible[0, 0], visible.shape[dim - 2] - 1
+                steps *= (plane.narrow(dim, 0, size) & plane.narrow(dim, 1, size)).to(steps.device)
+            total += steps.sum().item()
+    return total / levels / x.numel()
