@@ -13,7 +13,7 @@ from deblur.hub import CheckpointError, read_json
 
 GraphPrecision = Literal["fp32", "fp16", "int8"]
 
-GRAPH, FACTS = "model.onnx", "graph.json"  # files beside a network's config.json
+GRAPH, DESCRIPTION = "model.onnx", "graph.json"  # files beside a network's config.json
 NOISY = "r_t"
 INPUTS = {"predictor": ("blurry",), "denoiser": (NOISY, "blurry", "alpha_bar", "x_init", "s")}
 OUTPUT = "output"
@@ -75,11 +75,11 @@ class GraphFacts:
 
 def read_facts(folder: Path) -> GraphFacts:
     """Read graph.json in a network's folder. Raises CheckpointError if it is invalid."""
-    values = read_json(folder / FACTS)
+    values = read_json(folder / DESCRIPTION)
     try:
         return GraphFacts(**values)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / FACTS} was not written by tools.export_onnx: {error}") from error
+        raise CheckpointError(f"{folder / DESCRIPTION} was not written by tools.export_onnx: {error}") from error
 
 
 def require_package(name: str) -> None:

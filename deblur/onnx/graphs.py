@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deblur.hub import CheckpointError
 from deblur.memory import bytes_per_pixel
-from deblur.onnx.files import FACTS, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision
+from deblur.onnx.files import DESCRIPTION, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision
 
 OPSET = 20
 RUNTIME_MEMORY = 1.25  # times PyTorch's: onnxruntime was seen to take a fifth more, and OpenVINO takes less
@@ -66,7 +66,7 @@ class OneOutput(nn.Module):
 
 def write_facts(folder: Path, facts: GraphFacts) -> None:
     """Write graph.json into a network's folder."""
-    (folder / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n")
+    (folder / DESCRIPTION).write_text(json.dumps(asdict(facts), indent=2) + "\n")
 
 
 def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, ...], facts: GraphFacts) -> Any:
@@ -77,7 +77,7 @@ def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, .
     if facts.side is None:
         height, width = torch.export.Dim("height", min=2, max=1 << 12), torch.export.Dim("width", min=2, max=1 << 12)
         axes = {2: facts.multiple * height, 3: facts.multiple * width}
-        shapes = tuple(axes if x.ndim == 4 else None for x in example)
+        shapes = (tuple(axes if x.ndim == 4 else None for x in example),)  # `OneOutput` has one argument, *inputs
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ from deblur.hub import CheckpointError, read_json
 from deblur.models.diffusion import PREDICTION_TYPES
 from deblur.models.networks.layers import extended
 from deblur.onnx.engines import Precision, Provider, open_engine
-from deblur.onnx.files import FACTS, GRAPH, INPUTS, NOISY, read_facts, read_graph
+from deblur.onnx.files import DESCRIPTION, GRAPH, INPUTS, NOISY, read_facts, read_graph
 
 
 class OnnxNetwork(nn.Module):
@@ -42,7 +42,8 @@ class OnnxNetwork(nn.Module):
         self.facts = read_facts(folder)
         self.prediction_type = self.facts.prediction_type
         if self.prediction_type not in (None, *PREDICTION_TYPES):
-            raise CheckpointError(f"{folder / FACTS} was not written by tools.export_onnx: {self.prediction_type}")
+            file = folder / DESCRIPTION
+            raise CheckpointError(f"{file} was not written by tools.export_onnx: {self.prediction_type}")
         self.stride, self.receptive_field, self.side = self.facts.stride, self.facts.receptive_field, self.facts.side
         self.bytes_per_pixel = self.facts.bytes_per_pixel
         self.fixed_tile = (self.side, self.facts.halo) if self.side else None

@@ -27,7 +27,7 @@ from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ran
 
 NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # of `models.networks.unet.PixelNorm`
 JUDGED_CROPS = 8  # of those of the calibration: on them PSNR is measured
-SIDE = 512  # of the crops, for a graph of any size
+CROP_SIDE = 512  # of the crops, for a graph of any size
 
 
 def quantise(
@@ -51,7 +51,7 @@ def quantise(
     whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
     for name in networks(pipeline):
         graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
-        crops = crops_of(graph.side or SIDE)
+        crops = crops_of(graph.side or CROP_SIDE)
         calls = calibrate(pipeline, name, graph, crops)
 
         def psnr(model: onnx.ModelProto, judged, name: str = name, graph: OnnxNetwork = graph) -> tuple[float, list]:

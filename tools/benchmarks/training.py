@@ -50,7 +50,7 @@ OPTIONS = {
     "plain": [*FP32, "--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
 }
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
-QUICK = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
+SMALL_RUN = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
 SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
@@ -152,7 +152,7 @@ def main(
             config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
             for config in {case.split("/")[0] for case in chosen}
         }
-        more = [*shlex.split(QUICK if quick else ""), *shlex.split(flags)]
+        more = [*shlex.split(SMALL_RUN if quick else ""), *shlex.split(flags)]
         for case in tqdm(chosen, "cases"):
             facts = machine(device, threads) | {"flags": flags}
             record = in_own_process(facts["threads"], measure, case, data[case.split("/")[0]], device, steps, more)
