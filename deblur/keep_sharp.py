@@ -19,7 +19,8 @@ DIRECTION_OF_MOTION = 2.0  # `_direction` of what is moved rather than out of fo
 SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
-LARGEST_SPECK = 9  # blocks: a smaller region that looks blurred is none
+SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks blurred and holds none of these is none
+BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN_SIDE = 5  # pixels a side of an even neighbourhood
 LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
 
@@ -31,7 +32,7 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from KEPT_UP_TO to
     RESTORED_FROM. Where all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is
     changed where a part of the image is sharp and the rest is blurred in no direction: it is out of focus, as a
-    portrait's background is.
+    portrait's background is. Lights make no part sharp: in a shaken photograph of a night they are streaks.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
@@ -52,8 +53,11 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     share = share * _is_uneven(grey)
-    is_sharp = (blocks == 0) & (detail > LEAST_DETAIL)
-    inside = -max_pool2d(-blocks, LARGEST_SPECK, 1, LARGEST_SPECK // 2) == 1  # without the edge of what is sharp
+    without_lights = 255 * _root_mean(_fine_detail(_without_lights(grey)), visible)
+    is_sharp = (blocks == 0) & (without_lights > LEAST_DETAIL)
+    inside = _least(blocks, SQUARE) == 1  # without the edge of what is sharp
+    narrow = torch.maximum(_least(blocks, UPRIGHT), _least(blocks, LYING)) == 1
+    inside = torch.where(inside.flatten(1).any(1).view(-1, 1, 1, 1), inside, narrow)
     whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
     defocused = (is_sharp.float().mean((1, 2, 3)) > SMALLEST_SHARP_SHARE) & (
         _direction(grey, whole) < DIRECTION_OF_MOTION
@@ -81,9 +85,27 @@ def _around(values: Tensor) -> Tensor:
 
 
 def _without_specks(blocks: Tensor) -> Tensor:
-    """The weights of blocks without regions that are narrower than LARGEST_SPECK blocks."""
-    least = -max_pool2d(-blocks, LARGEST_SPECK, 1, LARGEST_SPECK // 2)
-    return torch.minimum(blocks, max_pool2d(least, LARGEST_SPECK, 1, LARGEST_SPECK // 2))
+    """The weights of blocks without regions that hold neither SQUARE nor, as who walks by, UPRIGHT or LYING."""
+    held = [_most(_least(blocks, sides), sides) for sides in (SQUARE, UPRIGHT, LYING)]
+    return torch.minimum(blocks, torch.stack(held).amax(0))
+
+
+def _least(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The least weight in the rectangle around each block."""
+    return -_most(-blocks, sides)
+
+
+def _most(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The largest weight in the rectangle around each block."""
+    rows, columns = sides
+    return max_pool2d(blocks, sides, 1, (rows // 2, columns // 2))
+
+
+def _without_lights(grey: Tensor) -> Tensor:
+    """An image (N, 1, H, W) in which nothing is brighter than BRIGHTEST_SURFACE times what is around it."""
+    height, width = grey.shape[-2:]
+    around = interpolate(_around(grey), scale_factor=BLOCK, mode="bilinear")[..., :height, :width]
+    return torch.minimum(grey, around.mul_(BRIGHTEST_SURFACE))
 
 
 def _fine_detail(grey: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ class Options:
         predictor_tile: the same for the predictor.
         format: file format of the output; default: the input's.
         depth: bits per channel of the output; default: the input's.
-        quality: of a JPEG, AVIF or HEIF, from 1 to 100; default: a JPEG's own, but at
-            least about 86, 75 for HEIF, and 95 for all others.
+        quality: of a JPEG, AVIF or HEIF, from 1 to 100; default: a JPEG's own, but at least about 86; of other inputs
+            95, or 75 of HEIF.
         metadata: keep all EXIF and XMP of the input, or none. The colour profile stays. Unless none, the output says
             that it was enhanced by this program (EXIF Software, IPTC digital source type).
         on_fault: warn if a sample is less sharp than its input, or if its mean colour drifts from the prediction's by

@@ -24,6 +24,13 @@ def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
     return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
 
 
+def still_blurred_remarks(amount: float, restored: Tensor) -> list[str]:
+    """A sentence that says that a restored image (3, H, W) in [0, 1] is blurred still, by its `restored_amount`."""
+    if amount == 0 or not lacks_detail(restored):
+        return []
+    return ["is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"]
+
+
 def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
     """A sentence that says at which scale an image of this size was restored, if not at its own size.
 

@@ -28,7 +28,7 @@ from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_comparison, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
-from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, fixed_spans, refusal
@@ -278,6 +278,7 @@ class Restorer:
         if self.mask is None:
             notes += kept_remarks(amount, with_hidden_filled(image.values[None], visible)[0])
         restored = out.predictions if is_back else out.images
+        notes += still_blurred_remarks(amount, restored[0].cpu())
         return Restoration(photograph, out, restored, found, notes, amount, seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:

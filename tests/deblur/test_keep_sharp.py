@@ -95,6 +95,35 @@ def test_specks_that_look_blurred_are_none():
         assert restored_share(blurry, predicted(sharp), 2.5).any() == found
 
 
+@pytest.mark.parametrize(("width", "height"), [(60, 200), (200, 60)])
+def test_who_walks_by_a_sharp_wall_is_no_speck(width, height):
+    """A narrow and long region, blurred by a movement of its own, of which the predictor finds a part."""
+    wall = 0.25 + 0.5 * noise(512, 512)
+    spot = (..., slice(150, 150 + height), slice(200, 200 + width))
+    clear = wall.clone()
+    clear[spot] = noise(512, 512, 1)[spot]
+    blurry = wall.clone()
+    blurry[spot] = (shaken(clear) if height > width else gaussian_blur(clear, [1, 31], [0.01, 8.0]))[spot]
+    share = restored_share(blurry, predicted(blurry + 0.3 * (clear - blurry)), 2.5)
+    assert share[spot].mean() > 0.8
+    assert not share[..., :100, :].any()
+
+
+def test_lights_that_are_streaks_do_not_make_a_shaken_night_sharp():
+    """A plate that moved, blurred, beside lamps whose traces are thin and bright; lit as by day, a subject is sharp."""
+    night = torch.full((1, 3, 384, 512), 0.02)
+    night[..., 40:160, 40:480:24] = 1.0
+    clear = night.clone()
+    clear[..., 220:350, 130:380] = 0.3 * noise(130, 250).round()
+    blurry = night.clone()
+    blurry[..., 220:350, 130:380] = gaussian_blur(clear, 15, 3.0)[..., 220:350, 130:380]
+    plate = (..., slice(240, 330), slice(150, 360))
+    assert restored_share(blurry, predicted(clear), 2.5)[plate].mean() > 0.9
+    day = blurry.clone()
+    day[..., :180, :] = noise(180, 512)
+    assert not restored_share(day, predicted(torch.cat([day[..., :180, :], clear[..., 180:, :]], 2)), 2.5).any()
+
+
 def test_an_image_of_a_few_pixels_has_a_share():
     for size in ((1, 1), (3, 200), (17, 9)):
         assert restored_share(noise(*size), predicted(noise(*size, 1)), 2.5).shape == (1, 1, *size)

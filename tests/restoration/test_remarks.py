@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.functional import gaussian_blur
 
-from deblur.restoration.remarks import faults, kept_remarks
+from deblur.restoration.remarks import faults, kept_remarks, still_blurred_remarks
 
 
 def noise(height, width, seed=0):
@@ -24,6 +24,15 @@ def test_what_is_kept_is_said_with_the_reason():
         "looks blurred on less than 1% of its area, which is restored; the rest is kept (keep_sharp)"
     ]
     assert kept_remarks(1.0, sharp) == []
+
+
+def test_an_image_that_is_blurred_still_says_so():
+    sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
+    assert still_blurred_remarks(0.5, soft) == [
+        "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
+    ]
+    assert still_blurred_remarks(0.0, soft) == [], "what is kept has its own sentence"
+    assert still_blurred_remarks(1.0, sharp) == []
 
 
 @pytest.fixture
