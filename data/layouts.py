@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 
+import yaml
 from torch import Tensor
 
 from deblur.data.files import images, search
@@ -13,6 +15,7 @@ from deblur.data.files.lists import named_files, read_lines, read_table
 SPLITS = ("train", "val", "test")
 BLURRY = ("blur", "blurry", "input")
 SHARP = ("sharp", "gt", "target", "clean")
+LAYOUT_IN_BRACES = "'{class_path: MODULE.CLASS, init_args: {root: FOLDER}}'"
 # The kinds of blurry images of a layout; "blur" stands for the first.
 VARIANTS = {
     "gopro": ("blur", "blur_gamma"),
@@ -89,7 +92,12 @@ class Source:
 
     @classmethod
     def named(cls, name: str) -> "Source":
-        """The source of a root, or of ROOT:SPLIT."""
+        """The source of a root, of ROOT:SPLIT, or of what a config of train.py has in braces: {class_path: ...}.
+
+        Raises DatasetError where what stands in braces is no source.
+        """
+        if name.startswith("{") and not Path(name).exists():
+            return _in_braces(name)
         root, _, split = name.rpartition(":")
         return cls(root=root, split=split) if split in SPLITS and not Path(name).exists() else cls(root=name)
 
@@ -100,9 +108,22 @@ class Source:
         return list_pairs(self.root, self.split or split, self.variant or variant)
 
 
+def _in_braces(text: str) -> Source:
+    try:
+        given = yaml.safe_load(text)
+        kind = resolve_name(given.pop("class_path")) if "class_path" in given else Source
+        source = kind(**given.pop("init_args", given))
+    except (yaml.YAMLError, ImportError, AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DatasetError(f"{text} names no layout: {reason}. Write it as {LAYOUT_IN_BRACES}.") from None
+    if not isinstance(source, Source):
+        raise DatasetError(f"{text} names no layout: {kind.__name__} is not derived from deblur.data.layouts.Source.")
+    return source
+
+
 def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> list[Pair]:
-    """List the pairs of a split, sorted by name, as `list_pairs`; DatasetError if an image has no partner."""
-    return paired(list_pairs(root, split, variant), root)
+    """The pairs of a split of what `Source.named` names, sorted; DatasetError if an image has no partner."""
+    return paired(Source.named(str(root)).list_pairs(split, variant), root)
 
 
 def paired(listing: Listing, root: str | Path) -> list[Pair]:

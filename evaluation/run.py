@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric import Fabric
 
 from deblur.checkpoints import checkpoint_hash, load_pipeline, save_presets
-from deblur.cli import explain
 from deblur.data.files import images, search
-from deblur.data.layouts import DatasetError, Source, paired
+from deblur.data.layouts import Source, paired
 from deblur.data.pairs import read_pair
 from deblur.devices import choose_device, resolve_precision
 from deblur.evaluation.grid import rows_of
@@ -102,7 +99,7 @@ def read_pairs(
     """
     if not processes.is_global_zero:
         return processes.broadcast(None)
-    source = source_of(data)
+    source = Source.named(data)
     root = source.root or source.blurry
     listing = source.list_pairs(split, variant)
     pairs = paired(listing, root)
@@ -122,22 +119,6 @@ def read_pairs(
         label = f"outputs {Path(outputs).resolve().name}"
         rows[label], row_hashes[label] = _restored_files(outputs, {pair.name: pair.sharp for pair in pairs})
     return processes.broadcast(ScoredPairs(texts, found, hashes, rows, row_hashes, facts))
-
-
-def source_of(data: str) -> Source:
-    """The dataset that a flag names: ROOT, ROOT:SPLIT, or a layout of a user's own as a config of train.py has it.
-
-    Raises:
-        DatasetError: what stands in braces is no layout.
-    """
-    if not data.startswith("{"):
-        return Source.named(data)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--data", type=Source)
-    try:
-        return parser.instantiate(parser.parse_object({"data": yaml.safe_load(data)})).data
-    except (yaml.YAMLError, ArgumentError) as error:
-        raise DatasetError(f"--data {data} names no layout: {explain(error)}.") from None
 
 
 def _restored_files(folder: str, truths: Mapping[str, Path]) -> tuple[dict[str, Path], str]:

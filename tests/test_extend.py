@@ -13,8 +13,10 @@ import evaluate
 import sample
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
+from deblur.data.layouts import DatasetError, find_pairs
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Predictor, register_to_config
+from deblur.tools import doctor
 from deblur.training import command as train
 from tests.conftest import ROOT, fresh
 from tests.tiny import tiny_pipeline
@@ -135,6 +137,32 @@ def test_an_own_layout_is_trained_on_and_evaluated(outside, run_folder):
         [*shlex.split(command), "--checkpoint", "run/checkpoint", "--grid", "grid.yaml", "--controls", "no"]
     )
     assert json.loads((run_folder / "scores" / "results.json").read_text())["data"]["layout"] == "bursts"
+
+
+def test_an_own_layout_is_examined_and_found_by_every_command(outside, run_folder, capsys):
+    for split in ("train", "test"):
+        for side in ("blurry", "sharp"):
+            images.write(run_folder / "BURSTS" / split / f"a_{side}.png", torch.rand(3, 24, 24))
+    layout = re.search(r"tools.doctor '(.*?)'", PAGE)[1]
+    assert f"evaluate.py --data '{layout}'" in PAGE
+    doctor.main(layout, num_workers=0)
+    assert "layout bursts, variant blur: 1 pairs in train, 0 pairs in val, 1 pairs in test" in capsys.readouterr().out
+    assert [pair.name for pair in find_pairs(layout)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{class_path: nowhere.Bursts}", "No module named 'nowhere'"),
+        ("{class_path: mylayout.Bursts, init_args: {rot: BURSTS}}", "unexpected keyword argument 'rot'"),
+        ("{class_path: collections.Counter}", "Counter is not derived from deblur.data.layouts.Source"),
+        ("{class_path: [}", "names no layout: while parsing"),
+    ],
+)
+def test_what_is_no_layout_is_said(outside, text, words):
+    with pytest.raises(DatasetError) as error:
+        find_pairs(text)
+    assert words in str(error.value)
 
 
 class Alone(nn.Module):

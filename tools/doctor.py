@@ -20,7 +20,7 @@ from torch import Tensor
 
 from deblur.cli import call, run_command
 from deblur.data.files import images
-from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, list_pairs, remarks_on_skipped
+from deblur.data.layouts import SPLITS, DatasetError, Listing, NoSplitError, Pair, Source, remarks_on_skipped
 from deblur.tools.resumable import on_all_cores
 
 # Numbers of pairs in the complete datasets: of GoPro, HIDE and RealBlur by the READMEs of
@@ -63,10 +63,10 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
 
     Raises DatasetError if no split can be listed or a process is killed.
     """
-    listings, refused = {}, {}
+    source, listings, refused = Source.named(root), {}, {}
     for split in SPLITS:
         try:
-            listings[split] = list_pairs(root, split, variant)
+            listings[split] = source.list_pairs(split, variant)
         except DatasetError as error:
             refused[split] = error
     if not listings:
@@ -76,7 +76,7 @@ def diagnose(root: str, variant: str = "blur", num_workers: int | None = None) -
     if undivided:
         listings = {"test": listings["test"]} if "test" in listings else dict([next(iter(listings.items()))])
     faults = [Fault("split", str(error)) for error in refused.values() if type(error) is not NoSplitError]
-    remarks = remarks_on_skipped(root)
+    remarks = [] if source.root is None else remarks_on_skipped(source.root)
     for split, listing in listings.items():
         faults += [Fault("unpaired", f"{file} has no partner.") for file in listing.alone]
         count, published = len(listing.pairs), COUNTS.get(listing.layout, {}).get(split)
