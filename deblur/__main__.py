@@ -7,7 +7,7 @@ from deblur import __version__
 
 COMMANDS = {
     "sample": ("deblur.sample", "restore photographs"),
-    "train": ("deblur.training.command", "train on pairs or on sharp photographs"),
+    "train": ("deblur.train", "train on pairs or on sharp photographs"),
     "evaluate": ("deblur.evaluate", "score settings of a checkpoint"),
     "app": ("deblur.tools.web.command", "a local page in the browser"),
     "doctor": ("deblur.tools.doctor", "find faults of a dataset"),

@@ -128,8 +128,8 @@ def run_folder(no_network, tmp_path, monkeypatch):
 
 def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
+    import train
     from deblur.models.losses import Objective, PredictorLoss, Residual
-    from deblur.training import command as train
     from deblur.training.module import Optimizer, Predict, PredictAndRefine
 
     parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()

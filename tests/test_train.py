@@ -10,10 +10,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import train
 from deblur import progress
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.training import command as train
 from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run
@@ -218,9 +218,7 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
     Path("list.yaml").write_text("- a")
     Path("torn.yaml").write_text("a: [")
     Path("typo.yaml").write_text("trainer: {max_step: 3}")
-    Path("old.yaml").write_text(
-        "model: {class_path: deblur.training.module.Predict, init_args: {loss: l2, lr: 0.1}}"
-    )
+    Path("old.yaml").write_text("model: {class_path: deblur.training.module.Predict, init_args: {loss: l2, lr: 0.1}}")
     Path("deep.yaml").write_text("model: {init_args: {predictor_training: join}}")
     assert said(capsys, "fit", "--config", "run.yaml", *flags).startswith(sentence)
     assert not Path("runs").exists()

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.utils.data import DataLoader, Dataset
 
+import train
 from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.networks.base import Cascade, Predictor, register_to_config
 from deblur.models.networks.layers import extended
@@ -22,7 +23,6 @@ from deblur.models.networks.unet import Denoiser, UNetPredictor
 from deblur.models.schedules import linear
 from deblur.pipeline import DeblurPipeline, stored_schedule
 from deblur.settings import SamplingSettings
-from deblur.training import command as train
 from deblur.training.module import Optimizer, Predict, PredictAndRefine
 
 RUN = """

@@ -1,4 +1,4 @@
-"""The command line of train.py: build a run from a config and flags."""
+"""A run of train.py, built from a config and flags."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
@@ -76,7 +76,7 @@ class RunParser(LightningArgumentParser):
         return super().add_class_arguments(*args, **kwargs | {"sub_configs": False})
 
 
-class Command(LightningCLI):
+class Run(LightningCLI):
     """A run as described by its flags: `model`, `datamodule` and `trainer`, for `fit`, `validate` and `test`.
 
     In addition to its config, every run has: `DEFAULTS`; the callbacks of `_callbacks`; metrics.csv as its first
@@ -84,7 +84,6 @@ class Command(LightningCLI):
 
     Args:
         name: fit, validate or test; none: the run is built but not started.
-        datamodule: class of the data module.
         args: flags, without the command's name.
         held: keeps the run's folder locked while the run writes to it.
 
@@ -93,7 +92,8 @@ class Command(LightningCLI):
         FolderInUse: another run writes into the folder.
     """
 
-    def __init__(self, name: str | None, datamodule: type[LightningDataModule], args: list[str], held: ExitStack):
+    def __init__(self, name: str | None, args: list[str], held: ExitStack):
+        set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
         quiet()
         self.name = name
         self.held = held
@@ -102,7 +102,7 @@ class Command(LightningCLI):
         self.resumes = False
         super().__init__(
             Predict,
-            datamodule,
+            DeblurDataModule,
             subclass_mode_model=True,
             save_config_callback=RecordConfig,
             save_config_kwargs={"save_to_log_dir": False},
@@ -226,16 +226,13 @@ class Command(LightningCLI):
             self.last,
         ]
 
-    def run(self) -> None:
-        """Run the command."""
-        if self.name == "fit":
-            self.fit()
-        elif self.name is not None:
-            run = getattr(self.trainer, self.name)
-            run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+    def score(self) -> None:
+        """Score the checkpoint by `validate` or `test`."""
+        run = getattr(self.trainer, self.name)
+        run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
 
-    def fit(self) -> None:
-        """Train, unless the run is finished.
+    def is_finished(self) -> bool:
+        """Whether the checkpoint to resume from is that of the last step; then its pipeline is exported, if it is not.
 
         Raises:
             CheckpointError: the checkpoint is of another config.
@@ -252,15 +249,22 @@ class Command(LightningCLI):
                 )
             if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
                 self._report_finished()
-                return
+                return True
             rank_zero_info(f"resumed from {self.ckpt_path}, step {self.checkpoint['global_step']}")
             if changed:
                 rank_zero_info(f"changed since that checkpoint: {'; '.join(changed)}")
+        return False
+
+    def train(self) -> None:
+        """Train to the last step, from the checkpoint if there is one."""
         self.checkpoint = {}  # frees the memory of the model and its optimizer; Lightning reads the file again
         try:
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
         except SIGTERMException:
             raise Stopped(self.last.signal or signal.SIGTERM) from None  # the signal may have reached another process
+
+    def export(self) -> None:
+        """Write the averaged weights as a pipeline folder."""
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
             export_pipeline(self.model.pipeline(), Path(self.trainer.default_root_dir))  # the averages are in it
 
@@ -275,16 +279,6 @@ class Command(LightningCLI):
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"
             " longer, or start anew with another trainer.default_root_dir or --auto_resume false"
         )
-
-
-def start(args: list[str], run: bool = True) -> Command:
-    """Build a run from a command line and execute its command; with `run` false `args` are only flags."""
-    set_parsing_settings(subclasses_enabled=[Source])  # a user's own layout; dataclasses have none by default
-    name, flags = (args[0], args[1:]) if run else (None, args)
-    with ExitStack() as held:
-        command = Command(name, DeblurDataModule, flags, held)
-        command.run()
-    return command
 
 
 def require_files(name: str | None, config: Namespace) -> None:

@@ -21,6 +21,7 @@ import torch
 from lightning.pytorch import Callback
 from tqdm import tqdm
 
+from deblur import train
 from deblur.cli import call
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
@@ -29,7 +30,6 @@ from deblur.tools import demo
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.speed import WARM, step_flops
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
-from deblur.training import command as train
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
