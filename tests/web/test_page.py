@@ -321,6 +321,7 @@ def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
             for tab in visiting(chromium, re.search(r"http://\S+", server.stdout.readline())[0]):
                 tab.set_default_timeout(600_000)
                 upload(tab, tmp_path / "large.jpg")
+                tab.get_by_role("radio", name="Quick, ").check()
                 run(tab)
                 changed(tab, 1, tab.fill, STRENGTH, "0.4")
                 with Image.open(saved(tab, tmp_path)) as restored:
