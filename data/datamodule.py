@@ -148,6 +148,11 @@ class DeblurDataModule(pl.LightningDataModule):
                 raise DatasetError("data.train mixes pairs with sharp photographs: train on one kind after the other.")
             if self.predictions:
                 self.predictor_sha256 = _only_predictor(parts)
+                for stored in (part.predictions for part in parts if part.predictions.predictor.stages is not None):
+                    rank_zero_info(
+                        f"warning: the predictions in {stored.folder} are of --stages {stored.predictor.stages}: what"
+                        " is trained on them belongs to samples with as many, and by default all stages are run"
+                    )
             self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
             self.val_set = self._frames(*self._sources("val"), "val", self.val_crop)

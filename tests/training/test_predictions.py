@@ -1,5 +1,6 @@
 """Stored predictions in training: the loss of running the frozen network, which is not run, and what is refused."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -96,6 +97,17 @@ def test_predictions_of_another_checkpoint_are_refused(pairs, capsys):
     assert fit("stored", "--data.predictions", "true") == 2
     assert "those of another network than the frozen one of model.init_from" in capsys.readouterr().err
     assert not Path("stored/checkpoint").exists()
+
+
+def test_predictions_of_some_stages_are_said(pairs, caplog):
+    file = pairs / "predictions/train_blur/predictor.json"
+    with caplog.at_level("INFO"):
+        assert fit("all", "--data.predictions", "true") == 0
+    assert "--stages" not in caplog.text
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"stages": 1}))
+    with caplog.at_level("INFO"):
+        assert fit("one", "--data.predictions", "true") == 0
+    assert "train_blur are of --stages 1: what is trained on them belongs to samples with as many" in caplog.text
 
 
 def test_a_predictor_that_learns_takes_no_stored_predictions(pairs, capsys):
