@@ -7,7 +7,7 @@ deblur.models, deblur.data, and editors follow them. `pip install` puts the pack
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 PUBLIC = {
     "CheckpointError": "deblur.hub",
