@@ -178,7 +178,7 @@ def test_sample_takes_a_folder(place, tmp_path, capsys):
         (["--tile", "64"], "takes tiles of 96 pixels and no others"),
         (["--compile"], "nothing to compile"),
         (["--provider", "cpu", "--precision", "bf16"], "in fp32: omit the precision bf16 or give --provider openvino"),
-        (["--device", "mps"], "an ONNX folder, whose tensors stay on the CPU"),
+        (["--device", "mps"], "device mps cannot be used here"),
         (["--checkpoint", str(place / "slim"), "--provider", "cpu"], "is no ONNX folder"),
         (["--provider", "tensorrt"], "cannot run on tensorrt: pip install onnxruntime-gpu"),
     ):
