@@ -133,7 +133,8 @@ def layers(model: ModelProto) -> str:
     """How many layers are in INT8, and which stayed in float, in words."""
     weights = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
     kept = [name for name in weights if name in {tensor.name for tensor in model.graph.initializer}]
-    named = f": {', '.join(kept)}" if kept else ""
+    # As in the checkpoint: the graph is of a `OneOutput`, whose `network` that is.
+    named = f": {', '.join(name.removeprefix('network.') for name in kept)}" if kept else ""
     return f"{len(weights) - len(kept)} layers in INT8, {len(kept)} in float{named}"
 
 
