@@ -1,6 +1,5 @@
 """What a resumed run takes over from the new command, and what it refuses: the table of docs/training.md."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -200,19 +199,6 @@ def test_the_table_names_every_setting_and_says_what_these_tests_saw(run_folder)
     assert {name for name, fate in said.items() if fate.startswith("a change is refused")} == REFUSED.keys()
     fates = {re.split("[:,;]", fate)[0] for fate in said.values()}
     assert fates == {"a change is refused", "taken over", "without effect"}
-
-
-def test_a_run_of_before_the_classes_had_their_new_names_goes_on(started, caplog):
-    command, last = copied(started), Path("run/checkpoints/last.ckpt")
-    checkpoint = read_checkpoint(last)
-    stored = json.dumps(checkpoint["config"])
-    assert "deblur.models.networks.unet.Denoiser" in stored
-    torch.save(checkpoint | {"config": json.loads(stored.replace("deblur.", ""))}, last)
-    assert train.main(command) == 0
-    assert "resumed from run/checkpoints/last.ckpt, step 4" in caplog.text
-    (changed,) = (record.message for record in caplog.records if record.message.startswith("changed since"))
-    assert "class_path" not in changed
-    assert "blur" not in changed
 
 
 def test_a_second_run_in_the_folder_is_refused(started, capsys):
