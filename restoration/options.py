@@ -22,11 +22,12 @@ class Options:
             name for a single image; a folder whose name ends in a suffix gets a slash. manifest.json
             beside the images says how each was made.
         checkpoint: of those that come with the repository maxim (use it when one photograph matters and may take
-            minutes), lite (use it when there are many photographs and no GPU), u2net (use it when photographs must be
-            restored faster still) or text (use it when there is a page of text: a document, a screen, a receipt); or an
-            exported folder, a hub id (user/name or user/name@revision), a .ckpt file of train.py. Default: maxim on a
-            GPU; on a CPU, as measured, maxim where all images take less than a minute, its preset fast where they take
-            less than five, otherwise lite.
+            minutes), swift (use it when a photograph is large, or there are several), lite (use it when there are many
+            photographs and no GPU), u2net (use it when photographs must be restored faster still) or text (use it when
+            there is a page of text: a document, a screen, a receipt); or an exported folder, a hub id (user/name or
+            user/name@revision), a .ckpt file of train.py. Default: maxim on a GPU; on a CPU, as measured, maxim where
+            all images take less than a minute, its preset fast where they take less than two, swift where they take
+            less than ten, otherwise lite.
         preset: settings stored with the checkpoint; values given by flag override them. Default: balanced, if the
             checkpoint has it.
         seed: the same seed gives the same noise for an image of the same name.

@@ -9,7 +9,7 @@ import torch
 
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
-from deblur.evaluation import metrics
+from deblur.evaluation import pixels
 from deblur.models.diffusion import Estimator
 from deblur.models.losses import Objective
 from deblur.models.networks.mixins import randn_tensor
@@ -74,4 +74,4 @@ def test_the_page_has_the_loss_of_training_and_its_gradient(pair):
 
 def test_the_page_has_the_psnr_of_evaluation(pair):
     found = method.psnr(*(2 * image - 1 for image in pair))
-    torch.testing.assert_close(found, metrics.psnr(*pair).to(found), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, pixels.psnr(*pair).to(found), atol=1e-6, rtol=0)

@@ -298,12 +298,15 @@ def said_by_sample_py(folder, capsys):
 
 
 def said_by_the_page(folder, capsys):
+    from deblur.tools.web.actions import Actions
     from deblur.tools.web.restoration import PhotoRestorer
     from deblur.tools.web.served import Served
+    from deblur.tools.web.visits import Visits
 
     restorer = PhotoRestorer(Options("", checkpoint=str(folder / "checkpoint"), device="cpu"), Served())
+    actions = Actions({"own": restorer}, Visits(folder / "visits"))
     with pytest.raises(images.ImageError) as caught:
-        restorer.open(folder / "pairs" / "blur" / "a.png", "a.png")
+        actions._opened(actions.visits.of("someone"), folder / "pairs" / "blur" / "a.png", "a.png")
     return str(caught.value)
 
 
