@@ -10,14 +10,14 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any
 
-from deblur.cli import Parser, UsageError, make_parser, run_command
+from deblur.cli import Parser, Stopped, UsageError, make_parser, run_command
 from deblur.hub import PRETRAINED, name_of, stored_index
 from deblur.restoration.options import Options, ways
 from deblur.restoration.outputs import outputs_of
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.storage import require_writable
 
-NOT_BEGUN = "stopped, 0 done; run again to resume"
+STOPPED = "stopped, {} done; run again to resume"
 
 
 def parser_of(args: list[str]) -> Parser:
@@ -52,8 +52,11 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
     from deblur.restoration.job import Job
 
     job = Job(outputs, options, numbers)  # chooses the checkpoint by the time it takes
-    for restoration in job.restorations():  # DeblurPipeline: predict, sample the residual, blend, keep what is sharp
-        job.write(restoration)
+    try:
+        for restoration in job.restorations():  # DeblurPipeline: predict, sample, blend, keep what is sharp
+            job.write(restoration)
+    except Stopped as stopped:  # while an image is restored, or written
+        raise Stopped(stopped.signal, STOPPED.format(job.written)) from None
     return job.report()
 
 
@@ -71,7 +74,7 @@ def command(args: list[str]) -> int:
 
 def main(args: list[str] | None = None) -> int:
     """As `command`, by default of this process; wrong input is reported in one sentence on stderr."""
-    return run_command("sample.py", lambda: command(sys.argv[1:] if args is None else args), NOT_BEGUN)
+    return run_command("sample.py", lambda: command(sys.argv[1:] if args is None else args), STOPPED.format(0))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A job of sample.py: its checkpoint, what is left to do, and what is said about it."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deblur.cli import Stopped
 from deblur.data.files.kinds import skipped_in_words
 from deblur.devices import choose_device
 from deblur.hub import name_of, stored_index
@@ -69,7 +69,8 @@ class Job:
             self._say(remark)
 
     def _take_next_way(self) -> None:
-        options, self.may_take = self.ways.pop(0)
+        options, longest = self.ways.pop(0)
+        self.may_take = longest if self.ways else math.inf  # a way that no other one follows is not left
         is_loaded = self.restorer is not None and self.restorer.options.checkpoint == options.checkpoint
         self.restorer = Restorer(options, self.numbers, self.restorer.pipeline if is_loaded else None)
         names = self.outputs.plan(self.restorer.extras, self.manifest)
@@ -91,10 +92,7 @@ class Job:
         pixels = sum(height * width * scale**2 for (_, _, height, width), scale in zip(sized, scales, strict=True))
         if pixels < SMALLEST_TIMED_JOB and not self.ways:
             return
-        while True:
-            duration = expected(self.restorer, sized, self.may_take)
-            if duration.seconds <= self.may_take or not self.ways:
-                break
+        while (duration := expected(self.restorer, sized, self.may_take)).seconds > self.may_take:
             better = f"better, in about {in_words(duration.seconds)}: {_flags(self.restorer.options)}"
             self._take_next_way()
         length = in_words(duration.seconds)
@@ -125,8 +123,6 @@ class Job:
                 better = f"better, in about {in_words(slow.seconds)}: {_flags(self.restorer.options)}"
                 self._take_next_way()
                 self._say(f"slower than measured: going on by {_flags(self.restorer.options)}; {better}")
-            except Stopped as stopped:
-                raise Stopped(stopped.signal, f"stopped, {self.written} done; run again to resume") from None
 
     def write(self, restoration: Restoration) -> None:
         """Write a restored image, say what is notable about it, and record it in the manifest."""

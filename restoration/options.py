@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from deblur.hub import SHIPPED, WAYS, stored_index
+from deblur.hub import PRETRAINED, SHIPPED, WAYS, stored_index
 from deblur.settings import SMALLEST_TILE, Preset, SamplingSettings, preset_settings, require_device
 
 
@@ -150,7 +150,8 @@ def ways(options: Options, numbers: dict[str, Any]) -> list[tuple[Options, float
             errors.append(error)
     if errors and not usable:
         raise errors[0]
-    return usable
+    # Where none is usable, the default says why as it is loaded: it is not there, or has no stages.
+    return usable or [(replace(options, checkpoint=PRETRAINED), math.inf)]
 
 
 def check_settings(checkpoint: str, preset: str | None, numbers: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from itertools import chain, count, repeat
 from types import SimpleNamespace
 
@@ -35,7 +34,7 @@ WAYS = (
 
 @pytest.fixture(autouse=True)
 def ways(tmp_path, monkeypatch):
-    """Tiny checkpoints in the place of those of the repository, and a clock that ticks when it is looked at."""
+    """Tiny checkpoints in the place of those of the repository; one clock ticks when looked at, the other stands."""
     for way in WAYS:
         pipeline = tiny_pipeline()
         presets = {"balanced": BALANCED, "fidelity": BALANCED | {"blend": 0.5}}
@@ -49,7 +48,7 @@ def ways(tmp_path, monkeypatch):
     tick(monkeypatch)
 
 
-def tick(monkeypatch, monotonic=time.monotonic):
+def tick(monkeypatch, monotonic=lambda: 0.0):
     clock = SimpleNamespace(perf_counter=count().__next__, monotonic=monotonic)
     monkeypatch.setattr(duration, "time", clock)
 
@@ -120,6 +119,13 @@ def test_a_way_that_turns_out_slower_is_left_for_the_next_and_what_is_done_stays
     said = capsys.readouterr().err
     assert re.search(r"slower than measured: going on by --checkpoint last --preset balanced; better, in about", said)
     assert set(restored(tmp_path / "out")) == {"0.png", "1.png"}
+
+
+@pytest.mark.parametrize("flags", [["--preset", "fast"], ["--checkpoint", "best"]])
+def test_what_is_named_is_not_left_however_slow_it_turns_out(tmp_path, monkeypatch, flags):
+    tick(monkeypatch, count(0.0, 1000.0).__next__)
+    assert command(tmp_path, 2, *flags) == 0
+    assert entries(tmp_path) == [("best", "fast" if "fast" in flags else "balanced")] * 2
 
 
 def test_what_was_done_in_one_way_is_not_done_again_in_another(tmp_path, capsys):
