@@ -127,10 +127,12 @@ def find_pairs(root: str | Path, split: str = "test", variant: str = "blur") -> 
 
 
 def paired(listing: Listing, root: str | Path) -> list[Pair]:
-    """The pairs of a complete listing; one DatasetError for all files that have no partner."""
+    """The pairs of a complete listing; one DatasetError for all files that have no partner, or if it is empty."""
     if alone := listing.alone:
         shown = ", ".join(map(str, alone[:4])) + (" and others" if len(alone) > 4 else "")
         raise DatasetError(f"{root} has {len(alone)} images without a partner of the same name: {shown}.")
+    if not listing.pairs:
+        raise DatasetError(f"{root} holds no pairs in this split, read as the layout {listing.layout} (docs/data.md).")
     return listing.pairs
 
 

@@ -9,7 +9,17 @@ import torch
 
 from deblur.data.files import images
 from deblur.data.files.search import DataError
-from deblur.data.layouts import DatasetError, Pair, Source, find_pairs, find_sharp, holds_pairs, list_pairs
+from deblur.data.layouts import (
+    DatasetError,
+    Listing,
+    Pair,
+    Source,
+    find_pairs,
+    find_sharp,
+    holds_pairs,
+    list_pairs,
+    paired,
+)
 
 
 def make(root: Path, *names: str) -> Path:
@@ -276,3 +286,8 @@ def test_what_is_no_dataset_is_not_said_to_be_gopro(tmp_path):
         DatasetError, match=r"photos holds no pairs: neither it nor a folder in it has the folders blur/"
     ):
         list_pairs(tmp_path / "photos")
+
+
+def test_a_layout_of_its_own_that_lists_nothing_holds_no_pairs():
+    with pytest.raises(DatasetError, match=r"BURSTS holds no pairs in this split, read as the layout bursts"):
+        paired(Listing("bursts", "blur", []), "BURSTS")
