@@ -8,6 +8,7 @@ import pytest
 
 import evaluate
 from deblur.data.files import images
+from deblur.evaluation.grid import CONTROLS
 from deblur.evaluation.pixels import psnr
 
 pytestmark = pytest.mark.commands
@@ -39,7 +40,7 @@ RUNS = {
     "one": ["--checkpoint", "other", "--metrics", "psnr,psnr_aligned", "--panel", "shown.png", "--limit", "4"],
     "two": ["--seed", "1", "--batch_size", "3", "--grid", "two.yaml", "--checkpoint", "drifting"],
     "three": ["--variant", "blur_gamma", "--split", "train", "--images", "true"],
-    "four": ["--precision", "bf16", "--outputs", "outputs", "--checkpoint", "checkpoint", "--grid", "grid.yaml"],
+    "four": ["--precision", "bf16", "--outputs", "outputs", "--controls", "false", "--checkpoint", "checkpoint"],
     "device": ["--device", "cuda:99"],
     "provider": ["--provider", "cuda", "--checkpoint", "checkpoint"],
 }
@@ -56,6 +57,7 @@ EVALUATE = {
     "output": ("plain", lambda a, b: (a.folder / "results.csv").is_file()),
     "checkpoint": ("one", lambda a, b: of_row(b, "ddim 2").items().isdisjoint(of_row(a, "ddim 2").items())),
     "metrics": ("one", lambda a, b: b.results["metrics"].keys() - a.results["metrics"] == {"psnr_aligned"}),
+    "controls": ("four", lambda a, b: {*CONTROLS} <= {*rows(a)} and {*CONTROLS}.isdisjoint(rows(b))),
     "panel": ("one", lambda a, b: Path("shown.png").is_file() and not (b.folder / "panel.png").exists()),
     "limit": ("one", lambda a, b: [*of_row(b, "sharp")] == [f"scene/{k:02}" for k in (0, 3, 6, 9)]),
     "seed": ("two", lambda a, b: of_row(a, "noised 40") != of_row(b, "noised 40")),
