@@ -138,6 +138,14 @@ class Draft:
         """Side of each network's tiles, without their halo; None for the whole image."""
         return {name: tiled.side(self.blurry.small) for name, tiled in self.tiled.items()}
 
+    @cached_property
+    def predictions(self) -> Tensor:
+        """The predictor's estimates (N, 3, H, W) in [0, 1]: the images at blend 0, restored everywhere."""
+        predictions = self._in_full(self._blended(None, 0.0, in_place=False))
+        if self.blurry.visible is None:
+            return predictions
+        return kept(predictions, self.blurry.given, self.blurry.visible.float())
+
     def share(self, keep_sharp: float) -> Tensor:
         """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale."""
         level = keep_sharp if self.blurry.mask is None else 0.0
@@ -168,10 +176,7 @@ class Draft:
                 x = self._blended(r_0, result.settings.blend, in_place=result is wanted[-1])
                 result.add(kept(x, self.blurry.small, result.share))
             del r_0
-        predictions = self._in_full(self._blended(None, 0.0, in_place=False))
-        if self.blurry.visible is not None:
-            predictions = kept(predictions, self.blurry.given, self.blurry.visible.float())
-        return [self._output(result, predictions) for result in results]
+        return [self._output(result) for result in results]
 
     def _blended(self, r_0: Tensor | None, blend: float, in_place: bool) -> Tensor:
         """x_init + blend s r_0 (N, 3, h, w) in [0, 1], clipped; `in_place` overwrites r_0, which saves a tensor.
@@ -187,7 +192,7 @@ class Draft:
             return x
         return torch.where(self.blurry.is_grey, x.median(dim=1, keepdim=True).values, x)
 
-    def _output(self, result: "Result", predictions: Tensor) -> DeblurOutput:
+    def _output(self, result: "Result") -> DeblurOutput:
         """The images of one setting in full size, with what is masked or hidden as it was given."""
         blurry, images = self.blurry, self._in_full(result.images())
         maps = result.std(), self.prediction.expected_error, result.share
@@ -199,7 +204,7 @@ class Draft:
             images = kept(images, given, each)
             std = None if std is None else std * weight
             share = share if blurry.mask is None else weight
-        return DeblurOutput(images, predictions, std, error, share, self.tiles, blurry.scale)
+        return DeblurOutput(images, self.predictions, std, error, share, self.tiles, blurry.scale)
 
     def _in_full(self, small: Tensor) -> Tensor:
         """What was made of the reduced images, in the images' size."""

@@ -69,7 +69,7 @@ def _restored(plan: Plan, image: ImagePair, blurry: Tensor, rows: Sequence[Row],
         stages = row.settings and row.settings.stages
         if stages not in drafts:
             drafts[stages] = plan.pipeline.draft(blurry, stages)
-        kept[row.label] = drafts[stages].prediction.images[0]
+        kept[row.label] = drafts[stages].predictions[0]
         if row.settings:
             samples = plan.pipeline.sample(drafts[stages], row.settings, plan.seed, [image.name], counted(bar, 1))
             [output] = drafts[stages].restored(samples, [row.settings])
@@ -82,7 +82,7 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
     best = summary.presets.get("perceptual")
     if best is None:
         return
-    setting = replace(best.row.settings, num_samples=PANEL_SAMPLES, average=False)
+    setting = replace(best.settings, num_samples=PANEL_SAMPLES, average=False)
     count = min(PANEL_IMAGES, len(plan.images))
     rows = []
     with ProgressBar(total=count * steps_of([setting]), desc="panel", unit="step") as bar:

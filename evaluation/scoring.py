@@ -241,7 +241,7 @@ def _score_fixed_rows(batch: _Batch) -> None:
     if plan.pipeline is None:
         return
     draft, seconds = batch.drafted(None)
-    prediction = draft.prediction.images
+    prediction = draft.predictions
     batch.score(prediction, Row(PREDICTOR), seconds)
     if plan.with_controls:
         for label, controlled in _controls(batch, blurry, prediction):

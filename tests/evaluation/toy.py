@@ -42,7 +42,7 @@ class Toy:
         assert blurry.given.ndim == 4
         assert len(blurry.given) <= self.batch_size
         images = blurry.given - (15 if stages == 1 else 20) / 255
-        return SimpleNamespace(prediction=SimpleNamespace(images=images), restored=partial(self.restored, images))
+        return SimpleNamespace(predictions=images, restored=partial(self.restored, images))
 
     def sample(self, draft, setting, seed, names, progress):
         self.names = names
