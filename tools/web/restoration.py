@@ -72,7 +72,6 @@ class PhotoRestorer:
             ValueError: it takes too long, or does not fit into memory.
             CancelledError: the visit's `stop` was set.
         """
-        visit.runs += 1
         folder, started = visit.folder / uuid4().hex, time.perf_counter()
 
         def look() -> None:
@@ -108,6 +107,7 @@ class PhotoRestorer:
         }
         if mask is not None:
             facts["mask"] = f"{mask.mean():.0%} of the photograph painted"
+        visit.runs += 1
         result = Result(visit.runs, photo, self.name, settings, folder, scale, mask, facts)
         result.check()
         return result

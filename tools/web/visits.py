@@ -68,7 +68,7 @@ class Result:
     """A restoration of a photograph, whose strength can be changed.
 
     Args:
-        number: of the run in this visit.
+        number: of the run among those of this visit that ended with a result.
         photo: what was restored.
         checkpoint: by its name.
         settings: of the samples; `blend` is the strength.
