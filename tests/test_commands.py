@@ -132,6 +132,10 @@ class Place:
             roots = ["PAIRS", "OTHER_PAIRS", "pairs_video", "pairs_shake"]
             roots += ["runs/demo/photos"] if split != "train" else []
             write(*(f"{data}/{split}/sharp/{split}_{name}.png" for data in roots for name in "ab"))
+            (self.folder / "BURSTS" / split).mkdir(parents=True)
+            for side, name in (("blur", "a_blurry.png"), ("sharp", "a_sharp.png")):
+                copied = self.folder / f"PAIRS/{split}/{side}/{split}_a.png"
+                shutil.copyfile(copied, self.folder / "BURSTS" / split / name)
         roots = ["camera", "already_sharp", "TEXT_TEST", "ROOT", "SYNTHETIC", "FRAMES", "CAPTURED", "DATA"]
         for data in (*roots, "VALIDATION_PAIRS"):
             write(*(f"{data}/sharp/{name}.png" for name in "ab"))
@@ -146,7 +150,8 @@ class Place:
         if line not in self.done:
             for needed, start in MADE.items():
                 if needed in f"{line} " and not line.startswith(start):
-                    self.run(next(one for one in RUN if one.startswith(start)))
+                    exact_first = sorted(RUN, key=lambda one: one != start)
+                    self.run(next(one for one in exact_first if one.startswith(start)))
             for needed, copy, source in COPIED:
                 copy, source = self.folder / copy, self.folder / source
                 if needed in line and not copy.exists():
