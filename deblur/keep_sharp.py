@@ -9,10 +9,8 @@ from torch.signal.windows import gaussian
 
 from deblur.image_processor import to_world
 
-KEPT_UP_TO, RESTORED_FROM = (
-    0.35,
-    0.7,
-)  # the change, relative to the detail, up to which a region is kept, and from which restored
+KEPT_UP_TO = 0.35  # the change, relative to the detail, up to which a region is kept
+RESTORED_FROM = 0.7  # and from which it is restored in full
 SMALLEST_SHARP_SHARE = 0.08  # share of an image that is sharp, from which on the rest may be its background
 LEAST_DETAIL = 5.0  # levels: with less detail a region is neither sharp nor blurred
 DIRECTION_OF_MOTION = 2.0  # `_direction` of what is moved rather than out of focus
