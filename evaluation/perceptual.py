@@ -76,7 +76,7 @@ class Lpips:
 
 
 class PerceptualLoss:
-    """LPIPS as a term of a loss, for `perceptual` in a config of train.py. It has no trained parameters.
+    """LPIPS as a term of a loss, for `image_loss` in a config of train.py. It has no trained parameters.
 
     Args:
         weight: of the term.

@@ -43,11 +43,11 @@ class Objective:
             each. The step's gradient is less noisy (Kingma et al., VDM, 2021, appendix I.1).
         noises: noise levels and noise fields drawn for each crop. They share its prediction, so the denoiser's batch is
             that many times larger than the predictor's.
-        perceptual: a term such as deblur.evaluation.perceptual.PerceptualLoss, computed on x_init + s r_0 with the
+        image_loss: a term such as deblur.evaluation.perceptual.PerceptualLoss, computed on x_init + s r_0 with the
             estimated r_0: a function of (restored, sharp), both (N, 3, H, W) in [-1, 1], that returns a scalar. The
             squared error alone favours smooth images where the residual is uncertain. null: no such term.
-        perceptual_ramp: the steps between which that term rises from zero to its weight.
-        perceptual_sigma: the lowest noise level at which that term counts, as sigma in units of r_0. A sample
+        image_loss_ramp: the steps between which that term rises from zero to its weight.
+        image_loss_sigma: the lowest noise level at which that term counts, as sigma in units of r_0. A sample
             of few steps depends on the estimates at high noise; at low noise the squared error alone keeps samples
             close to the data.
 
@@ -55,16 +55,16 @@ class Objective:
         ValueError: a value is out of its range.
     """
 
-    CHANGEABLE: ClassVar = ("noises", "perceptual_ramp", "perceptual_sigma")  # when a run is resumed
+    CHANGEABLE: ClassVar = ("noises", "image_loss_ramp", "image_loss_sigma")  # when a run is resumed
     loss: Literal["l1", "l2"] = "l1"
     levels: Literal["alpha_bar", "log_normal"] = "alpha_bar"
     log_normal: tuple[float, float] = (-1.2, 1.2)
     sigma_range: tuple[float, float] | None = None
     stratified: bool = False
     noises: int = 1
-    perceptual: Callable | None = None
-    perceptual_ramp: tuple[int, int] = (0, 0)
-    perceptual_sigma: float = 0.0
+    image_loss: Callable | None = None
+    image_loss_ramp: tuple[int, int] = (0, 0)
+    image_loss_sigma: float = 0.0
 
     def __post_init__(self):
         if self.log_normal[1] <= 0:
@@ -113,7 +113,7 @@ class Objective:
     def losses(
         self, f: Estimator, x: Tensor, y: Tensor, x_init: Tensor, s: Tensor, a: Tensor, eps: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Each noisy crop's loss (N,), and the perceptual term of all, without its ramp; None if it does not count.
+        """Each noisy crop's loss (N,), and the image loss of all, without its ramp; None if it does not count.
 
         The error of r_0, weighted so that it is that of the network's own output (`Estimator.weight`).
 
@@ -129,16 +129,16 @@ class Objective:
         error, weight = estimate - r_0, f.weight(a)
         distance = weight.sqrt() * error.abs() if self.loss == "l1" else weight * error.square()
         losses = (axis_weights(s) * distance).mean((1, 2, 3))
-        noisy = a <= level_of(self.perceptual_sigma)
-        if self.perceptual is None or not noisy.any():
+        noisy = a <= level_of(self.image_loss_sigma)
+        if self.image_loss is None or not noisy.any():
             return losses, None
         restored = add_residual(x_init, estimate, s)
-        # A mean over all crops: those below perceptual_sigma count as zero.
-        return losses, self.perceptual(restored[noisy], x[noisy]) * noisy.float().mean()
+        # A mean over all crops: those below image_loss_sigma count as zero.
+        return losses, self.image_loss(restored[noisy], x[noisy]) * noisy.float().mean()
 
-    def perceptual_share(self, step: int) -> float:
-        """How much of the perceptual term counts at a step: from 0 to 1 along `perceptual_ramp`."""
-        start, end = self.perceptual_ramp
+    def image_loss_share(self, step: int) -> float:
+        """How much of the image loss counts at a step: from 0 to 1 along `image_loss_ramp`."""
+        start, end = self.image_loss_ramp
         return min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
 
 
@@ -210,13 +210,13 @@ class PredictorLoss:
         distance: of an output to the ground truth. l1: the mean absolute error. l2: the square, whose best estimate is
             the mean; crops with large errors dominate. psnr: log(1 + MSE / 4e-3) per crop, so that a crop counts by its
             relative improvement (NAFNet's loss, Chen et al., ECCV 2022, with a floor).
-        perceptual: a term such as deblur.evaluation.perceptual.PerceptualLoss: a function of (x_init, sharp), both
+        image_loss: a term such as deblur.evaluation.perceptual.PerceptualLoss: a function of (x_init, sharp), both
             (N, 3, H, W) in [-1, 1], that returns a scalar. null: no such term.
         weight: of this loss beside the denoiser's; 0 for the paper's single loss, which trains g through f.
     """
 
     distance: Literal["l1", "l2", "psnr"] = "l1"
-    perceptual: Callable | None = None
+    image_loss: Callable | None = None
     weight: float = 1.0
 
     def __call__(self, estimates: list[Tensor], log_size: Tensor | None, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -229,9 +229,9 @@ class PredictorLoss:
         """
         loss = torch.stack([self._distance(estimate - x) for estimate in estimates]).mean()
         logged = {}
-        if self.perceptual is not None:
-            logged["perceptual_loss"] = self.perceptual(estimates[0], x)
-            loss = loss + logged["perceptual_loss"]
+        if self.image_loss is not None:
+            logged["image_loss"] = self.image_loss(estimates[0], x)
+            loss = loss + logged["image_loss"]
         if log_size is not None:  # this term trains the size head alone
             logged["size_loss"] = laplace_loss(log_size, x - estimates[0])
             loss = loss + SIZE_WEIGHT * logged["size_loss"]

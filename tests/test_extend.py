@@ -73,7 +73,7 @@ def test_own_networks_are_trained_stored_and_used(outside, run_folder, capsys):
 @pytest.mark.parametrize("place", ["objective", "predictor_loss"])
 def test_a_run_with_an_own_loss_is_resumed_and_another_one_is_refused(outside, capsys, caplog, place):
     def train_to(steps, weight):
-        loss = f"--model.{place}.perceptual"
+        loss = f"--model.{place}.image_loss"
         return fit(loss, "myloss.Edges", f"{loss}.weight", weight, "--trainer.max_steps", steps)
 
     assert train_to("2", "0.5") == 0
@@ -83,7 +83,7 @@ def test_a_run_with_an_own_loss_is_resumed_and_another_one_is_refused(outside, c
         assert train_to("3", "0.5") == 0
     assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text
     assert train_to("4", "0.25") == 2
-    there = f"{place}.perceptual is myloss.Edges(weight=0.25) here and myloss.Edges(weight=0.5) there"
+    there = f"{place}.image_loss is myloss.Edges(weight=0.25) here and myloss.Edges(weight=0.5) there"
     assert there in capsys.readouterr().err
 
 
@@ -92,11 +92,11 @@ def plain(image, sharp):
 
 
 def test_a_run_with_a_function_as_its_loss_is_resumed(run_folder, capsys):
-    loss = ["--model.objective.perceptual", "tests.test_extend.plain"]
+    loss = ["--model.objective.image_loss", "tests.test_extend.plain"]
     assert fit(*loss) == 0
     assert fit(*loss, "--trainer.max_steps", "3") == 0
     assert fit("--trainer.max_steps", "4") == 2
-    assert "objective.perceptual is None here and tests.test_extend.plain there" in capsys.readouterr().err
+    assert "objective.image_loss is None here and tests.test_extend.plain there" in capsys.readouterr().err
 
 
 def test_an_own_sampler_restores(outside):

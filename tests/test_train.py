@@ -62,14 +62,14 @@ def test_staged_training_by_config(run_folder):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_the_perceptual_term_by_the_config():
+def test_the_image_loss_by_the_config():
     term = "{class_path: deblur.evaluation.perceptual.PerceptualLoss}"
     flags = ["--data.patch_size", "32", "--data.blur.init_args.camera", SHORT, "--trainer.val_check_interval", "2"]
-    train_run("run", *flags, "--model.predictor_loss.perceptual", term, "--trainer.max_steps", "2")
+    train_run("run", *flags, "--model.predictor_loss.image_loss", term, "--trainer.max_steps", "2")
     rows = metrics("run")
-    assert [float(row["train/perceptual_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]
+    assert [float(row["train/image_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]
     checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["objective"]["predictor_loss"]["perceptual"] == "0.1 LPIPS (alex)"
+    assert checkpoint["objective"]["predictor_loss"]["image_loss"] == "0.1 LPIPS (alex)"
     assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
     # The file that a run leaves is the run again.
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0

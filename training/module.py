@@ -225,9 +225,9 @@ class PredictAndRefine(Predict):
     ):
         if residual.scale_kind == "learned" and not predictor.config.get("size_head"):
             raise ValueError("residual.scale_kind learned needs a predictor with size_head: true")
-        if predictor_loss.perceptual is not None and (predictor_training == "frozen" or predictor_loss.weight == 0):
+        if predictor_loss.image_loss is not None and (predictor_training == "frozen" or predictor_loss.weight == 0):
             raise ValueError(
-                "predictor_loss.perceptual belongs to a loss without effect: omit it, or give that a weight"
+                "predictor_loss.image_loss belongs to a loss without effect: omit it, or give that a weight"
             )
         super().__init__(predictor, predictor_loss, optimizer, None, compiled)
         require_network(denoiser, "denoiser")
@@ -289,11 +289,11 @@ class PredictAndRefine(Predict):
         x, y, x_init, s = (tensor.repeat_interleave(self.objective.noises, 0) for tensor in (x, y, x_init, s))
         generators = self.crop_generators(len(batch["sharp"]))
         a, eps = self.objective.draw(self.levels, generators, x.shape, self.global_rank, self.processes)
-        losses, perceptual = self.objective.losses(Estimator(self.denoiser), x, y, x_init, s, a, eps)
+        losses, image_loss = self.objective.losses(Estimator(self.denoiser), x, y, x_init, s, a, eps)
         denoiser_loss = losses.mean()
-        if perceptual is not None:
-            self.log("train/refiner_perceptual", perceptual)
-            denoiser_loss = denoiser_loss + self.objective.perceptual_share(self.global_step) * perceptual
+        if image_loss is not None:
+            self.log("train/denoiser_image_loss", image_loss)
+            denoiser_loss = denoiser_loss + self.objective.image_loss_share(self.global_step) * image_loss
         loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
         scale = torch.as_tensor(self.scale()).mean()
         self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})

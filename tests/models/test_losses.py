@@ -98,8 +98,8 @@ def test_l1_and_l2_are_of_the_network_s_output(prediction_type):
 
     network.prediction_type = prediction_type
     for loss, power in (("l1", 1), ("l2", 2)):
-        losses, perceptual = Objective(loss=loss).losses(Estimator(network), x, y, x_init, s, LEVELS, eps)
-        assert perceptual is None
+        losses, image_loss = Objective(loss=loss).losses(Estimator(network), x, y, x_init, s, LEVELS, eps)
+        assert image_loss is None
         torch.testing.assert_close(losses, (output - wanted).abs().pow(power).mean((1, 2, 3)), rtol=1e-4, atol=0)
 
 

@@ -88,18 +88,18 @@ class TestTraining:
         whole = describe(module().pipeline())
         assert (whole["sigma_min"], whole["sigma_max"]) == (None, None)
 
-    def test_the_perceptual_term_is_added_to_the_predictor_s_loss(self, tmp_path):
+    def test_the_image_loss_is_added_to_the_predictor_s_loss(self, tmp_path):
         def squares(x_init, sharp):
             return 3 * (x_init - sharp).square().mean()
 
-        (seen,) = steps_of(module(kind=Predict, predictor_loss={"perceptual": squares}), tmp_path)
+        (seen,) = steps_of(module(kind=Predict, predictor_loss={"image_loss": squares}), tmp_path)
         y, x = pair_of(seen)
         x_init = module(kind=Predict).predictor(y)
         expected = F.l1_loss(x_init, x) + 3 * (x_init - x).square().mean()
         assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
         for weight, training in ((0.0, "detached"), (1.0, "frozen")):
-            with pytest.raises(ValueError, match=r"predictor_loss\.perceptual belongs to a loss without effect"):
-                module(predictor_loss={"perceptual": squares, "weight": weight}, predictor_training=training)
+            with pytest.raises(ValueError, match=r"predictor_loss\.image_loss belongs to a loss without effect"):
+                module(predictor_loss={"image_loss": squares, "weight": weight}, predictor_training=training)
 
     def test_what_each_kind_of_training_trains(self, tmp_path):
         def moved(**options):
@@ -215,29 +215,29 @@ class TestTraining:
             assert seen["alpha_bar"][n].item() == pytest.approx(a, rel=1e-5)
             assert torch.allclose(given["r_t"][n], a**0.5 * r_0[crop] + (1 - a) ** 0.5 * eps[n], atol=1e-5)
 
-    def test_the_refiner_s_perceptual_term_sees_the_restored_image_and_rises(self, tmp_path):
+    def test_the_denoiser_s_image_loss_sees_the_restored_image_and_rises(self, tmp_path):
         seen = {}
 
-        def perceptual(restored, sharp):
+        def image_loss(restored, sharp):
             seen.update(restored=restored, sharp=sharp)
             return restored.mean() * 0 + 100.0
 
         fixed = {"residual": {"scale": 0.2}, "predictor_training": "frozen", "prediction_type": "sample"}
-        model = module(**fixed, objective={"perceptual": perceptual, "perceptual_ramp": (1, 4)}, optimizer={"lr": 0.0})
+        model = module(**fixed, objective={"image_loss": image_loss, "image_loss_ramp": (1, 4)}, optimizer={"lr": 0.0})
         shares = [(step["loss"] - step["losses"].mean()).item() / 100 for step in steps_of(model, tmp_path, 5)]
         assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-3)
         # The denoiser starts at zero, so its estimate of r_0 is zero and the restored image is the prediction.
         assert torch.allclose(seen["restored"], (seen["sharp"] + 1) / 2 * 1.6 + 0.2 - 1, atol=1e-4)
 
-    def test_the_refiner_s_perceptual_term_counts_from_its_noise_level_on(self, tmp_path):
+    def test_the_denoiser_s_image_loss_counts_from_its_noise_level_on(self, tmp_path):
         crops = []
 
-        def perceptual(restored, sharp):
+        def image_loss(restored, sharp):
             crops.append(len(restored))
             return restored.mean() * 0 + 100.0
 
         objective = {"levels": "log_normal", "log_normal": (0.4, 1.0), "stratified": True, "noises": 4}
-        objective |= {"perceptual": perceptual, "perceptual_sigma": 1.5}
+        objective |= {"image_loss": image_loss, "image_loss_sigma": 1.5}
         model = module(residual={"scale": 0.2}, predictor_training="frozen", objective=objective)
         (seen,) = steps_of(model, tmp_path)
         # ln 1.5 is the mean of ln sigma: half of the eight levels lie above.
