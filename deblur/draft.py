@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from deblur.calibration import ErrorCurve
-from deblur.image_processor import restorable, to_world, with_hidden_filled
+from deblur.image_processor import restorable, with_hidden_filled
 from deblur.keep_sharp import kept, restored_share
-from deblur.models.diffusion import add_residual, expected_size
+from deblur.models.diffusion import add_residual, expected_size, to_world
 from deblur.models.networks.mixins import BaseOutput
 from deblur.settings import SamplingSettings
 from deblur.tiling import Tiled

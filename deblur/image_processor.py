@@ -92,16 +92,6 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
     return torch.stack(tensors), layouts
 
 
-def to_network(x: Tensor) -> Tensor:
-    """[0, 1] -> [-1, 1]."""
-    return (x * 2).sub_(1)
-
-
-def to_world(x: Tensor) -> Tensor:
-    """[-1, 1] -> [0, 1], clipped."""
-    return (x + 1).div_(2).clamp_(0, 1)
-
-
 def visible_pixels(alphas: Sequence[Tensor | None]) -> Tensor | None:
     """Where images of one size with these alphas (1, H, W) are not wholly transparent, (N, 1, H, W) of bool.
 

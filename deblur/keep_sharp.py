@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
 from torch.signal.windows import gaussian
 
-from deblur.image_processor import to_world
+from deblur.models.diffusion import to_world
 
 KEPT_UP_TO = 0.35  # the change, relative to the detail, up to which a region is kept
 RESTORED_FROM = 0.7  # and from which it is restored in full

@@ -21,15 +21,13 @@ from deblur.image_processor import (
     read_images,
     restorable,
     size_of,
-    to_network,
-    to_world,
     visible_pixels,
     with_hidden_filled,
     write_images,
 )
 from deblur.keep_sharp import restored_share
 from deblur.memory import bytes_per_pixel
-from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size
+from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size, to_network, to_world
 from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
 from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
 from deblur.models.schedules import betas_of, levels_of

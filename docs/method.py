@@ -37,7 +37,7 @@ def denoiser(network):
     return f
 
 
-# 3. Learn, with one level and one noise a crop: the error of v (models/losses.py).
+# 3. Learn, with one level and one noise a crop: the error of v (training/module.py, models/losses.py).
 def loss(f, x, y, x_init, s, a, eps):
     r_0, level = (x - x_init) / s, a.view(-1, 1, 1, 1)
     r_t = add_noise(r_0, eps, level)

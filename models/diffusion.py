@@ -28,6 +28,16 @@ PredictionType = Literal["v_prediction", "epsilon", "sample"]
 PREDICTION_TYPES = get_args(PredictionType)
 
 
+def to_network(x: Tensor) -> Tensor:
+    """[0, 1] -> [-1, 1]."""
+    return (x * 2).sub_(1)
+
+
+def to_world(x: Tensor) -> Tensor:
+    """[-1, 1] -> [0, 1], clipped."""
+    return (x + 1).div_(2).clamp_(0, 1)
+
+
 def predict(g: Callable, *images: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
     """x_init = g(y), and the log of the expected |x - x_init| (N, 1, H, W), if g has a size head; otherwise None."""
     output = g(*images, **options)
@@ -122,7 +132,7 @@ def colours_of(residual_scale: float | Sequence[float]) -> ResidualColours:
 
 def add_noise(r_0: Tensor, eps: Tensor, a: Tensor) -> Tensor:
     """r_t = sqrt(a) r_0 + sqrt(1 - a) eps: DDPM (Ho et al. 2020), equation 4, of the residual instead of the image."""
-    a = of_image(a)
+    a = a.view(-1, 1, 1, 1)
     return a.sqrt() * r_0 + (1 - a).sqrt() * eps
 
 
@@ -140,7 +150,7 @@ class Estimator:
     network: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, r_t: Tensor, y: Tensor, a: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
-        output, a = self.network(r_t, y, a, x_init, s), of_image(a)
+        output, a = self.network(r_t, y, a, x_init, s), a.view(-1, 1, 1, 1)
         if self.network.prediction_type == "sample":
             return output
         if self.network.prediction_type == "epsilon":
@@ -149,11 +159,6 @@ class Estimator:
 
     def weight(self, a: Tensor) -> Tensor:
         """By which a squared error of r_0 (N, 3, H, W) is the squared error of the network's output, (N, 1, 1, 1)."""
-        a = of_image(a)
+        a = a.view(-1, 1, 1, 1)
         kind = self.network.prediction_type
         return torch.ones_like(a) if kind == "sample" else a / (1 - a) if kind == "epsilon" else 1 / (1 - a)
-
-
-def of_image(a: Tensor) -> Tensor:
-    """A number for each image (N,) as (N, 1, 1, 1)."""
-    return a.view(-1, 1, 1, 1)

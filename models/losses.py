@@ -11,15 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from deblur.models.diffusion import (
-    SMALLEST_SIZE,
-    Estimator,
-    ResidualColours,
-    ScaleKind,
-    add_noise,
-    add_residual,
-    residual,
-)
+from deblur.models.diffusion import SMALLEST_SIZE, ResidualColours, ScaleKind
 from deblur.models.networks.mixins import randn_tensor
 from deblur.models.schedules import level_of
 
@@ -110,31 +102,28 @@ class Objective:
         repeated = [generator for generator in generators for _ in range(self.noises)]
         return a.float().clamp(max=HIGHEST_LEVEL), randn_tensor(shape, repeated, u.device)
 
-    def losses(
-        self, f: Estimator, x: Tensor, y: Tensor, x_init: Tensor, s: Tensor, a: Tensor, eps: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Each noisy crop's loss (N,), and the image loss of all, without its ramp; None if it does not count.
-
-        The error of r_0, weighted so that it is that of the network's own output (`Estimator.weight`).
+    def losses(self, error: Tensor, weight: Tensor, s: Tensor) -> Tensor:
+        """Each noisy crop's loss (N,): the error of r_0, weighted so that it is that of the network's own output.
 
         Args:
-            f: the denoiser, (r_t, y, a, x_init, s) -> r_0.
-            x, y, x_init, s: crops, each repeated for its noises. x_init may have a gradient, which the residual's is.
-            a: noise levels (N,).
-            eps: standard normal noise, like x.
+            error: of the estimated r_0 (N, 3, H, W).
+            weight: by `Estimator.weight`, (N, 1, 1, 1).
+            s: the residual's scale. An error along one of the AXES counts as that axis's scale, since so it weighs in
+                an image; along one without a residual it counts in full, so that the denoiser learns that r_0 is 0.
         """
-        r_0 = residual(x, x_init, s)
-        x_init = x_init.detach()
-        estimate = f(add_noise(r_0, eps, a), y, a, x_init, s)
-        error, weight = estimate - r_0, f.weight(a)
         distance = weight.sqrt() * error.abs() if self.loss == "l1" else weight * error.square()
-        losses = (axis_weights(s) * distance).mean((1, 2, 3))
+        axes = s[..., :1, :1] / s[:, :1, :1, :1]
+        return (axes.masked_fill(axes == 0, 1.0) * distance).mean((1, 2, 3))
+
+    def image_loss_of(self, restored: Tensor, x: Tensor, a: Tensor) -> Tensor:
+        """The image loss of noisy crops at these levels, without its ramp.
+
+        A mean over all crops: those below `image_loss_sigma` count as zero.
+        """
         noisy = a <= level_of(self.image_loss_sigma)
-        if self.image_loss is None or not noisy.any():
-            return losses, None
-        restored = add_residual(x_init, estimate, s)
-        # A mean over all crops: those below image_loss_sigma count as zero.
-        return losses, self.image_loss(restored[noisy], x[noisy]) * noisy.float().mean()
+        if not noisy.any():
+            return restored.new_zeros(())
+        return self.image_loss(restored[noisy], x[noisy]) * noisy.float().mean()
 
     def image_loss_share(self, step: int) -> float:
         """How much of the image loss counts at a step: from 0 to 1 along `image_loss_ramp`."""
@@ -165,15 +154,6 @@ def log_normal_levels(u: Tensor, mean: float, std: float, bounds: tuple[float, f
         u = low + (high - low) * u
     log_sigma = mean + std * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
     return (-2 * log_sigma).sigmoid()
-
-
-def axis_weights(s: Tensor) -> Tensor:
-    """How much an error along each of the AXES counts, (N, 3, 1, 1): as its scale, since so it weighs in an image.
-
-    1 for axes without a residual, of which the denoiser learns that they are 0, and without axes.
-    """
-    weights = s[..., :1, :1] / s[:, :1, :1, :1]
-    return weights.masked_fill(weights == 0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -227,7 +207,16 @@ class PredictorLoss:
             log_size: of a size head, (N, 1, H, W); None: there is none.
             x: the sharp images, (N, 3, H, W) in [-1, 1].
         """
-        loss = torch.stack([self._distance(estimate - x) for estimate in estimates]).mean()
+        distances = []
+        for estimate in estimates:
+            error = estimate - x
+            if self.distance == "l1":
+                distances.append(error.abs().mean())
+            elif self.distance == "l2":
+                distances.append(error.square().mean((1, 2, 3)).mean())
+            else:  # with a floor at 50 dB, nearly sharp crops dominated, and a deblurring network became the identity
+                distances.append((error.square().mean((1, 2, 3)) / 4e-3).log1p().mean())
+        loss = torch.stack(distances).mean()
         logged = {}
         if self.image_loss is not None:
             logged["image_loss"] = self.image_loss(estimates[0], x)
@@ -236,13 +225,6 @@ class PredictorLoss:
             logged["size_loss"] = laplace_loss(log_size, x - estimates[0])
             loss = loss + SIZE_WEIGHT * logged["size_loss"]
         return loss, logged
-
-    def _distance(self, error: Tensor) -> Tensor:
-        if self.distance == "l1":
-            return error.abs().mean()
-        square = error.square().mean((1, 2, 3))
-        # With a floor at 50 dB, nearly sharp crops dominated, and a network that deblurred went back to the identity.
-        return square.mean() if self.distance == "l2" else (square / 4e-3).log1p().mean()
 
 
 def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:

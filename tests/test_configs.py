@@ -118,7 +118,7 @@ def test_the_paper_s_own_objective_by_flags(tmp_path):
     flags += ["--model.predictor_loss.weight", "0"]
     model = build(CONFIGS[0].with_name("gopro.yaml"), tmp_path, *flags).model
     assert model.denoiser.prediction_type == "epsilon"
-    assert model.scale() == 1.0
+    assert model.pipeline().config.residual_scale == 1.0
     assert model.predictor_loss.weight == 0
     assert model.predictor_training == "joint"
 

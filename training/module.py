@@ -22,8 +22,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from deblur.checkpoints import copy_weights, describe, network_hash, require_network
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
-from deblur.image_processor import to_network
-from deblur.models.diffusion import Estimator, colours_of, residual, residual_size
+from deblur.models.diffusion import (
+    Estimator,
+    add_noise,
+    add_residual,
+    colours_of,
+    residual,
+    residual_size,
+    to_network,
+)
 from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.networks.base import Cascade
 from deblur.models.schedules import NoiseSchedule
@@ -111,10 +118,18 @@ class Predict(L.LightningModule):
         """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
         return {"predictor_loss": _values_of(self.predictor_loss)}
 
-    def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """x_init, what a size head says (otherwise None), and their loss; images in [-1, 1]."""
+    def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
+        """x_init, what a size head says (otherwise None), and their loss; images in [-1, 1].
+
+        A frozen predictor has the loss 0, and is not run where its prediction was stored.
+        """
         stored = [to_network(batch["x_init"])] if "x_init" in batch else []
-        estimates, log_size = self.predictor.estimates(y, *stored)
+        if self.frozen and stored:
+            return stored[0], batch.get("log_size"), 0.0
+        with torch.set_grad_enabled(not self.frozen):
+            estimates, log_size = self.predictor.estimates(y, *stored)
+        if self.frozen:
+            return estimates[0], log_size, 0.0
         loss, terms = self.predictor_loss(estimates, log_size, x)
         self.log_dict({f"train/{name}": term for name, term in terms.items()})
         return estimates[0], log_size, loss
@@ -162,18 +177,6 @@ class Predict(L.LightningModule):
                 "the stored predictions are those of another network than the frozen one of model.init_from: store its"
                 f" own with python -m tools.make_pairs PAIRS --predict CHECKPOINT{flag}, or omit data.predictions"
             )
-
-    @property
-    def processes(self) -> int:
-        """How many processes train; 1 without a trainer."""
-        return self.trainer.world_size if self._trainer is not None else 1
-
-    def crop_generators(self, crops: int) -> list[torch.Generator]:
-        """A random generator for each of this process's crops of the step, seeded by the seed and the crop's number."""
-        number = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        first = (number * self.trainer.world_size + self.global_rank) * crops
-        seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
-        return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
     def configure_optimizers(self) -> dict:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -253,23 +256,26 @@ class PredictAndRefine(Predict):
         if self.frozen:
             predictor.requires_grad_(False).eval()  # eval also freezes batch statistics; Lightning keeps the mode
 
-    def scale(self) -> Tensor | float:
-        """The current value of c."""
-        return self.residual_square.sqrt() if self.residual.scale is None else self.residual.scale
-
     def pipeline(self) -> DeblurPipeline:
-        scale = self.scale()
-        scale = scale.squeeze().tolist() if isinstance(scale, Tensor) else float(scale)
+        c = self.residual_square.sqrt().squeeze().tolist() if self.residual.scale is None else self.residual.scale
         sigma_min, sigma_max = self.objective.bounds
         return DeblurPipeline(
             self.predictor,
             self.denoiser,
             stored_schedule(self.levels.cpu()),
-            scale,
+            c,
             scale_kind=self.residual.scale_kind,
             sigma_min=sigma_min,
             sigma_max=sigma_max,
         )
+
+    def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
+        """Seed dropout and, by their own numbers, the noises of this process's crops."""
+        super().on_train_batch_start(batch, batch_idx)
+        number, crops = self.trainer.fit_loop.epoch_loop.total_batch_idx, len(batch["sharp"])
+        first = (number * self.trainer.world_size + self.global_rank) * crops
+        seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
+        self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
     def objective_values(self) -> dict:
         return super().objective_values() | {
@@ -279,51 +285,49 @@ class PredictAndRefine(Predict):
         }
 
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
-        """The paper's algorithm 1. Returns the loss and, for callbacks, each noisy crop's own and its noise level."""
+        """The paper's algorithm 1, in the order of docs/method.py.
+
+        Returns the loss and, for callbacks, each noisy crop's own and its noise level.
+        """
         y, x = to_network(batch["blurry"]), to_network(batch["sharp"])
         x_init, log_size, predictor_loss = self.predict(batch, y, x)
-        s = self.residual_scale(x, y, x_init, log_size)
-        if self.predictor_training != "joint":
-            x_init = x_init.detach()
+        s = self.scale(x, y, x_init, log_size)
         # (N, ...) -> (N noises, ...), with the noises of one crop in a row
         x, y, x_init, s = (tensor.repeat_interleave(self.objective.noises, 0) for tensor in (x, y, x_init, s))
-        generators = self.crop_generators(len(batch["sharp"]))
-        a, eps = self.objective.draw(self.levels, generators, x.shape, self.global_rank, self.processes)
-        losses, image_loss = self.objective.losses(Estimator(self.denoiser), x, y, x_init, s, a, eps)
+        a, eps = self.objective.draw(self.levels, self.generators, x.shape, self.global_rank, self.trainer.world_size)
+        r_0 = residual(x, x_init if self.predictor_training == "joint" else x_init.detach(), s)
+        x_init = x_init.detach()
+        r_t = add_noise(r_0, eps, a)
+        f = Estimator(self.denoiser)
+        estimate = f(r_t, y, a, x_init, s)
+        losses = self.objective.losses(estimate - r_0, f.weight(a), s)
         denoiser_loss = losses.mean()
-        if image_loss is not None:
+        if self.objective.image_loss is not None:
+            image_loss = self.objective.image_loss_of(add_residual(x_init, estimate, s), x, a)
             self.log("train/denoiser_image_loss", image_loss)
             denoiser_loss = denoiser_loss + self.objective.image_loss_share(self.global_step) * image_loss
         loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
-        scale = torch.as_tensor(self.scale()).mean()
-        self.log_dict({"train/denoiser_loss": denoiser_loss, "train/residual_scale": scale})
+        if not self.frozen:
+            self.log("train/predictor_loss", predictor_loss)
+        self.log("train/denoiser_loss", denoiser_loss)
         self.log("train/loss", loss, prog_bar=True)
         return {"loss": loss, "losses": losses.detach(), "alpha_bar": a}
 
-    def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
-        """As `Predict.predict`; a frozen predictor has the loss 0, and is not run if its prediction was stored."""
-        if self.frozen and "x_init" in batch:
-            return to_network(batch["x_init"]), batch.get("log_size"), 0.0
-        if self.frozen:
-            with torch.no_grad():
-                estimates, log_size = self.predictor.estimates(y)
-            return estimates[0], log_size, 0.0
-        x_init, log_size, loss = super().predict(batch, y, x)
-        self.log("train/predictor_loss", loss)
-        return x_init, log_size, loss
-
     @torch.no_grad()
-    def residual_scale(self, x: Tensor, y: Tensor, x_init: Tensor, log_size: Tensor | None) -> Tensor:
-        """s(p) = c m(p), after c was measured anew, if it is."""
+    def scale(self, x: Tensor, y: Tensor, x_init: Tensor, log_size: Tensor | None) -> Tensor:
+        """The residual's scale s(p) = c m(p), after c was measured anew, if it is."""
         size = residual_size(self.residual.scale_kind, y, x_init, log_size)
-        if self.residual.scale is None:
+        c = self.residual.scale
+        if c is None:
             unit = (self.residual_square > 0).float()
             square = residual(x, x_init, unit * size).square().mean((0, 2, 3), keepdim=True)[0]
             square = square if self.residual_square.ndim else square.mean()
             square = self.trainer.strategy.reduce(square, reduce_op="mean")
             self.residual_steps += 1
             self.residual_square.lerp_(square, 1 / self.residual_steps.clamp(max=1000))
-        return self.scale() * size
+            c = self.residual_square.sqrt()
+            self.log("train/residual_scale", c.mean())
+        return c * size
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")

@@ -10,7 +10,7 @@ import torch
 from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.evaluation import pixels
-from deblur.models.diffusion import Estimator
+from deblur.models.diffusion import Estimator, add_noise, residual
 from deblur.models.losses import Objective
 from deblur.models.networks.mixins import randn_tensor
 from deblur.models.networks.unet import Denoiser, UNetPredictor
@@ -64,7 +64,9 @@ def test_the_page_has_the_loss_of_training_and_its_gradient(pair):
     generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
     a, eps = Objective(loss="l2").draw(levels, generators, x.shape)
     gradients = []
-    wanted, _ = Objective(loss="l2").losses(Estimator(network), x, y, x_init, s, a, eps)
+    f, r_0 = Estimator(network), residual(x, x_init, s)
+    error = f(add_noise(r_0, eps, a), y, a, x_init, s) - r_0
+    wanted = Objective(loss="l2").losses(error, f.weight(a), s)
     found = method.loss(method.denoiser(network), x, y, x_init, s, a, eps)
     for losses in (wanted, found):
         gradients.append(torch.autograd.grad(losses.mean(), network.unet.head.weight)[0])

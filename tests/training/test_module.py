@@ -270,7 +270,7 @@ def test_no_gradient_of_the_refiner_reaches_a_predictor_that_is_not_joint(kind, 
     stir(model.denoiser)  # what starts at zero lets no gradient through
     model.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     model.log = lambda *args, **options: None  # it does not run
-    model.crop_generators = lambda crops: [torch.Generator().manual_seed(crop) for crop in range(crops)]
+    model.generators = [torch.Generator().manual_seed(crop) for crop in range(2)]
     batch = {name: torch.rand(2, 3, 16, 16) for name in ("blurry", "sharp")}
     model.training_step(batch, 0)["loss"].backward()
     gradients = [p.grad for p in predictor.parameters() if p.grad is not None]
