@@ -56,7 +56,7 @@ def restore(inputs: list[str], options: Options, numbers: dict[str, Any]) -> int
         for restoration in job.restorations():  # DeblurPipeline: predict, sample, blend, keep what is sharp
             job.write(restoration)
     except Stopped as stopped:  # while an image is restored, or written
-        raise Stopped(stopped.signal, STOPPED.format(job.written)) from None
+        raise Stopped(stopped.signal, STOPPED.format(len(job.written))) from None
     return job.report()
 
 

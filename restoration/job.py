@@ -58,9 +58,9 @@ class Job:
             del self.ways[1:]
         elif self.processes > 1:  # which need not measure the same
             del self.ways[:-1]
-        self.ended: set[Path] = set()  # images that were restored or refused
-        self.failures = list(outputs.missing)
-        self.written = self.replaced = 0
+        self.written: set[Path] = set()  # images whose restorations were written
+        self.refused: dict[Path, str] = {}  # images that cannot be restored, each with a sentence that names it
+        self.replaced = 0
         self.restorer: Restorer | None = None
         self._take_next_way()
         self.wanted = len(self.work)
@@ -75,9 +75,11 @@ class Job:
         self.restorer = Restorer(options, self.numbers, self.restorer.pipeline if is_loaded else None)
         names = self.outputs.plan(self.restorer.extras, self.manifest)
         self.share = list(names.items())[self.rank :: self.processes]
-        self.work = [pair for pair in self.share if pair[0] not in self.ended and not self._is_done(*pair)]
+        self.work = [(path, names) for path, names in self.share if not self._is_done(path, names)]
 
     def _is_done(self, path: Path, names: Names) -> bool:
+        if path in self.written or path in self.refused:
+            return True
         files, facts = names.files(self.restorer.extras), self.restorer.facts
         if self.restorer.options.overwrite:
             return False
@@ -117,7 +119,7 @@ class Job:
         while self.work:
             try:
                 with WatchedBar(len(self.work), self.may_take, disable=self.rank > 0) as self.bar:
-                    yield from self.restorer.restore(self.work, self.bar, self._refuse)
+                    yield from self.restorer.restore(self.work, self.bar, self.refused)
                 return
             except TooSlow as slow:
                 better = f"better, in about {in_words(slow.seconds)}: {_flags(self.restorer.options)}"
@@ -141,15 +143,15 @@ class Job:
             self.manifest.add(path, *self.restorer.write(restoration))
         except OSError as error:
             raise OSError(
-                f"{target} cannot be written: {error.strerror or error}; {self.written} of {self.wanted} images are"
-                " done: free the disk, or choose another --output, and run again to resume"
+                f"{target} cannot be written: {error.strerror or error}; {len(self.written)} of {self.wanted} images"
+                " are done: free the disk, or choose another --output, and run again to resume"
             ) from None
-        self.written += 1
-        self.ended.add(path)
+        self.written.add(path)
 
     def report(self) -> int:
         """Say what was not restored, and what was; returns how many images could not be restored."""
-        for failure in sorted(self.failures):
+        failures = sorted([*self.outputs.missing, *self.refused.values()])
+        for failure in failures:
             print(f"sample.py: error: {failure}", file=sys.stderr)
         for line in skipped_in_words(self.outputs.skipped):
             print(f"sample.py: {line}", file=sys.stderr)
@@ -157,16 +159,12 @@ class Job:
         done_before = len(self.share) - self.wanted
         if done_before and not self.wanted:
             print(f"all {done_before} done before, in {where}")
-            return len(self.failures)
-        parts = [f"wrote {self.written} of {self.wanted} restored images to {where}"]
+            return len(failures)
+        parts = [f"wrote {len(self.written)} of {self.wanted} restored images to {where}"]
         parts += [f"{done_before} done before"] if done_before else []
         parts += [f"replaced {self.replaced}"] if self.replaced else []
         print(", ".join(parts))
-        return len(self.failures)
-
-    def _refuse(self, path: Path, sentence: str) -> None:
-        self.ended.add(path)
-        self.failures.append(sentence)
+        return len(failures)
 
     def _say(self, line: str) -> None:
         if self.rank == 0:

@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -103,8 +103,8 @@ class Restorer:
         presets = self.pipeline.config.presets
         self.settings = settings_of(presets, options, numbers)
         self.remarks = self.settings.without_effect(numbers)
-        self._require_maps()
-        self.extras = self._extras()
+        samples = 1 if self.settings.average else self.settings.num_samples
+        self.extras = Extras(samples, self._maps(), options.compare)
         if options.compile:
             self.pipeline.compile_networks()
         require_memory(options.memory, self.pipeline.device)
@@ -126,35 +126,29 @@ class Restorer:
             }
         )
 
-    def _require_maps(self) -> None:
-        """ValueError if a map is wanted that this checkpoint does not give."""
-        pipeline, options = self.pipeline, self.options
-        head = pipeline.predictor.config.get("size_head")
-        if options.uncertainty and self.settings.num_samples == 1 and not head:
-            raise ValueError(
-                "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it"
-                " expects: give --num_samples 2 or more"
-            )
-        if options.error_bound and pipeline.error_curve is None:
-            raise ValueError("--error_bound needs a checkpoint whose expected error is calibrated (tools.calibrate)")
-
-    def _extras(self) -> Extras:
-        options, maps = self.options, []
-        samples = 1 if self.settings.average else self.settings.num_samples
-        if options.uncertainty and self.settings.num_samples > 1:
-            maps.append("std")
-        if options.uncertainty and self.pipeline.predictor.config.get("size_head"):
-            maps.append("error")
-        if options.error_bound:
+    def _maps(self) -> tuple[str, ...]:
+        """The kinds of maps that are wanted. ValueError if this checkpoint does not give one of them."""
+        maps, head = [], self.pipeline.predictor.config.get("size_head")
+        if self.options.uncertainty:
+            maps += ["std"] if self.settings.num_samples > 1 else []
+            maps += ["error"] if head else []
+            if not maps:
+                raise ValueError(
+                    "--uncertainty needs several samples, since this checkpoint's predictor does not say what error it"
+                    " expects: give --num_samples 2 or more"
+                )
+        if self.options.error_bound:
+            if self.pipeline.error_curve is None:
+                raise ValueError(
+                    "--error_bound needs a checkpoint whose expected error is calibrated (tools.calibrate)"
+                )
             maps.append("bound")
-        return Extras(samples, tuple(maps), options.compare)
+        return tuple(maps)
 
-    def restore(
-        self, work: Sequence[tuple[Path, Names]], bar: tqdm, refused: Callable[[Path, str], None]
-    ) -> Iterator[Restoration]:
+    def restore(self, work: Sequence[tuple[Path, Names]], bar: tqdm, refused: dict[Path, str]) -> Iterator[Restoration]:
         """Restore images, each with the names of its files, in batches of one size; the bar counts images.
 
-        `refused` is told of each image that cannot be restored, with a sentence that names it.
+        `refused` gets each image that cannot be restored, with a sentence that names it.
         """
         # On a CPU batches of more than thumbnails are slower, and on some processors a batch of another size rounds
         # differently.
@@ -170,7 +164,7 @@ class Restorer:
                     pixels = photograph.image.pixels
                     alike.setdefault((scale, pixels.shape, str(pixels.dtype)), []).append(photograph)
                 except ImageError as error:
-                    refused(path, str(error))
+                    refused[path] = str(error)
             for (scale, *_), photographs in sorted(alike.items()):
                 yield from self._restored(photographs, scale, bar, refused)
             finished += len(batch)
@@ -209,40 +203,41 @@ class Restorer:
         return allowed_memory(self.options.memory, pixels, self.pipeline.device)
 
     def _restored(
-        self, photographs: list[Photograph], scale: float, bar: tqdm, refused: Callable[[Path, str], None]
+        self, photographs: list[Photograph], scale: float, bar: tqdm, refused: dict[Path, str]
     ) -> Iterator[Restoration]:
         """Restore images of one shape and depth together, or by halves if they do not fit into memory together."""
-        reason, start, first = None, time.perf_counter(), photographs[0]
+        groups = [photographs]
+        while groups:
+            together, start = groups.pop(0), time.perf_counter()
+            try:
+                output = self._output(together, scale, bar)
+            except (TooLittleMemory, MemoryError, RuntimeError) as error:
+                reason = refusal(error, *together[0].image.pixels.shape[-2:])
+                if reason is None:
+                    raise
+                if len(together) == 1:
+                    refused[together[0].path] = f"{together[0].path} {reason}"
+                else:
+                    middle = len(together) // 2
+                    groups[:0] = [together[:middle], together[middle:]]
+                continue  # the error, which holds tensors, is gone
+            seconds = (time.perf_counter() - start) / len(together)
+            for i, photograph in enumerate(together):
+                yield self._restoration(photograph, _part(output, i, len(together)), seconds)
+            del output  # before the other half is restored
+
+    def _output(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
+        """What the pipeline makes of images of one shape and depth, while the bar moves."""
         pixels = torch.stack([photograph.image.pixels for photograph in photographs])
         visible = visible_pixels([photograph.image.alpha for photograph in photographs])
+        names = [photograph.path.stem for photograph in photographs]
         height, width = pixels.shape[-2:]
+        limits = Limits(self.options.tile, self.options.predictor_tile, self._memory(height * width))
         predicted = network_pixels(self.pipeline.predictor, round(scale * height), round(scale * width))
-        try:
-            with self._moving(bar, len(photographs), predicted) as progress:
-                output = self.pipeline(
-                    pixels,
-                    self.settings,
-                    self.options.seed,
-                    [photograph.path.stem for photograph in photographs],
-                    "pt",
-                    progress,
-                    Limits(self.options.tile, self.options.predictor_tile, self._memory(height * width)),
-                    Area(scale, self.mask, visible),
-                )
-        except (TooLittleMemory, MemoryError, RuntimeError) as error:
-            reason = refusal(error, height, width)
-            if reason is None:
-                raise
-        if reason is None:
-            seconds = (time.perf_counter() - start) / len(photographs)
-            for i, photograph in enumerate(photographs):
-                yield self._restoration(photograph, _part(output, i, len(photographs)), seconds)
-        elif len(photographs) == 1:
-            refused(first.path, f"{first.path} {reason}")
-        else:
-            middle = len(photographs) // 2
-            yield from self._restored(photographs[:middle], scale, bar, refused)
-            yield from self._restored(photographs[middle:], scale, bar, refused)
+        with self._moving(bar, len(photographs), predicted) as progress:
+            return self.pipeline(
+                pixels, self.settings, self.options.seed, names, "pt", progress, limits, Area(scale, self.mask, visible)
+            )
 
     @contextmanager
     def _moving(self, bar: tqdm, images_together: int, pixels: int) -> Iterator[Progress]:
@@ -286,16 +281,15 @@ class Restorer:
         start, options, out = time.perf_counter(), self.options, restoration.out
         photograph, names = restoration.photograph, restoration.photograph.names
         written, whites = list(restoration.files), {}
-        maps = {"std": out.std, "error": out.expected_error} if options.uncertainty else {}
-        if options.error_bound:
+        maps = {"std": out.std, "error": out.expected_error}
+        if "bound" in self.extras.maps:
             maps["bound"] = self.pipeline.error_curve.bounding(out.expected_error)
         for file, restored in restoration.files.items():
             images.write(file, restored, photograph.image, options.depth, quality=options.quality)
-        for kind, values in maps.items():
-            if values is not None:
-                heat = names.map(kind)
-                whites[f"{kind}_white"] = write_map(heat, values[0])
-                written += [heat, heat.with_suffix(".tif")]
+        for kind in self.extras.maps:
+            heat = names.map(kind)
+            whites[f"{kind}_white"] = write_map(heat, maps[kind][0])
+            written += [heat, heat.with_suffix(".tif")]
         if options.compare:
             written.append(names.comparison())
             prediction = out.predictions[0] if self.settings.blend > 0 else None

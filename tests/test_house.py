@@ -25,7 +25,7 @@ LATE = {
 }
 # Modules that other modules import only where something optional is asked for.
 OPTIONAL = {ROOT / "deblur" / "onnx" / "checks.py", ROOT / "deblur" / "onnx" / "quantise.py"}
-OPTIONAL |= {ROOT / "tools" / "batch" / "run.py", ROOT / "tools" / "batch" / "worker.py"}
+OPTIONAL |= {ROOT / "tools" / "batch" / "run.py"}
 INDENTED = 40  # imports that do not stand at the top of their module
 PYTHON = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))]
 PYTHON = [path for path in PYTHON if not path.is_symlink()]

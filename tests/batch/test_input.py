@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 
 import imagecodecs
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -20,10 +19,10 @@ pytest.importorskip("ray")
 from deblur.data.files import images
 from deblur.data.pairs import generator_of
 from deblur.restoration.options import Options
-from deblur.tools.batch import command, run, watch
+from deblur.tools.batch import command, run
 from deblur.tools.batch.options import Flags
-from deblur.tools.batch.store import PARTS, ROWS, ManifestTable, Place, StoreError, row_values
-from deblur.tools.batch.worker import Job, Worker, describe
+from deblur.tools.batch.run import Batch, Worker
+from deblur.tools.batch.store import PARTS_FOLDER, ROWS_FOLDER, ManifestTable, Place, StoreError, row_values
 from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
@@ -106,21 +105,18 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     keys, target = ["a/deep/0.png", "b/1.png", "b/2.png"], Failing(str(tmp_path / "out"))
     target.left = k
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
-    worker = Worker(Job(options, {"steps": 1}, Place(str(place / "photos")), target))
+    worker = Worker(Batch(options, {"steps": 1}, Place(str(place / "photos")), target))
     chunk = [{"key": key, "bytes": 1, "modified": 1, "target": key, "stem": PurePosixPath(key).stem} for key in keys]
-    rows = worker(pa.Table.from_pylist(chunk)).to_pylist()
-    listed = {row["image"] for row in rows if not row.get("stop")}
-    assert (len(rows) > len(listed)) == (k <= 3)
-    assert all((tmp_path / "out" / key).is_file() for key in listed)
-    assert len(listed) == (k - 1 if k <= 3 else 3)
-    assert ("No space left" in (rows[-1]["stop"] or "")) == (k <= 3)
+    rows, reason = worker.restore(chunk)
+    assert all((tmp_path / "out" / row["image"]).is_file() for row in rows)
+    assert len(rows) == (k - 1 if k <= 3 else 3)
+    assert ("No space left" in reason) == (k <= 3)
 
 
 def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
-    worker = Worker(Job(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
-    chunk = pa.Table.from_pylist([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
-    [row] = worker(chunk).to_pylist()
+    worker = Worker(Batch(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
+    [row], _ = worker.restore([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
     assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
 
 
@@ -141,15 +137,15 @@ def test_colours_under_alpha_0_change_nothing_but_themselves(place, tmp_path, de
     colours = np.kron(generator.integers(most, size=(8, 10, 3)), np.ones((8, 8, 1)))
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", precision="fp32", **settings)
     numbers = {"steps": 1} if settings else {"steps": 1, "keep_sharp": 2.5}
-    worker = Worker(Job(options, numbers, Place(str(tmp_path)), Place(str(tmp_path))))
-    chunk = pa.Table.from_pylist([{"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}])
+    worker = Worker(Batch(options, numbers, Place(str(tmp_path)), Place(str(tmp_path))))
+    chunk = [{"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}]
     written = []
     for name, hidden in (("black", 0), ("white", most), ("noise", generator.integers(most, size=(64, 80, 3)))):
         array = np.dstack([np.where(visible[..., None], colours, hidden), visible * most]).astype(depth)
         source, target = Place(str(tmp_path / name)), Place(str(tmp_path / f"{name} out"))
         source.write({"a.png": imagecodecs.png_encode(array)})
-        worker.job = replace(worker.job, source=source, target=target)
-        [row] = worker(chunk).to_pylist()
+        worker.batch = replace(worker.batch, source=source, target=target)
+        [row], _ = worker.restore(chunk)
         restored = imagecodecs.png_decode(target.read("a.png"))
         assert np.array_equal(restored[~visible], array[~visible])
         assert not np.array_equal(restored[visible], array[visible])
@@ -206,11 +202,11 @@ def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():
     ],
 )
 def test_an_end_without_a_word_is_told_and_an_orderly_one_is_not(tmp_path, end, code, is_said):
-    program = f"import os, signal, sys\nfrom deblur.tools.batch.watch import watched\nwith watched('out'): {end}"
+    program = f"import os, signal, sys\nfrom deblur.tools.batch.command import watched\nwith watched('out'): {end}"
     with open(tmp_path / "said", "wb") as said:
         ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=said, timeout=300)
     assert ended.returncode == code
-    sentence = f"batch: error: {watch.ENDED.format('out')}\n"
+    sentence = f"batch: error: {command.ENDED.format('out')}\n"
     until = time.monotonic() + 20
     while is_said and time.monotonic() < until and sentence not in (tmp_path / "said").read_text():
         time.sleep(0.05)
@@ -226,59 +222,51 @@ def job(tmp_path):
     damaged = tmp_path / "photos" / "bad.png"
     damaged.write_bytes(damaged.read_bytes()[:200])
     options = Options(str(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), device="cpu", precision="fp32")
-    return Job(options, {"steps": 1}, Place(str(tmp_path / "photos")), Place(str(tmp_path / "out")))
-
-
-def rows_of(job):
-    """The rows of a chunk with all images."""
-    return Worker(job)(pa.Table.from_pylist(wanted(job))).to_pylist()
+    return Batch(options, {"steps": 1}, Place(str(tmp_path / "photos")), Place(str(tmp_path / "out")))
 
 
 def wanted(job):
     """The rows of all images with the names of their files."""
     rows = run.images_of(job.source, job.options)
-    return run.named_rows(rows, describe(job)[3], job, ManifestTable(job.target))
+    return run.named_rows(rows, Worker(job).describe()[3], job, ManifestTable(job.target))
 
 
 def done(job):
     """The images that the manifest in the target counts as done."""
-    rows = wanted(job)
-    stamps, files = (
-        {row["key"]: (row["bytes"], row["modified"]) for row in rows},
-        {row["key"]: row["files"] for row in rows},
-    )
-    return ManifestTable(job.target).done(stamps, describe(job)[0], files)
+    return ManifestTable(job.target).done(wanted(job), Worker(job).describe()[0])
 
 
 def record(job, rows):
-    manifest, facts = ManifestTable(job.target), row_values(describe(job)[0])
-    manifest.add([{name: value for name, value in (row | facts).items() if name != "stop"} for row in rows])
+    """Record the images that were restored."""
+    manifest, facts = ManifestTable(job.target), row_values(Worker(job).describe()[0])
+    manifest.add([row | facts for row in rows if not row.get("error")])
     manifest.close()
 
 
 def test_good_images_are_restored_and_bad_ones_are_named(job, tmp_path):
-    rows = {row["image"]: row for row in rows_of(job)}
-    assert {name for name, row in rows.items() if row["error"]} == {"bad.png"}
+    found, reason = Worker(job).restore(wanted(job))
+    rows = {row["image"]: row for row in found}
+    assert {name for name, row in rows.items() if row.get("error")} == {"bad.png"}
     assert "damaged" in rows["bad.png"]["error"]
-    assert not any(row["stop"] for row in rows.values())
+    assert reason == ""
     for name in ("a.png", "deep/b.png"):
         assert rows[name]["written"] == [name]
         assert images.read(tmp_path / "out" / name).shape == (3, 16, 20)
     assert not (tmp_path / "out" / "bad.png").exists()
-    assert not any((tmp_path / "out" / PARTS).iterdir())
+    assert not any((tmp_path / "out" / PARTS_FOLDER).iterdir())
 
 
 def test_an_error_that_is_not_an_image_s_is_raised(job):
     with pytest.raises(KeyError, match="target"):
-        Worker(job)(pa.Table.from_pylist([{"key": "a.png", "bytes": 1, "modified": 0}]))
+        Worker(job).restore([{"key": "a.png", "bytes": 1, "modified": 0}])
 
 
 def test_images_are_done_until_they_or_their_restorations_change(job, tmp_path):
-    rows = rows_of(job)
+    rows, _ = Worker(job).restore(wanted(job))
     assert done(job) == set()
-    record(job, [row for row in rows if not row["error"]])
+    record(job, rows)
     assert done(job) == {"a.png", "deep/b.png"}
-    assert not (tmp_path / "out" / ROWS).exists()
+    assert not (tmp_path / "out" / ROWS_FOLDER).exists()
     (tmp_path / "out" / "a.png").unlink()
     assert done(job) == {"deep/b.png"}
     images.write(tmp_path / "photos" / "deep" / "b.png", torch.rand(3, 16, 22))
@@ -291,7 +279,7 @@ def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
     rows = {row["key"]: row["files"] for row in wanted(job)}
     assert rows["a.png"] == ["a.png", "a_png_compare.png"]
     assert rows["a_compare.png"] == ["a_compare.png", "a_compare_compare.png"]
-    record(job, [row for row in rows_of(job) if not row["error"]])
+    record(job, Worker(job).restore(wanted(job))[0])
     assert done(job) == {"a.png", "a_compare.png", "deep/b.png"}
     assert images.read(tmp_path / "out" / "a_compare.png").shape == (3, 16, 20)
 
@@ -299,9 +287,9 @@ def test_every_file_of_a_batch_has_a_name_of_its_own(job, tmp_path):
 def test_a_name_that_is_not_utf_8_is_restored_like_any_other(job, tmp_path):
     name = os.fsdecode(b"caf\xe9.png")
     (tmp_path / "photos" / "a.png").rename(tmp_path / "photos" / name)
-    rows = {row["image"]: row for row in rows_of(job)}
+    rows = {row["image"]: row for row in Worker(job).restore(wanted(job))[0]}
     assert rows["caf\\udce9.png"]["written"] == ["caf\\udce9.png"]
-    record(job, [row for row in rows.values() if not row["error"]])
+    record(job, rows.values())
     assert done(job) == {"caf\\udce9.png", "deep/b.png"}
     flags = ["--checkpoint", job.options.checkpoint, "--device", "cpu", "--precision", "fp32", "--steps", "1"]
     assert sample.main([str(tmp_path / "photos"), "--output", str(tmp_path / "local"), *flags]) == 1
@@ -318,11 +306,11 @@ def test_a_batch_into_the_folder_above_its_photographs_overwrites_none(job, tmp_
 
 
 def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_path):
-    named = pa.Table.from_pylist(wanted(job))
+    named = wanted(job)
     (tmp_path / "out").write_text("a file in the folder's place")
-    rows = Worker(job)(named).to_pylist()
-    assert "cannot be written" in rows[-1]["stop"]
-    assert not any(row["written"] for row in rows)
+    rows, reason = Worker(job).restore(named)
+    assert "cannot be written" in reason
+    assert rows == []
 
 
 def test_images_of_formats_that_are_not_read_are_counted(tmp_path, capsys):

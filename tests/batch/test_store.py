@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deblur.tools.batch.store import KINDS, SECONDS, ManifestTable, Place, StoreError
+from deblur.tools.batch.store import COLUMNS, SECONDS_BETWEEN_WRITES, ManifestTable, Place, StoreError
 
 FACTS = {"checkpoint_sha256": "c", "settings": {"steps": 2}, "seed": 0, "depth": None}
 
@@ -22,6 +22,10 @@ def place(tmp_path):
 def row(image, *written, seed=0, error=None):
     facts = FACTS | {"settings": '{"steps": 2}', "seed": seed}
     return {"image": image, "bytes": 5, "modified": 7, "written": list(written), "error": error} | facts
+
+
+def image(key, size=5, modified=7, files=None):
+    return {"key": key, "bytes": size, "modified": modified, "files": [key] if files is None else files}
 
 
 def rows_of(place):
@@ -40,25 +44,27 @@ def kept(place, *rows):
 def test_done_is_what_has_the_same_settings_is_unchanged_and_still_there(place):
     manifest = kept(place, row("a", "a"), row("b", "b", seed=1), row("c", "c"), row("d", "d"), row("e", error="broken"))
     os.remove(f"{place.base}/d")
-    stamps = dict.fromkeys("abde", (5, 7)) | {"c": (5, 8)}
-    assert ManifestTable(place).done(stamps, FACTS) == {"a"}
-    assert manifest.done(stamps, FACTS | {"settings": {"steps": 3}}) == set()
+    wanted = [*map(image, "abde"), image("c", modified=8), image("f")]
+    assert ManifestTable(place).done(wanted, FACTS) == {"a"}
+    assert manifest.done(wanted, FACTS | {"settings": {"steps": 3}}) == set()
+    for other in (image("a", size=6), image("a", files=["a", "a_std"]), image("a", files=[])):
+        assert manifest.done([other], FACTS) == set()
 
 
 VALUES = {pa.string(): "b", pa.list_(pa.string()): ["b"], pa.int64(): 9, pa.float64(): 0.5, pa.bool_(): True}
-COLUMNS = [(name, VALUES[kind]) for kind, names in KINDS.items() for name in names.split()]
+NAMED = [(name, VALUES[kind]) for kind, names in COLUMNS.items() for name in names.split()]
 
 
-@pytest.mark.parametrize(("name", "value"), COLUMNS, ids=[name for name, _ in COLUMNS])
+@pytest.mark.parametrize(("name", "value"), NAMED, ids=[name for name, _ in NAMED])
 def test_a_row_reads_back_whole_and_every_column_tells_two_restorations_apart(place, name, value):
     whole = row("a", "a") | {name: value, "image": "a", "written": ["a"], "error": None}
     kept(place, whole)
     [found] = pq.read_table(f"{place.base}/manifest.parquet").to_pylist()
     assert found.items() >= whole.items()
-    stamps = {"a": (whole["bytes"], whole["modified"])}
-    assert ManifestTable(place).done(stamps, {name: whole[name]}) == {"a"}
-    if name != "error":  # which no restoration that is done has
-        assert all(ManifestTable(place).done(stamps, {name: other}) == set() for other in ("other", None))
+    wanted = [image("a", whole["bytes"], whole["modified"])]
+    assert ManifestTable(place).done(wanted, {name: whole[name]}) == {"a"}
+    if name not in ("error", "bytes", "modified"):  # which are those of the image
+        assert all(ManifestTable(place).done(wanted, {name: other}) == set() for other in ("other", None))
 
 
 def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place):
@@ -66,19 +72,19 @@ def test_a_restoration_that_fails_later_leaves_the_files_of_the_one_before(place
     manifest = kept(place, row("a", error="broken"))
     assert set(place.list()) == {"a", "manifest.parquet"}
     assert rows_of(place)["a"]["error"] == "broken"
-    assert manifest.done({"a": (5, 7)}, FACTS) == set()
+    assert manifest.done([image("a")], FACTS) == set()
 
 
 def test_rows_are_on_the_disk_after_some_seconds_and_the_newest_counts(place, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("deblur.tools.batch.store.time.monotonic", lambda: clock[0])
     manifest = ManifestTable(place)
-    for image, seed, wait in (("a", 0, 0.0), ("b", 1, SECONDS - 1), ("a", 2, 2.0), ("b", 3, 1.0)):
+    for key, seed, wait in (("a", 0, 0.0), ("b", 1, SECONDS_BETWEEN_WRITES - 1), ("a", 2, 2.0), ("b", 3, 1.0)):
         clock[0] += wait
-        manifest.add([row(image, "a", seed=seed)])
+        manifest.add([row(key, "a", seed=seed)])
         place.write({"a": b"image"})
-        stored, stamps = ManifestTable(place), dict.fromkeys("ab", (5, 7))  # as after a kill
-        done = [image for at in range(4) for image in sorted(stored.done(stamps, FACTS | {"seed": at}))]
+        stored, wanted = ManifestTable(place), [image("a"), image("b", files=["a"])]  # as after a kill
+        done = [key for at in range(4) for key in sorted(stored.done(wanted, FACTS | {"seed": at}))]
         assert done == {0: ["a"], 1: ["a"], 2: ["b", "a"], 3: ["b", "a"]}[seed]
 
 
@@ -87,7 +93,7 @@ def test_a_manifest_of_older_batches_is_read_with_other_columns_but_not_without_
     table = pq.read_table(f"{place.base}/manifest.parquet")
     for other in (table.append_column("scores", pa.array(["{}"])), table.drop_columns(["metadata"])):
         pq.write_table(other, f"{place.base}/manifest.parquet")
-        assert ManifestTable(place).done({"a": (5, 7)}, FACTS) == {"a"}
+        assert ManifestTable(place).done([image("a")], FACTS) == {"a"}
     pq.write_table(table.drop_columns("settings"), f"{place.base}/manifest.parquet")
     with pytest.raises(StoreError, match="is no manifest"):
         ManifestTable(place)

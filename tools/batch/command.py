@@ -1,4 +1,4 @@
-"""Restore the images of a folder or a bucket with Ray Data, on this machine or on a cluster.
+"""Restore the images of a folder or a bucket with Ray, on this machine or on a cluster.
 
 python -m tools.batch photos restored
 python -m tools.batch s3://photos/2026 s3://restored/2026 --preset fidelity --seed 1
@@ -6,7 +6,10 @@ python -m tools.batch gs://photos gs://restored --address ray://HEAD:10001 --con
 """
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
@@ -19,10 +22,14 @@ from deblur.tools.batch.options import Flags
 
 NEEDED = "python -m tools.batch needs Ray: pip install -r requirements-extra.txt -c constraints.txt"
 STOPPED = "stopped; run again to resume"
+ENDED = (
+    "the command was ended from outside, by Ray where a process of Ray's own such as its agent was killed, or by a"
+    " signal; what is finished stays in {}, and the same command goes on from there"
+)
 NOT_OF_BATCHES = {"output", "mask"}  # options of sample.py: the target is named, and a mask is of one photograph
 # The command reports on the images itself, the rest goes to Ray's logs, and no usage statistics are sent.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
-LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: makes Ray listen on the loopback address only
+WITHOUT_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: Ray listens on the loopback address only
 
 
 def restore(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
@@ -30,10 +37,36 @@ def restore(source: str, options: Options, numbers: dict[str, Any], flags: Flags
     if find_spec("ray") is None:
         raise ValueError(NEEDED)
     check_settings(options.checkpoint or PRETRAINED, options.preset, numbers)
-    os.environ.update((QUIET if flags.cluster else QUIET | LOCAL) | dict(os.environ))  # Ray reads them at import
-    from deblur.tools.batch.run import run  # not at the top: Ray and torch take seconds to import
+    variables = WITHOUT_REPORTS if flags.cluster else WITHOUT_REPORTS | LOOPBACK_ALONE
+    os.environ.update(variables | dict(os.environ))  # Ray reads them at import
+    with watched(options.output):
+        from deblur.tools.batch.run import run  # not at the top: Ray and torch take seconds to import
 
-    return run(source, options, numbers, flags)
+        return run(source, options, numbers, flags)
+
+
+@contextmanager
+def watched(target: str) -> Iterator[None]:
+    """Say so if this process ends inside the block without a word.
+
+    Ray's library does that where its node is dead, for example since its agent was killed: no error is raised. A second
+    process waits for the end, and speaks unless the block has ended in any other way.
+    """
+    end, alive = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.close(alive)
+        if not os.read(end, 1):
+            os.write(2, f"batch: error: {ENDED.format(target)}\n".encode(errors="backslashreplace"))
+        os._exit(0)
+    os.close(end)
+    try:
+        yield
+    finally:
+        os.write(alive, b"1")
+        os.close(alive)
+        os.waitpid(watcher, 0)
 
 
 def parsed(args: list[str]) -> tuple[str, Options, dict[str, Any], Flags]:

@@ -1,21 +1,23 @@
-"""Ray's part of a batch: workers are started, given chunks of images, and their rows put into the manifest."""
+"""A batch: list the images of a place, let workers restore them, and record each in the target's manifest."""
 
 import logging
-import math
 import os
 import socket
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import ray
-import ray.data
+from ray.actor import ActorHandle
+from tqdm import tqdm
 
 import deblur
 from deblur.data.files.kinds import READ_SUFFIXES, REFUSED_SUFFIXES, skipped_in_words
@@ -23,29 +25,102 @@ from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names, planned, targets
-from deblur.restoration.restorer import LARGEST_BATCH
+from deblur.restoration.restorer import LARGEST_BATCH, Restorer
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY, Flags
-from deblur.tools.batch.store import PARTS, ManifestTable, Place, row_values
-from deblur.tools.batch.watch import watched
-from deblur.tools.batch.worker import Job, Worker, describe
+from deblur.tools.batch.store import (
+    PARTS_FOLDER,
+    REQUESTS_AT_ONCE,
+    ManifestTable,
+    Place,
+    StoreError,
+    local_name,
+    row_values,
+)
 
-SHOWN = 20  # failures that are printed one by one
+LARGEST_LIST = 20  # failures that are printed one by one
 # Sent to a cluster, which does not have this program.
-PACKAGE = Path(deblur.__file__).parent
-SENT = {"py_modules": [str(PACKAGE)], "excludes": ["tools/benchmarks"]}
+PROGRAM = {"py_modules": [str(Path(deblur.__file__).parent)], "excludes": ["tools/benchmarks"]}
 
 
-class Begun:
-    """The chunks that were begun, by their first keys. It runs outside the workers, which a chunk may kill."""
+@dataclass(frozen=True)
+class Batch:
+    """What all workers share.
 
-    def __init__(self):
-        self._keys = set()
+    Args:
+        options, numbers: as for `Restorer`.
+        source, target: places of the images and of their restorations.
+    """
 
-    def first(self, key: str) -> bool:
-        """Whether a chunk is begun for the first time; records it."""
-        is_begun = key in self._keys
-        self._keys.add(key)
-        return not is_begun
+    options: Options
+    numbers: dict[str, Any]
+    source: Place
+    target: Place
+
+
+class Worker:
+    """A process that reads chunks of images from one place and writes their restorations to another."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+
+    @cached_property
+    def restorer(self) -> Restorer:
+        """Not made with the worker: Ray hides the errors of constructors."""
+        return Restorer(self.batch.options, self.batch.numbers)
+
+    def describe(self) -> tuple[dict[str, Any], str, list[str], Extras]:
+        """What the manifest's rows depend on, the same in words, notes on settings without effect, what is written."""
+        return self.restorer.facts, self.restorer.title, self.restorer.remarks, self.restorer.extras
+
+    def restore(self, chunk: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """Restore images (`named_rows`). Returns their rows of the manifest, and why the batch must end, if it must
+        because nothing can be written; rows of images that were not written are lacking then."""
+        rows = []
+        try:
+            with TemporaryDirectory(prefix="batch") as folder:
+                for row in self._rows(chunk, Path(folder)):
+                    rows.append(row)
+        except OSError as error:
+            return rows, " ".join(str(error).split())
+        return rows, ""
+
+    def _rows(self, chunk: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+        """The manifest's rows of a chunk, whose files are kept in a folder meanwhile."""
+        out = folder / ".out"  # no key begins with a dot
+        by_path = {folder / local_name(row["key"]): row for row in chunk}  # the noise depends on the name itself
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+            reasons = zip(by_path, threads.map(self._fetch, by_path, by_path.values()), strict=True)
+            refused = {path: reason for path, reason in reasons if reason}
+            names = {path: Names(out / row["target"], row["stem"]) for path, row in by_path.items()}
+            work = [(path, names[path]) for path in by_path if path not in refused]
+            sent = []
+            for restoration in self.restorer.restore(work, tqdm(disable=True), refused):
+                row = by_path[restoration.photograph.path]
+                files, facts = self.restorer.write(restoration)
+                contents = {file.relative_to(out).as_posix(): file.read_bytes() for file in files}
+                done = manifest_row(row, written=list(contents), remarks=restoration.notes, **facts)
+                # The next image is restored while this one is uploaded.
+                sent.append((threads.submit(self.batch.target.write, contents), done))
+            for writing, done in sent:
+                writing.result()
+                yield done
+        for path, sentence in refused.items():
+            yield manifest_row(by_path[path], error=sentence.removeprefix(f"{path} "))
+
+    def _fetch(self, copy: Path, row: dict[str, Any]) -> str:
+        """Copy an image of the source to a file; returns why it cannot be read, if so."""
+        try:
+            content = self.batch.source.read(row["key"])
+        except StoreError as error:
+            return str(error).removeprefix(f"{self.batch.source.url}/{row['key']} ")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+        return ""
+
+
+def manifest_row(row: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """A row of the manifest for an image."""
+    return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | facts)
 
 
 def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
@@ -66,23 +141,21 @@ def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) ->
     if options.checkpoint and os.path.exists(options.checkpoint):
         options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
     require_listening(flags.cluster)
-    target = Place(options.output)
-    place = Place(source)
-    rows = images_of(place, options)
-    if place.contains(target):
-        raise ValueError(f"{target.url} lies in {place.url}, which is read: choose another target")
-    target.write({f"{PARTS}/try": b""})  # fails at once if the target cannot be written to
-    manifest = ManifestTable(target)
-    job = Job(options, numbers, place, target)
+    batch = Batch(options, numbers, Place(source), Place(options.output))
+    rows = images_of(batch.source, options)
+    if batch.source.contains(batch.target):
+        raise ValueError(f"{batch.target.url} lies in {batch.source.url}, which is read: choose another target")
+    batch.target.write({f"{PARTS_FOLDER}/try": b""})  # fails at once if the target cannot be written to
+    manifest = ManifestTable(batch.target)
     try:
-        with watched(target.url), connected(flags.cluster):
-            failures, summary = _restore_all(rows, job, manifest, flags)
+        with connected(flags.cluster):
+            failures, summary = _restore_all(rows, batch, manifest, flags)
     finally:
         manifest.close()
-    for failure in sorted(failures)[:SHOWN]:
+    for failure in sorted(failures)[:LARGEST_LIST]:
         print(f"batch: error: {failure}", file=sys.stderr)
-    if len(failures) > SHOWN:
-        print(f"batch: and {len(failures) - SHOWN} more, with their errors in the manifest", file=sys.stderr)
+    if len(failures) > LARGEST_LIST:
+        print(f"batch: and {len(failures) - LARGEST_LIST} more, with their errors in the manifest", file=sys.stderr)
     print(summary)
     return len(failures)
 
@@ -98,23 +171,22 @@ def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
     for line in skipped_in_words(Counter(suffix for suffix in suffixes.values() if suffix in REFUSED_SUFFIXES)):
         print(f"batch: {line}", file=sys.stderr)
     names = {key: PurePosixPath(key) for key, suffix in suffixes.items() if suffix in READ_SUFFIXES}
-    rows = [
+    if not names:
+        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(READ_SUFFIXES))})")
+    return [
         {"key": key, "bytes": files[key].size, "modified": files[key].mtime_ns, "target": target.as_posix()}
         for key, target in targets(names, options.suffix, options.depth == 16).items()
     ]
-    if not rows:
-        raise ValueError(f"{place.url} holds no image ({' '.join(sorted(READ_SUFFIXES))})")
-    return rows
 
 
 def named_rows(
-    rows: Sequence[dict[str, Any]], extras: Extras, job: Job, manifest: ManifestTable
+    rows: Sequence[dict[str, Any]], extras: Extras, batch: Batch, manifest: ManifestTable
 ) -> list[dict[str, Any]]:
     """The rows with the `stem` of their derived files, and all `files`. ValueError as `planned`."""
     work = {row["key"]: PurePosixPath(row["target"]) for row in rows}
     replaced = {str(Names.of(target).files(extras)[0]) for target in work.values()}
     owned = {PurePosixPath(file): image for file, image in manifest.owned(set(work), replaced).items()}
-    inputs = [PurePosixPath(key) for key in job.target.inside(job.source, list(work))]
+    inputs = [PurePosixPath(key) for key in batch.target.inside(batch.source, list(work))]
     names = planned(work, extras, inputs, owned)
     files = {key: [file.as_posix() for file in name.files(extras)] for key, name in names.items()}
     return [row | {"stem": names[row["key"]].stem, "files": files[row["key"]]} for row in rows]
@@ -133,19 +205,13 @@ def require_listening(address: str | None) -> None:
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Connect to Ray inside the block: to the caller's Ray, to a cluster at an address, or to a local one."""
-    ray.data.DataContext.get_current().print_on_execution_start = False
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield
         return
-    arguments = {
-        "num_cpus": core_count(),
-        "object_store_memory": OBJECT_STORE,
-        "include_dashboard": False,
-    }
+    arguments = {"num_cpus": core_count(), "object_store_memory": OBJECT_STORE, "include_dashboard": False}
     if address:
-        arguments = {"address": address} | ({"runtime_env": SENT} if address.startswith("ray://") else {})
+        arguments = {"address": address} | ({"runtime_env": PROGRAM} if address.startswith("ray://") else {})
     try:
         ray.init(**arguments, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
@@ -157,33 +223,38 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _restore_all(
-    rows: Sequence[dict[str, Any]], job: Job, manifest: ManifestTable, flags: Flags
+    rows: Sequence[dict[str, Any]], batch: Batch, manifest: ManifestTable, flags: Flags
 ) -> tuple[list[str], str]:
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
-    workers, resources = share(ray.cluster_resources(), job.options, flags)
-    # Run on a worker: this machine may have another device and precision.
-    facts, title, remarks, extras = result(ray.remote(max_calls=1, **resources)(describe).remote(job))
+    workers, resources = share(ray.cluster_resources(), batch.options, flags)
+
+    def start() -> ActorHandle:
+        return ray.remote(**resources)(Worker).remote(batch)
+
+    first = start()  # this machine may have another device and precision
+    facts, title, remarks, extras = answer(first.describe.remote())
     for remark in remarks:
         print(f"batch: {remark}", file=sys.stderr)
-    rows = named_rows(rows, extras, job, manifest)
-    stamps = {row["key"]: (row["bytes"], row["modified"]) for row in rows}
-    files = {row["key"]: row["files"] for row in rows}
-    done = set() if job.options.overwrite else manifest.done(stamps, facts, files)
+    rows = named_rows(rows, extras, batch, manifest)
+    done = set() if batch.options.overwrite else manifest.done(rows, facts)
     todo = [row for row in rows if row["key"] not in done]
     print(f"{title}workers: {workers}")
+    size = batch.options.batch_size or max(1, min(LARGEST_BATCH, len(todo) // (4 * workers)))
+    chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
+    crew = [first, *(start() for _ in range(1, min(workers, len(chunks))))]
     failures, warned = [], 0
     with ProgressBar(total=len(todo), unit="image") as bar:
-        for finished in results(todo, job, workers, resources) if todo else ():
-            images = [row | row_values(facts) for row in finished if not row.get("stop")]
+        for finished, reason in results(chunks, crew, start):
+            images = [row | row_values(facts) for row in finished]
             manifest.add(images)
-            failures += [f"{job.source.url}/{row['image']} {row['error']}" for row in images if row["error"]]
+            failures += [f"{batch.source.url}/{row['image']} {row['error']}" for row in images if row.get("error")]
             warned += sum(bool(row.get("faults")) for row in images)
             bar.update(len(images))
-            if len(images) < len(finished):
-                raise OSError(finished[-1]["stop"])
+            if reason:
+                raise OSError(reason)
     if done and not todo:
         return failures, f"all {len(done)} done before"
-    parts = [f"wrote {len(todo) - len(failures)} of {len(todo)} images to {job.target.url}"]
+    parts = [f"wrote {len(todo) - len(failures)} of {len(todo)} images to {batch.target.url}"]
     if done:
         parts.append(f"{len(done)} done before")
     if warned:
@@ -206,37 +277,49 @@ def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int,
 
 
 def results(
-    todo: Sequence[dict[str, Any]], job: Job, workers: int, resources: dict[str, float]
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield the workers' results, chunk by chunk. Images whose workers died come last, each alone."""
-    count = job.options.batch_size or max(1, min(LARGEST_BATCH, len(todo) // (4 * workers)))
-    dataset = ray.data.from_items(todo, override_num_blocks=math.ceil(len(todo) / count)).map_batches(
-        Worker,
-        fn_constructor_args=(job, ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Begun).remote()),
-        batch_size=None,
-        batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(size=workers),
-        **resources,
-    )
-    left = {row["key"]: row for row in todo}
-    for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-        rows = table.to_pylist()
-        for row in rows:
-            left.pop(row["image"], None)
-        yield rows
-    alone = None
-    for row in left.values():
-        alone = alone or ray.remote(max_restarts=0, **resources)(Worker).remote(job)
+    chunks: Sequence[list[dict[str, Any]]], workers: Sequence[ActorHandle], start: Callable[[], ActorHandle]
+) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Yield what the workers return (`Worker.restore`), chunk by chunk, as they finish.
+
+    A worker that ends, or raises an error, is replaced: after some errors a process cannot use its GPU any more. Its
+    images come last, each alone; what ends its worker again is a failure.
+    """
+    waiting, again = deque(chunks), []
+    # Each begins with nothing to do: a worker for which a cluster has no room yet must not hold images.
+    running = {worker.restore.remote([]): (worker, []) for worker in workers}
+    while waiting or any(chunk for _, chunk in running.values()):
+        [reference], _ = ray.wait(list(running))
+        worker, chunk = running.pop(reference)
         try:
-            yield result(alone.__call__.remote(pa.Table.from_pylist([row]))).to_pylist()
+            finished = answer(reference)
+        except Exception:
+            ray.kill(worker)
+            if chunk:
+                again += chunk
+                worker = start()
+                running[worker.restore.remote([])] = worker, []
+            elif not running:
+                raise
+            continue
+        if waiting:
+            chunk = waiting.popleft()
+            running[worker.restore.remote(chunk)] = worker, chunk
+        yield finished
+    for worker, _ in running.values():
+        ray.kill(worker)
+    alone = None
+    for row in again:
+        alone = alone or start()
+        try:
+            yield answer(alone.restore.remote([row]))
         except Exception as error:
             alone = None
             why = f"ended its worker twice, the second time alone: {' '.join(str(error).split())}"
-            yield [{"image": row["key"], "bytes": row["bytes"], "modified": row["modified"], "error": why}]
+            yield [manifest_row(row, error=why)], ""
 
 
-def result(reference: ray.ObjectRef) -> Any:
-    """A worker's result. Raises the worker's exception, or ChildProcessError if it ended without an answer."""
+def answer(reference: ray.ObjectRef) -> Any:
+    """What a worker returns. Raises the worker's exception, or ChildProcessError if it ended without an answer."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:

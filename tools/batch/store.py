@@ -19,12 +19,12 @@ from pyarrow import fs
 
 from deblur.data.files import search
 
-MANIFEST = "manifest.parquet"  # in the target
-ROWS = ".rows"  # in the target: rows that will be merged into the manifest
-PARTS = ".parts"  # in the target: files that do not have their final name yet
-THREADS = 16  # concurrent requests to a bucket
-SECONDS = 20  # between two writes of the manifest's rows
-KINDS = {  # types of the manifest's columns; dicts are stored as JSON
+MANIFEST_TABLE = "manifest.parquet"  # in the target
+ROWS_FOLDER = ".rows"  # in the target: rows that will be merged into the manifest
+PARTS_FOLDER = ".parts"  # in the target: files that do not have their final name yet
+REQUESTS_AT_ONCE = 16  # concurrent requests to a bucket
+SECONDS_BETWEEN_WRITES = 20  # between two writes of the manifest's rows
+COLUMNS = {  # types of the manifest's columns; dicts are stored as JSON
     pa.string(): "image error tiles checkpoint preset device checkpoint_sha256 settings precision metadata on_fault"
     " format scale restore mask",
     pa.list_(pa.string()): "written remarks faults",
@@ -32,26 +32,22 @@ KINDS = {  # types of the manifest's columns; dicts are stored as JSON
     pa.float64(): "seconds std_white error_white bound_white working_scale restored_share",
     pa.bool_(): "uncertainty error_bound compare",
 }
-SCHEMA = pa.schema([(name, kind) for kind, names in KINDS.items() for name in names.split()])
+SCHEMA = pa.schema([(name, kind) for kind, names in COLUMNS.items() for name in names.split()])
 
 
 class StoreError(OSError):
     """A folder or bucket cannot be used; the message names it."""
 
 
-def on_disk(key: str) -> str:
+def local_name(key: str) -> str:
     """The name of a local file by its key: Arrow holds UTF-8 alone, so its other bytes are escaped in keys."""
     return re.sub(r"\\u(dc[89a-f][0-9a-f])", lambda match: chr(int(match[1], 16)), key)
-
-
-def _key(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 class Place:
     """A folder, or a prefix in a bucket. Each process opens it itself, with its own credentials.
 
-    A file is named by its key, its path below the place; see `on_disk`.
+    A file is named by its key, its path below the place; see `local_name`.
 
     Args:
         url: a path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or any other URL that pyarrow has a file system for.
@@ -76,7 +72,11 @@ class Place:
         with self._in_one_sentence("listed"):
             if self._is_local and (not missing or os.path.isdir(root)):
                 # Not by pyarrow, which follows links in circles and knows no names but UTF-8.
-                entries = [_file_info(path) for path in search.walk(Path(root))]
+                entries = []
+                for path in search.walk(Path(root)):
+                    status, name = path.stat(), str(path).encode("utf-8", "backslashreplace").decode()
+                    size, modified = status.st_size, status.st_mtime_ns
+                    entries.append(fs.FileInfo(name, fs.FileType.File, size=size, mtime_ns=modified))
             else:
                 entries = self.files.get_file_info(fs.FileSelector(root, allow_not_found=missing, recursive=True))
         shown = [file for file in entries if file.is_file and "/." not in file.path[len(root) :]]
@@ -85,7 +85,7 @@ class Place:
     def inputs(self) -> dict[str, fs.FileInfo]:
         """`list` without the folders of restored images. StoreError if this place itself is one."""
         files = self.list()
-        folders = {key[: -len(MANIFEST)] for key in files if PurePosixPath(key).name == MANIFEST}
+        folders = {key[: -len(MANIFEST_TABLE)] for key in files if PurePosixPath(key).name == MANIFEST_TABLE}
         local = (key for key in files if PurePosixPath(key).name == search.MANIFEST)
         folders |= {key[: -len(search.MANIFEST)] for key in local if search.is_manifest(self.read(key))}
         if "" in folders:
@@ -113,10 +113,10 @@ class Place:
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files by key, each atomically; in a folder they are renamed when all are written."""
-        parts = {key: key if self._is_bucket else f"{PARTS}/{uuid4().hex}" for key in files}
+        parts = {key: key if self._is_bucket else f"{PARTS_FOLDER}/{uuid4().hex}" for key in files}
         with self._in_one_sentence("written"):
             if not self._is_bucket:
-                self.files.create_dir(f"{self.base}/{PARTS}")
+                self.files.create_dir(f"{self.base}/{PARTS_FOLDER}")
             for key, part in parts.items():
                 with self.files.open_output_stream(f"{self.base}/{part}") as stream:
                     stream.write(files[key])
@@ -147,7 +147,7 @@ class Place:
                 self.files.delete_dir(f"{self.base}/{folder}")
 
     def _local(self, key: str) -> Path:
-        return Path(self.base, on_disk(key))
+        return Path(self.base, local_name(key))
 
     @contextmanager
     def _in_one_sentence(self, done: str, key: str = "") -> Iterator[None]:
@@ -171,7 +171,7 @@ class ManifestTable:
     def __init__(self, place: Place):
         self.place, self.table, self._there = place, SCHEMA.empty_table(), set(place.list(missing=True))
         self._rows, self._written, self._replaced = [], 0.0, set()
-        stored = [*self._there.intersection([MANIFEST]), *place.list(ROWS, missing=True)]
+        stored = [*self._there.intersection([MANIFEST_TABLE]), *place.list(ROWS_FOLDER, missing=True)]
         for key in stored:
             try:
                 table = pq.read_table(pa.BufferReader(place.read(key)))
@@ -184,25 +184,21 @@ class ManifestTable:
                 what = f"{place.url}/{key} is no manifest of python -m tools.batch"
                 raise StoreError(f"{what} ({error}): remove it") from None
 
-    def done(
-        self,
-        wanted: Mapping[str, tuple[int, int]],
-        facts: Mapping[str, Any],
-        files: Mapping[str, list[str]] | None = None,
-    ) -> set[str]:
-        """The images, given with size and modification time, whose restorations with the same facts exist.
+    def done(self, wanted: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> set[str]:
+        """The keys of the wanted images whose restorations with the same facts exist.
 
-        `files` are those that each would be written to now: one that has others is not done.
+        An image is a `key`, its `bytes`, when it was `modified`, and the `files` that it would be written to now: one
+        that changed, or has other files, is not done.
         """
-        facts = row_values(facts) | {"error": None}
-        return {
-            row["image"]
-            for row in self._rows_of_table()
-            if facts.items() <= row.items()
-            and wanted.get(row["image"]) == (row["bytes"], row["modified"])
-            and self._there.issuperset(row["written"])
-            and (files is None or set(files[row["image"]]) == set(row["written"]))
-        }
+        stored, done = {row["image"]: row for row in self._rows_of_table()}, set()
+        for image in wanted:
+            stamp = {"bytes": image["bytes"], "modified": image["modified"], "error": None}
+            row = stored.get(image["key"], {})
+            if (row_values(facts) | stamp).items() <= row.items():
+                is_there = self._there.issuperset(row["written"])
+                if is_there and set(image["files"]) == set(row["written"]):
+                    done.add(image["key"])
+        return done
 
     def owned(self, images: set[str], replaced: set[str]) -> dict[str, str]:
         """The files of other images than these, and whose they are, without those of restorations that are replaced."""
@@ -219,14 +215,14 @@ class ManifestTable:
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add rows of finished images."""
         self._rows += rows
-        if time.monotonic() - self._written > SECONDS:
+        if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
             self.flush()
 
     def flush(self) -> None:
         """Write the rows that are not on disk yet."""
         if self._rows:
             rows = pa.Table.from_pylist(self._rows, SCHEMA)
-            self.place.write({f"{ROWS}/{time.time_ns()}.parquet": _parquet(rows)})  # names sort by time
+            self.place.write({f"{ROWS_FOLDER}/{time.time_ns()}.parquet": _parquet(rows)})  # names sort by time
             self._merge(rows)
         self._rows, self._written = [], time.monotonic()
 
@@ -234,11 +230,11 @@ class ManifestTable:
         """Merge all rows into one file, and remove the files of replaced restorations."""
         self.flush()
         if self.table.num_rows:
-            self.place.write({MANIFEST: _parquet(self.table)})
+            self.place.write({MANIFEST_TABLE: _parquet(self.table)})
         # Only now: before, a replaced file could still become another image's, such as a_0.png of a.png or of a_0.png.
         self.place.remove(self._replaced.difference(pc.list_flatten(self.table["written"]).to_pylist()))
-        self.place.clear(ROWS)
-        self.place.clear(PARTS)
+        self.place.clear(ROWS_FOLDER)
+        self.place.clear(PARTS_FOLDER)
 
     def _merge(self, rows: pa.Table) -> None:
         """Replace the rows of the same images."""
@@ -246,11 +242,6 @@ class ManifestTable:
         restored = pc.field("image").isin(rows.filter(pc.field("error").is_null())["image"].combine_chunks())
         self._replaced.update(pc.list_flatten(self.table.filter(restored)["written"]).to_pylist())
         self.table = pa.concat_tables([self.table.filter(~pc.field("image").isin(rows["image"])), rows])
-
-
-def _file_info(path: Path) -> fs.FileInfo:
-    status = path.stat()
-    return fs.FileInfo(_key(str(path)), fs.FileType.File, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
 def row_values(facts: Mapping[str, Any]) -> dict[str, Any]:
