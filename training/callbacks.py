@@ -1,13 +1,10 @@
 """What a run does besides its steps: averages, scores, guards, logs, its record and its progress bar."""
 
-import csv
-import io
 import logging
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -40,67 +37,24 @@ EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
 
 
 class Metrics(CSVLogger):
-    """CSVLogger with one row a step, whenever its values come, that loses no row if it is killed.
-
-    A step's row is written again with every value that it gets. If a column is new, metrics.csv is replaced in one
-    move: Lightning's logger rewrites it in place.
-    """
+    """CSVLogger with one row a step, written when the next step's values come; Lightning's has one row a call."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._newest: dict[str, Any] = {}  # the file's last row
-        self._start = 0  # where it begins
+        self.newest: dict[str, Any] = {}  # the newest step's row
 
     @rank_zero_only
-    def save(self) -> None:
-        writer = self.experiment
-        if not writer.metrics:
-            return
-        rows = [self._newest] if self._newest else []
-        for row in writer.metrics:
-            if rows and rows[-1]["step"] == row["step"]:
-                rows[-1] = rows[-1] | row
-            else:
-                rows.append(row)
-        path, columns = Path(writer.metrics_file_path), sorted({*writer.metrics_keys}.union(*rows))
-        if columns != writer.metrics_keys or not path.exists():
-            with replacing(path) as part:
-                _copy_rows(path, part, columns, without_last=bool(self._newest))
-                self._start = part.stat().st_size
-                _append_rows(part, self._start, columns, rows)
-        else:
-            _append_rows(path, self._start, columns, rows)
-        self._start = path.stat().st_size - len(_text(columns, rows[-1:]))
-        self._newest, writer.metrics_keys, writer.metrics = rows[-1], columns, []
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self.newest and self.newest["step"] != step:
+            super().log_metrics(self.newest, self.newest["step"])
+            self.newest = {}
+        if metrics:
+            self.newest |= metrics | {"step": step}
 
-
-def _text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> bytes:
-    """Rows as they stand in the file."""
-    text = io.StringIO(newline="")
-    csv.DictWriter(text, columns).writerows(rows)
-    return text.getvalue().encode()
-
-
-def _append_rows(path: Path, start: int, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows where the last row began, of which the first has all values."""
-    text = _text(columns, rows)
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(start)
-        written = file.write(text)
-    if written != len(text):
-        raise OSError(f"{path} could not be written: the disk is full")
-
-
-def _copy_rows(path: Path, copy: Path, columns: Sequence[str], without_last: bool) -> None:
-    """Write a copy with other columns; without a file it has no rows."""
-    rows = []
-    if path.exists():
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(file))
-    with open(copy, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows[:-1] if without_last else rows)
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.log_metrics({})
+        super().finalize(status)
 
 
 class Track(Callback):
@@ -204,13 +158,13 @@ class Speed(ThroughputMonitor):
 
 
 class Steps(Callback):
-    """Log `lr`, and make loggers count steps like the rest of the run: results of the third step are logged at 3."""
+    """Log `lr`, and make loggers count steps like the rest of the run: results of the third step are logged at 3.
+
+    Lightning's LearningRateMonitor counts from 0, so that its values would be in the row before.
+    """
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
-        if batch_idx % trainer.accumulate_grad_batches:  # the step is not finished
-            return
-        if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
-            log_values(trainer, {"lr": trainer.optimizers[0].param_groups[0]["lr"]}, trainer.global_step + 1)
+        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
         pl_module.log("step", trainer.global_step)  # Lightning uses a value of this name as the step of all others

@@ -107,7 +107,10 @@ def changed_settings(there: dict, here: dict) -> list[str]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write checkpoints to a temporary name, sync them to disk and rename them; the previous one is kept, too."""
+    """Write checkpoints to a temporary name, sync them to disk and rename them; the previous one is kept, too.
+
+    Lightning's own are copied from the system's folder of temporary files, and cut short if the run is killed then.
+    """
 
     def save_checkpoint(self, checkpoint: dict, path, storage_options=None) -> None:
         """Write a checkpoint. OSError if that fails (disk full); earlier checkpoints are kept."""
@@ -153,7 +156,7 @@ class TakeOver(Callback):
 
 class Last(Checkpoint):
     """Write checkpoints/last.ckpt every `interval` batches and after the last step, after validation, and when a
-    signal ends the run.
+    signal ends the run. Lightning's ModelCheckpoint, which may do so too, saves in the middle of a step.
 
     SIGTERM or Ctrl-C ends the run after the current step or validation image; a second Ctrl-C ends it at once. The
     checkpoint also stores its Weights & Biases run and whether its step still has to be validated.
@@ -166,8 +169,7 @@ class Last(Checkpoint):
     def __init__(self, root: Path, interval: int):
         self.path, self.interval = root / "checkpoints" / LAST, interval
         self.saved = None  # step of the latest checkpoint
-        self.validating = False
-        self.must_validate = False
+        self.must_validate = False  # the step of the checkpoint
         self.signal: int | None = None
 
     def _listen(self) -> None:
@@ -183,13 +185,11 @@ class Last(Checkpoint):
         for number in (signal.SIGTERM, signal.SIGINT):  # Lightning restores the previous handlers after the run
             signal.signal(number, stop)
 
-    def _agree_to_stop(self, trainer: Trainer) -> bool:
-        """Whether any process received a signal; all processes call this at the same point of the run."""
-        stop = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
-        if stop:
-            # This makes Lightning end the run after this step; trainer.should_stop would end it as finished.
+    def _agree_to_stop(self, trainer: Trainer) -> None:
+        """End the run if any process received a signal; all processes call this at the same point of the run."""
+        if trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False):
+            # Lightning ends the run after this step or validation image; trainer.should_stop would end it as finished.
             trainer._signal_connector.received_sigterm = True
-        return stop
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
@@ -203,28 +203,24 @@ class Last(Checkpoint):
         elif is_last or (batch_idx + 1) % self.interval == 0:
             self._save(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validating = True
-
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args, **kwargs) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit":
-            return
-        if self._agree_to_stop(trainer) and trainer.global_step < trainer.max_steps:
-            raise SIGTERMException  # Lightning itself would only stop after the whole validation
+        is_interruptible = trainer.global_step < trainer.max_steps  # the last step's validation is not
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and is_interruptible:
+            self._agree_to_stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validating = False
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException) or trainer.global_step == 0:
             return
+        self.must_validate = trainer.validating
         self._save(trainer)
         rank_zero_info(f"stopped at step {trainer.global_step}, which is saved; run the same command again to resume")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
-        run = {"must_validate": self.validating}
+        run = {"must_validate": self.must_validate}
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 run["wandb"] = logger.version
@@ -236,6 +232,7 @@ class Last(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
         if self.must_validate:
+            self.must_validate = False
             loop = trainer.fit_loop.epoch_loop.val_loop
             loop.batch_progress.reset()
             loop.restarting = False

@@ -1,16 +1,13 @@
 """A run of train.py, built from a config and flags."""
 
-import json
-import os
 import signal
 from argparse import SUPPRESS, ArgumentError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
@@ -138,7 +135,7 @@ class Run(LightningCLI):
         for file in configs:
             read_yaml(file, "--config")
         try:
-            self.config = parser.parse_args(_names_as_they_are(args))
+            self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise UsageError(_explain(error, parser, configs)) from None
 
@@ -307,31 +304,11 @@ def _explain(error: ArgumentError, parser: RunParser, configs: list[str]) -> str
     if "arguments are required: predictor" in text and not configs:
         return "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
     if text.startswith(("unrecognized arguments: ", "Group '")):
-        unknown = _unknown_flag(text)
+        quoted = text.split("'")
+        unknown = f"--{quoted[1]}.{quoted[3]}" if text.startswith("Group") else text.split()[2].partition("=")[0]
         flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
         return f"{unknown} is unknown{nearest(unknown, flags, '; python train.py fit --help lists the flags')}"
     return explain(error)
-
-
-def _names_as_they_are(args: list[str]) -> list[str]:
-    """The command line with a folder named [old], which the parser would take for a list, as the root of a Source."""
-    given = []
-    for arg in args:
-        flag, joined, value = arg.rpartition("=")
-        before = flag if joined else given[-1] if given else ""
-        if before in ("--data.train", "--data.val", "--data.test") and os.path.exists(value):
-            with suppress(yaml.YAMLError):  # then the parser takes it for text, too
-                value = value if isinstance(yaml.safe_load(value), str) else json.dumps({"root": value})
-        given.append(flag + joined + value)
-    return given
-
-
-def _unknown_flag(text: str) -> str:
-    """The flag that an error of the parser names."""
-    if text.startswith("unrecognized arguments: "):
-        return text.split()[2].partition("=")[0]
-    _, group, _, name, *_ = text.split("'")
-    return f"--{group}.{name}"
 
 
 def _listed(value: Any) -> list:
