@@ -132,7 +132,7 @@ def evaluate(flags: Evaluation) -> None:
             networks = run.load_networks(checkpoint, *where, processes)
             plan = run.make_plan(output / letter, pairs, networks, metrics, settings, processes, **what)
             run.score_images(plan)
-            evaluated[letter] = run.publish(plan, flags.panel, flags.save_presets)
+            evaluated[letter] = run.publish(plan, flags.panel, flags.save_presets, evaluated.get("A"))
         if flags.checkpoints and processes.is_global_zero:
             run.compare(output, evaluated, flags.seed)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jinja2
 from PIL import Image
@@ -17,7 +17,7 @@ from deblur.cli import escaped
 from deblur.data.files import images
 from deblur.draft import Blurry
 from deblur.evaluation import controls, statistics
-from deblur.evaluation.grid import BLURRY, PREDICTOR, SHARP, Row
+from deblur.evaluation.grid import BLURRY, PREDICTOR, Row
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.pixels import write_png
@@ -26,6 +26,7 @@ from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
 from deblur.evaluation.statistics import Verdict
 from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
+from deblur.hub import name_of
 from deblur.pipeline import Area
 from deblur.progress import ProgressBar, counted
 from deblur.storage import replacing
@@ -34,12 +35,14 @@ PANEL_SAMPLES = 4
 PANEL_IMAGES = 2
 JPEG_QUALITY = 90  # of the page's images
 
+Evaluations: TypeAlias = "Mapping[str, tuple[Summary, Sequence[Example]]]"
 
-def keep_examples(plan: Plan, summary: Summary) -> list[Example]:
+
+def keep_examples(plan: Plan, summary: Summary, typical: str | None) -> list[Example]:
     """Write the images of `choose_examples` into the folder examples: restored, blurry, predicted and sharp."""
     shutil.rmtree(plan.folder / "examples", ignore_errors=True)
     images_by_name = {escaped(image.name): image for image in plan.images}
-    examples = choose_examples(summary)
+    examples = choose_examples(summary, typical)
     again = [e.row.settings for e in examples if (e.row.key, images_by_name[e.image].name) not in plan.kept]
     steps = sum(steps_of([settings]) for settings in again if settings)
     with ProgressBar(total=steps, desc="examples of the front", unit="step", disable=not steps) as bar:
@@ -97,100 +100,33 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
     panel(dict(zip(names, zip(*rows, strict=True), strict=True)), path)
 
 
-def write_report(folder: Path, summary: Summary, examples: Sequence[Example]) -> None:
-    """Write pareto.png and report.html; the examples' images are in the folder.
+def write_report(
+    folder: Path, evaluations: Evaluations, changes: Mapping[str, Mapping[str, Change]] | None = None
+) -> None:
+    """Write pareto.png and report.html about one evaluation, or about two that are compared.
 
     report.html loads nothing from elsewhere: the typical image by the best rows, the curve, a sortable table, a slider
     between two images, the recipe of every metric and what the numbers depend on. Its images are JPEG; the original
     images stay in the folder.
-    """
-    with replacing(folder / "pareto.png") as part:
-        curve({"": summary}).savefig(part)
-    entries = [_entry(example, summary, example.files) for example in examples]
-    chosen = summary.presets.get("balanced")
-    shown = _shown(entries, folder, chosen and chosen.label)
-    checkpoint = summary.facts.get("checkpoint")
-    title = "Evaluation of " + (checkpoint["name"] if checkpoint else "images")
-    _write(folder, summary, shown, title=title, facts=summary.facts, overview=_overview(summary, examples))
-
-
-def _overview(summary: Summary, examples: Sequence[Example]) -> list[dict]:
-    """The typical image in columns: blurry, by the best rows and sharp, each with its file and scores."""
-    own = [example for example in examples if example.image == summary.typical]
-    if not own:
-        return []
-    files = {example.row.label: example.files["restored"] for example in own} | own[0].files
-    titles: dict[str, list[str]] = {}
-    for name, row in summary.best.items():
-        titles.setdefault(row.label, []).append(summary.metrics[name].column.title.partition(" (")[0])
-    columns = [(BLURRY, "Blurry")]
-    columns += [(label, f"Best by {' and '.join(names)}: {label}") for label, names in titles.items()]
-    columns += [(SHARP, "Sharp")]
-    rows = {row.label: row for row in summary.rows}
-    overview = []
-    for label, title in columns:
-        scores = summary.scores_of(rows[label], summary.typical) if label != SHARP else {}
-        words = []
-        for name in ("psnr", summary.perception):
-            column = summary.metrics[name].column
-            if name in scores:
-                words.append(f"{column.title.partition(' (')[0]} {scores[name]:.{column.digits}f}")
-        overview.append({"title": title, "file": files[label], "scores": ", ".join(words)})
-    return overview
-
-
-def write_joint_report(
-    folder: Path,
-    evaluations: Mapping[str, tuple[Summary, Sequence[Example]]],
-    changes: Mapping[str, Mapping[str, Change]],
-) -> None:
-    """Write pareto.png, with both curves, and one report.html about two evaluations.
-
-    The page has the curves, B - A, and a slider between the images of A and B.
 
     Args:
         folder: of the page.
-        evaluations: the results of A and of B and their examples, by the names of their folders within `folder`.
-        changes: setting -> metric -> change.
+        evaluations: the results and examples of one evaluation, under an empty name; or of A and of B, whose folders
+            within `folder` have these names.
+        changes: setting -> metric -> change from A to B, which the table shows; None: there is one evaluation.
     """
-    entries: dict[tuple[str, str], dict] = {}
-    for letter, (summary, examples) in evaluations.items():
-        for example in examples:
-            files = {kind: f"{letter}/{file}" for kind, file in example.files.items()}
-            files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
-            new = _entry(example, summary, files, f" in {letter}")
-            entry = entries.setdefault((example.row.label, example.image), new)
-            if entry is not new:
-                entry["rank"] += f", {new['rank']}"
-                entry["about"] += f"; {new['about']}"
-                entry["files"] |= files
-    names = {letter: summary.facts["checkpoint"]["name"] for letter, (summary, _) in evaluations.items()}
-    summary, shown = evaluations["A"][0], _shown(list(entries.values()), folder, None)
-    facts = dict(summary.facts) | {"checkpoint": names}
     with replacing(folder / "pareto.png") as part:
         curve({letter: summary for letter, (summary, _) in evaluations.items()}).savefig(part)
-    _write(folder, summary, shown, title="A and B compared", facts=facts, changes=changes)
-
-
-def _entry(example: Example, summary: Summary, files: dict[str, str], where: str = "") -> dict:
-    """A group of images that the slider shows, as files by kind, and what is said about it."""
-    scores = [(summary.metrics[name].column, value) for name, value in example.scores.items()]
-    words = ", ".join(f"{column.title} {value:.{column.digits}f}" for column, value in scores)
-    setting, image = example.row.label, example.image
-    about = f"{image}, the {example.rank} of {setting}{where}: {words}"
-    return {"setting": setting, "image": image, "rank": example.rank + where, "about": about, "files": files}
-
-
-def _write(
-    folder: Path,
-    summary: Summary,
-    shown: dict,
-    title: str,
-    facts: Facts,
-    changes: Mapping[str, Mapping[str, Change]] | None = None,
-    overview: Sequence[dict] = (),
-) -> None:
-    """Write the page about pareto.png; with `changes` its table has B - A in place of the summary's rows."""
+    summary, _ = next(iter(evaluations.values()))
+    facts, preset = dict(summary.facts), summary.presets.get("balanced")
+    if changes is None:
+        title = "Evaluation of " + (name_of(facts["checkpoint"]["name"]) if facts.get("checkpoint") else "images")
+        sides, first = ("blurry", "restored"), preset and preset.label
+    else:
+        title, sides, first = "A and B compared", ("A, restored", "B, restored"), None
+        facts["checkpoint"] = {
+            letter: name_of(own.facts["checkpoint"]["name"]) for letter, (own, _) in evaluations.items()
+        }
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -199,21 +135,73 @@ def _write(
         lstrip_blocks=True,
     )
     templates.filters["listed"] = _listed
-    sides = ("A, restored", "B, restored") if changes else ("blurry", "restored")
     page = templates.get_template("report.html").render(
         title=title,
         facts=facts,
         summary=summary,
         changes=changes,
         curve=base64.b64encode((folder / "pareto.png").read_bytes()).decode(),
-        shown=shown | dict(zip(("left", "right"), sides, strict=True)),
+        shown=_shown(_entries(evaluations), folder, first) | dict(zip(("left", "right"), sides, strict=True)),
         rows=_score_rows(summary) if changes is None else _change_rows(summary, changes),
-        overview=overview,
+        overview=_overview(evaluations),
         worsened=list(summary.worsened.itertuples(name=None)) if changes is None else [],
         recipes=controls.RECIPES | {"perceptual": statistics.VERDICT_RECIPE},
     )
     with replacing(folder / "report.html") as part:
         part.write_text(page, encoding="utf-8")
+
+
+def _overview(evaluations: Evaluations) -> list[dict]:
+    """The typical image of the first in columns: blurry, by the best rows of each and sharp, with files and scores."""
+    [(first, (summary, examples)), *_] = evaluations.items()
+    own = [example for example in examples if example.image == summary.typical]
+    if not own:
+        return []
+    axes = [(name, summary.metrics[name].column) for name in ("psnr", summary.perception)]
+    names = {name: column.title.partition(" (")[0] for name, column in axes}
+
+    def column(title: str, file: str, scores: Mapping[str, float]) -> dict:
+        words = [f"{names[name]} {scores[name]:.{axis.digits}f}" for name, axis in axes if name in scores]
+        return {"title": title, "file": file, "scores": ", ".join(words)}
+
+    columns = [column("Blurry", _place(first, own[0].files["blurry"]), summary.scores_of(BLURRY, summary.typical))]
+    for letter, (each, of_each) in evaluations.items():
+        files = {
+            example.row.label: example.files["restored"] for example in of_each if example.image == summary.typical
+        }
+        for label in dict.fromkeys(row.label for row in each.best.values()):
+            best = " and ".join(names[name] for name, row in each.best.items() if row.label == label)
+            title = f"{letter}, best by {best}: {label}" if letter else f"Best by {best}: {label}"
+            columns.append(column(title, _place(letter, files[label]), each.scores_of(label, summary.typical)))
+    return [*columns, column("Sharp", _place(first, own[0].files["sharp"]), {})]
+
+
+def _place(letter: str, file: str) -> str:
+    """A file of an evaluation as it lies below the page's folder."""
+    return f"{letter}/{file}" if letter else file
+
+
+def _entries(evaluations: Evaluations) -> list[dict]:
+    """The groups of images that the slider shows, as files by kind, and what is said about each."""
+    entries: dict[tuple[str, str], dict] = {}
+    for letter, (summary, examples) in evaluations.items():
+        for example in examples:
+            files = {kind: _place(letter, file) for kind, file in example.files.items()}
+            if letter:
+                files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
+            setting, image = example.row.label, example.image
+            rank = f"{example.rank} in {letter}" if letter else example.rank
+            scores = [(summary.metrics[name].column, value) for name, value in example.scores.items()]
+            words = ", ".join(f"{column.title} {value:.{column.digits}f}" for column, value in scores)
+            about = f"{image}, the {example.rank} of {setting}{f' in {letter}' if letter else ''}: {words}"
+            new = {"setting": setting, "image": image, "rank": rank, "about": about, "files": files}
+            entry = entries.setdefault((setting, image), new)
+            if entry is not new:
+                entry["rank"] += f", {rank}"
+                entry["about"] += f"; {about}"
+                for kind, file in files.items():  # blurry and sharp are the same in both
+                    entry["files"].setdefault(kind, file)
+    return list(entries.values())
 
 
 class Cell(NamedTuple):

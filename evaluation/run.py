@@ -20,7 +20,7 @@ from deblur.devices import choose_device, resolve_precision
 from deblur.evaluation.grid import rows_of
 from deblur.evaluation.journal import Facts, open_journal
 from deblur.evaluation.metrics import Metric, make_metrics
-from deblur.evaluation.report import Example, keep_examples, write_joint_report, write_panel, write_report
+from deblur.evaluation.report import Example, keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
     add_examples,
     format_changes,
@@ -220,22 +220,28 @@ def make_plan(
     )
 
 
-def publish(plan: Plan, panel: str | None = None, as_presets: bool = False) -> tuple[Summary, list[Example]] | None:
+def publish(
+    plan: Plan,
+    panel: str | None = None,
+    as_presets: bool = False,
+    first: tuple[Summary, list[Example]] | None = None,
+) -> tuple[Summary, list[Example]] | None:
     """Write the files of a plan that is scored, in the first process: its results.
 
     Args:
         plan: whose journal is complete.
         panel: file for the panel; None: none is written.
         as_presets: whether the best settings become presets of the checkpoint.
+        first: the results that these are compared with, whose typical image is shown of both.
     """
     if not plan.processes.is_global_zero:
         return None
     summary = summarise(plan)
     write_results(plan.folder, summary)  # before the examples, which may have to be restored again
     print(format_table(summary))
-    examples = keep_examples(plan, summary)
+    examples = keep_examples(plan, summary, first[0].typical if first else summary.typical)
     add_examples(plan.folder, examples)
-    write_report(plan.folder, summary, examples)
+    write_report(plan.folder, {"": (summary, examples)})
     if panel is not None:
         write_panel(plan, summary, Path(panel))
     if as_presets:
@@ -249,7 +255,7 @@ def compare(output: Path, evaluated: Mapping[str, tuple[Summary, list[Example]]]
     """Write what two evaluations of the same images and noise differ in, A and B, and their joint report."""
     (a, _), (b, _) = evaluated.values()
     changes = write_comparison(a, b, output, seed)
-    write_joint_report(output, evaluated, changes)
+    write_report(output, evaluated, changes)
     names = ", ".join(f"{letter}: {summary.facts['checkpoint']['name']}" for letter, (summary, _) in evaluated.items())
     print(f"{names}; means over the images, 95 % intervals")
     print(format_changes(changes, a.metrics))

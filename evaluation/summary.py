@@ -154,9 +154,9 @@ class Summary:
         ranked = _ranked(self, self.best[self.perception])
         return ranked["image"].iloc[(len(ranked) - 1) // 2]
 
-    def scores_of(self, row: RowSummary, image: str) -> dict[str, float]:
-        """The scores of one image, without those that are missing."""
-        [(_, line)] = self.scores[(self.scores["setting"] == row.label) & (self.scores["image"] == image)].iterrows()
+    def scores_of(self, label: str, image: str) -> dict[str, float]:
+        """The scores of one image in the row with this label, without those that are missing."""
+        [(_, line)] = self.scores[(self.scores["setting"] == label) & (self.scores["image"] == image)].iterrows()
         return line[list(self.metrics)].dropna().to_dict()
 
     @property
@@ -217,22 +217,23 @@ def summarise(plan: Plan) -> Summary:
     return Summary(rows, plan.metrics, table, plan.facts, plan.steps)
 
 
-def choose_examples(summary: Summary) -> list[Example]:
+def choose_examples(summary: Summary, typical: str | None) -> list[Example]:
     """The images for the report, without their files.
 
     They are the best, the median and the worst image of each setting on the front, by LPIPS, or by SSIM if LPIPS is
-    missing; and the typical image as the best rows have it. If no setting is on the front, because blurry or the
-    prediction beats them all, the front among the settings is used.
+    missing; and an image that is typical as the best rows have it, if one is given. If no setting is on the front,
+    because blurry or the prediction beats them all, the front among the settings is used.
     """
     chosen = {}
     for row in [row for row in summary.front if row.settings] or summary.settings_front:
         ranked = list(_ranked(summary, row)["image"])
         for rank, at in {"best": 0, "median": (len(ranked) - 1) // 2, "worst": len(ranked) - 1}.items():
             chosen.setdefault((row.label, ranked[at]), (row, rank))
-    for row in summary.best.values():
-        if summary.typical is not None and row.label != PREDICTOR:
-            chosen.setdefault((row.label, summary.typical), (row, "typical"))
-    return [Example(row, image, rank, summary.scores_of(row, image)) for (_, image), (row, rank) in chosen.items()]
+    for row in summary.best.values() if typical is not None else []:
+        chosen.setdefault((row.label, typical), (row, "typical"))
+    return [
+        Example(row, image, rank, summary.scores_of(row.label, image)) for (_, image), (row, rank) in chosen.items()
+    ]
 
 
 def _ranked(summary: Summary, row: RowSummary) -> pd.DataFrame:

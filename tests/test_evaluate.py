@@ -3,6 +3,7 @@
 import base64
 import csv
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -211,6 +212,29 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     assert all(f"{letter}, restored" in page for letter in "AB")
     assert page.count("data:image/png;base64,") == 1, "one curve of both"
     assert base64.b64encode((tmp_path / "ab" / "pareto.png").read_bytes()).decode() in page
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.3])
+def test_two_checkpoints_show_one_image_as_the_best_rows_of_each_have_it(place, tmp_path, scale):
+    """The typical image of A, though B has another one; of B, too, where nothing is better than its prediction."""
+    index = json.loads((place / "checkpoint" / "model_index.json").read_text())
+    for name, number in (("a", 0.3), ("b", scale)):
+        shutil.copytree(place / "checkpoint", tmp_path / name)
+        (tmp_path / name / "model_index.json").write_text(json.dumps(index | {"residual_scale": number}))
+    given = arguments(place, tmp_path / "ab", checkpoint=None)
+    evaluate.command([*flags(given), "--checkpoints", str(tmp_path / "a"), str(tmp_path / "b")])
+    page = (tmp_path / "ab" / "report.html").read_text()
+    image = re.search(r'<h2 id="overview">(\w+), the median of 3 images by LPIPS \(AlexNet\) in A<', page)[1]
+    titles = re.findall(r"<figcaption><b>(.+?)</b>(.*?)</figcaption>", page)
+    assert (titles[0][0], titles[-1]) == ("Blurry", ("Sharp", ""))
+    for letter in "AB":
+        lines = each(tmp_path / "ab" / letter)
+        scores = {
+            line["setting"]: f"PSNR {line['psnr']:.2f}" for line in lines if line["image"] == image and line["psnr"]
+        }
+        own = [(title.partition(": ")[2], words) for title, words in titles if title.startswith(f"{letter}, best by ")]
+        assert own
+        assert all(words.startswith(scores[label]) for label, words in own)
 
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):

@@ -20,7 +20,7 @@ RESTORED = {"few levels": SHARP // 32 * 32 + 16, "dark and shifted": np.roll(SHA
 RESTORED["every second row"] = SHARP[::2].repeat(2, axis=0)
 SAMPLERS = ("ddim", "ddpm", "unipc")
 REASON = "Aligned PSNR is missing: it needs OpenCV's wheel <cv2>; pip install opencv-python-headless."
-RECIPES = {"psnr": "PSNR: RGB, 8 bits", "ssim": "SSIM: RGB", "lpips": "LPIPS: v0.1"}
+RECIPES = {"psnr": "PSNR: RGB, 8 bits", "ssim": "SSIM: RGB", "lpips": f"LPIPS: v0.1, sha256 {'ab' * 32}"}
 KINDS = {"blurry": "few levels", "predictor": "every second row", "restored": "dark and shifted"}
 FACTS = {"command": "evaluate.py --checkpoint runs/demo/checkpoint --data <photos> & more", "seed": 0, "device": "cpu"}
 FACTS |= {"checkpoint": {"name": "runs/demo/checkpoint", "sha256": "ab" * 32}, "grid": "configs/grid/demo.yaml"}
@@ -94,7 +94,7 @@ def write_examples(folder: Path, summary: Summary) -> list[Example]:
     for kind, name in KINDS.items():
         Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
     Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
-    examples = choose_examples(summary)
+    examples = choose_examples(summary, summary.typical)
     for example in examples:
         example.files.update({kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")})
     return examples

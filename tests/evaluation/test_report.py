@@ -30,7 +30,7 @@ class Tags(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder, summary = tmp_path_factory.mktemp("results"), summary_of()
-    write_report(folder, summary, write_examples(folder, summary))
+    write_report(folder, {"": (summary, write_examples(folder, summary))})
     return folder
 
 
@@ -80,7 +80,7 @@ def test_results_without_checkpoint_or_images(tmp_path):
     scores = {"blurry": 25.0, "outputs other": 27.0}
     alone = {label: dict.fromkeys(("psnr", "lpips"), Estimate(mean, None, None, 1)) for label, mean in scores.items()}
     rows = [RowSummary(label, None, 1, 0.0, estimates) for label, estimates in alone.items()]
-    write_report(tmp_path, of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])
+    write_report(tmp_path, {"": (of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])})
     page = (tmp_path / "report.html").read_text()
     assert "outputs other" in page
     assert 'id="view"' not in page
@@ -90,7 +90,7 @@ def test_results_without_checkpoint_or_images(tmp_path):
 def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
     summary = summary_of()
     rows = [replace(row, verdict=row.verdict and Verdict("unknown", {}, "LPIPS is missing")) for row in summary.rows]
-    write_report(tmp_path, replace(summary, rows=rows), [])
+    write_report(tmp_path, {"": (replace(summary, rows=rows), [])})
     page = (tmp_path / "report.html").read_text()
     assert page.count(">unknown<small>LPIPS is missing</small>") == len(summary.settings)
 
@@ -185,7 +185,7 @@ def test_in_a_browser_other_images_and_settings_are_chosen(tab):
     assert left.get_attribute("src") != source
     assert tab.locator("#setting option").evaluate_all("options => options.map(option => option.value)") == kept
     tab.select_option("#setting", kept[1])
-    best = summary.scores_of(summary.front[1], "wall</script>5")
+    best = summary.scores_of(summary.front[1].label, "wall</script>5")
     words = f"PSNR (dB) {best['psnr']:.2f}, LPIPS (AlexNet) {best['lpips']:.4f}"
     assert tab.text_content("#about").startswith(f"wall</script>5, the best of {kept[1]}: {words}")
     size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
@@ -201,7 +201,7 @@ def test_in_a_browser_the_typical_image_comes_first_with_its_numbers(tab):
     titles = ["Blurry", f"Best by PSNR: {by_psnr}", f"Best by LPIPS: {by_lpips}", "Sharp"]
     assert figures.locator("b").all_text_contents() == titles
     assert tab.text_content("#overview") == "wall</script>3, the median of 6 images by LPIPS (AlexNet)"
-    blurry = summary.scores_of(summary.rows[0], "wall</script>3")
+    blurry = summary.scores_of("blurry", "wall</script>3")
     assert f"PSNR {blurry['psnr']:.2f}, LPIPS {blurry['lpips']:.4f}" in figures.first.text_content()
     shown = figures.locator("img").evaluate_all(
         "images => images.map(image => [image.src, image.getBoundingClientRect().top])"
@@ -235,10 +235,10 @@ def test_the_page_warns_where_the_prediction_is_worse_than_the_blurry_image(tmp_
     scores.loc[("predictor", slice(None)), "psnr"] = scores.loc["blurry", "psnr"].to_numpy() + 1
     for image, before, after in (("wall</script>4", 30.0, 29.94), ("wall</script>2", 43.1, 30.7)):
         scores.loc[("blurry", image), "psnr"], scores.loc[("predictor", image), "psnr"] = before, after
-    write_report(tmp_path, replace(summary, scores=scores.reset_index()), [])
+    write_report(tmp_path, {"": (replace(summary, scores=scores.reset_index()), [])})
     said = " ".join(html.unescape((tmp_path / "report.html").read_text()).split())
     assert "lower PSNR than the blurry image on 2 of 6 images:</b>" in said
     assert "wall</script>2 (43.1 to 30.7 dB), wall</script>4 (30.0 to 29.9 dB)" in said
     scores.loc[("predictor", slice(None)), "psnr"] = 50.0
-    write_report(tmp_path, replace(summary, scores=scores.reset_index()), [])
+    write_report(tmp_path, {"": (replace(summary, scores=scores.reset_index()), [])})
     assert "lower PSNR" not in (tmp_path / "report.html").read_text()
