@@ -18,7 +18,7 @@ EXCEPTIONS = {
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",
 }
-MEASURE = ("deployment", "sampling", "training")
+MEASURE = ("sampling", "training")
 EXCEPTIONS |= {f"python -m tools.benchmarks.{name} ": "measures for minutes; its own test is small" for name in MEASURE}
 
 

@@ -11,14 +11,10 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from deblur.checkpoints import load_pipeline
-from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import DeblurPipeline
-from deblur.tools.benchmarks import deployment
 from deblur.tools.benchmarks.record import machine, write_json
 from tests.conftest import ROOT
-from tests.tiny import tiny_pipeline
 
 pytestmark = pytest.mark.commands
 
@@ -70,43 +66,6 @@ def test_a_record_says_where_it_was_made_and_is_whole(tmp_path):
         write_json(file, {"first": 1, "second": object()})
     assert json.loads(file.read_text()) == facts
     assert list(file.parent.iterdir()) == [file]
-
-
-def test_the_deployment_benchmark_measures_the_engines(tmp_path):
-    where = {"threads": torch.get_num_threads(), "work": str(tmp_path / "work"), "output": str(tmp_path)}
-    where |= {"width": 96, "height": 64}
-    engines = "torch fp32,torch bf16"
-    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
-    deployment.main(str(tmp_path / "checkpoint"), "speed", engines, repeats=1, **where)
-    [cases] = json.loads((tmp_path / "deployment.json").read_text())["checkpoints"].values()
-    assert cases["speed"].keys() == {"predictor", "restoration"}
-    assert all(engines["torch fp32"]["processor_seconds"] > 0 for engines in cases["speed"].values())
-    assert cases["speed"]["predictor"]["torch bf16"]["torch bf16, times as fast"] == 1
-    assert "| torch fp32 |" in (tmp_path / "deployment.md").read_text()
-    assert "predictor, 96x64 |" in (tmp_path / "deployment.md").read_text()
-    assert cases["runs"]["speed"]["openvino"]
-    deployment.main(str(tmp_path / "checkpoint"), "speed", "torch fp32", repeats=1, **where, name="avx2")
-    assert "against torch fp32 |" in (tmp_path / "avx2.md").read_text()  # a processor without bf16
-    with pytest.raises(ValueError, match="engine torch is none of torch fp32, "):
-        deployment.main("pretrained/lite", engines="torch", **where)
-
-
-def test_the_deployment_benchmark_measures_some_of_the_stages(tmp_path):
-    staged = tiny_pipeline(Maxim(stages=2))
-    staged.denoiser = None
-    staged.save_pretrained(tmp_path / "staged")
-    where = {"work": str(tmp_path / "work"), "output": str(tmp_path), "width": 64, "height": 64, "repeats": 2}
-    for stages in (None, 1):
-        deployment.main(str(tmp_path / "staged"), "speed", "torch fp32", stages=stages, **where)
-    [cases] = json.loads((tmp_path / "deployment.json").read_text())["checkpoints"].values()
-    assert cases.keys() == {"speed", "speed, 1 stage", "runs"}
-    assert "predictor, 1 stage, 64x64 |" in (tmp_path / "deployment.md").read_text()
-    blurry, whole = torch.rand(1, 3, 64, 64), load_pipeline(str(tmp_path / "staged"), precision="fp32")
-    for stages in (None, 1):
-        measured = deployment.loaded({"torch fp32": str(tmp_path / "staged")}, stages)["torch fp32"]
-        assert torch.equal(measured.predict(blurry).x_init, whole.predict(blurry, stages=stages).x_init)
-    with pytest.raises(ValueError, match="--stages is for the case speed: give --cases speed"):
-        deployment.main(str(tmp_path / "staged"), "speed,start", "torch fp32", stages=1, **where)
 
 
 @pytest.mark.slow

@@ -67,12 +67,6 @@ def write_json(path: str | Path, result: Any) -> None:
         part.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def markdown_table(*rows: Sequence[str]) -> list[str]:
-    """Lines of a Markdown table; the first row is the head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|---" * len(rows[0]) + "|", *body]
-
-
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
