@@ -1,17 +1,12 @@
-"""Load a pipeline from an exported folder, a hub id or a Lightning .ckpt, without unpickling code.
-
-The classes that checkpoints may name are those of this program, and a user's own, which the user names.
-"""
+"""Load a pipeline from an exported folder, a hub id or a Lightning .ckpt, without unpickling code."""
 
 import hashlib
 import json
 import textwrap
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, get_args
 
 import torch
@@ -19,116 +14,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from deblur.architectures import Classes, build, is_of_this_program, known_networks
 from deblur.devices import choose_device, resolve_precision
 from deblur.hub import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json
-from deblur.models.diffusion import PREDICTION_TYPES, ScaleKind
-from deblur.models.networks.base import CASCADE, Cascade, IdentityPredictor, Predictor, ZeroPredictor
-from deblur.models.networks.maxim import Maxim
-from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, ModelMixin
-from deblur.models.networks.nafnet import SlimDenoiser, SlimPredictor
-from deblur.models.networks.u2net import U2NetPredictor
-from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.onnx.engines import Precision, Provider
-from deblur.onnx.network import OnnxNetwork
+from deblur.models.diffusion import ScaleKind
+from deblur.models.networks.base import CASCADE, Cascade
+from deblur.models.networks.mixins import DDPMScheduler, ModelMixin
+from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.pipeline import DeblurPipeline
 from deblur.settings import SCHEDULES, SamplingSettings
 from deblur.storage import replacing
 from deblur.working_size import WorkingSize
-
-PREDICTORS = (U2NetPredictor, UNetPredictor, SlimPredictor, Maxim, Cascade, IdentityPredictor, ZeroPredictor)
-NETWORKS = {network.__name__: network for network in (*PREDICTORS, Denoiser, SlimDenoiser)}
-SIDE = 64  # of the image that a user's network is tried on, in pixels, before its stride is known to be larger
-
-Classes = str | Sequence[str | type]
-
-
-def known_networks(classes: Classes = ()) -> dict[str, type]:
-    """The classes that a checkpoint may name, by name: those of this program, and these of a user.
-
-    Args:
-        classes: classes, or their paths such as mypred.MyPredictor; a string holds paths separated by commas.
-
-    Raises:
-        CheckpointError: there is no such class, or it is no network.
-    """
-    by_name = dict(NETWORKS)
-    for given in classes.split(",") if isinstance(classes, str) else classes:
-        try:
-            network_class = resolve_name(given.strip()) if isinstance(given, str) else given
-        except (ImportError, AttributeError, ValueError) as error:
-            raise CheckpointError(
-                f"class {given} cannot be imported ({error}): its folder must be on PYTHONPATH"
-            ) from None
-        if not (
-            isinstance(network_class, type)
-            and issubclass(network_class, ModelMixin)
-            and issubclass(network_class, ConfigMixin)
-        ):
-            raise CheckpointError(f"class {given} is neither a Predictor nor a denoiser (docs/extend.md)")
-        by_name[network_class.__name__] = network_class
-    return by_name
-
-
-def require_network(network: nn.Module, part: str) -> None:
-    """Check that a user's own network can be trained, stored and loaded again; those of this program are not looked at.
-
-    Args:
-        network: a predictor or a denoiser.
-        part: which of them, as its flag is called.
-
-    Raises:
-        ValueError: says what the class lacks.
-    """
-    kind = type(network)
-    if NETWORKS.get(kind.__name__) is kind:
-        return
-    path = f"model.{part}: {kind.__module__}.{kind.__name__}"
-    if part == "predictor" and not isinstance(network, Predictor):
-        raise ValueError(
-            f"{path} is no deblur.models.networks.base.Predictor, which a predictor is derived from (docs/extend.md)"
-        )
-    if not isinstance(network, ModelMixin) or not isinstance(network, ConfigMixin):
-        raise ValueError(
-            f"{path} is not derived from deblur.models.networks.base.ModelMixin and ConfigMixin (docs/extend.md)"
-        )
-    if kind.__name__ in NETWORKS:
-        raise ValueError(f"{path} has the name of a class of this program, so its checkpoint would not load: rename it")
-    config = getattr(network, "_internal_dict", None)
-    if config is None or not signature(kind.__init__).parameters.keys() - {"self"} <= config.keys():
-        raise ValueError(f"{path}.__init__ lacks @register_to_config, so its checkpoint would not load")
-    try:
-        json.dumps(dict(config))
-    except TypeError as error:
-        raise ValueError(f"{path} has an argument that a checkpoint cannot store: {error}") from None
-    needed = {"receptive_field", "stride"} | ({"prediction_type"} if part == "denoiser" else set())
-    if lacking := sorted(name for name in needed if not hasattr(network, name)):
-        raise ValueError(f"{path} lacks the attribute {lacking[0]} (docs/extend.md)")
-    if part == "denoiser" and network.prediction_type not in PREDICTION_TYPES:
-        raise ValueError(f"{path} has a prediction_type that is none of {', '.join(PREDICTION_TYPES)}")
-    _try(network, part, path)
-
-
-@torch.no_grad()
-def _try(network: nn.Module, part: str, path: str) -> None:
-    """Call a network on one black image, in evaluation mode and without advancing the random generators."""
-    side, training = max(SIDE, 2 * network.stride), network.training
-    image, level = torch.zeros(1, 3, side, side), torch.full((1,), 0.5)
-    inputs = (image,) if part == "predictor" else (image, image, level, image, torch.ones(1, 1, side, side))
-    try:
-        with torch.random.fork_rng():
-            output = network.eval()(*inputs)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be called as a {part} is: {' '.join(str(error).split())}") from error
-    finally:
-        network.train(training)
-    outputs = [output] if isinstance(output, Tensor) or part == "denoiser" else list(output)
-    shapes = [tuple(one.shape) for one in outputs]
-    if shapes not in ([(1, 3, side, side)], [(1, 3, side, side), (1, 1, side, side)]):
-        made = " and ".join(map(str, shapes))
-        raise ValueError(
-            f"{path} makes {made} of an image (1, 3, {side}, {side}): a {part} keeps the size (docs/extend.md)"
-        )
-
 
 PARTS = ("predictor", "denoiser")
 
@@ -188,7 +84,7 @@ def convert_layers(network: nn.Module, dtype: torch.dtype) -> None:
     if isinstance(network, Cascade):
         for part in network.children():
             convert_layers(part, dtype)
-    elif NETWORKS.get(type(network).__name__) is type(network):
+    elif is_of_this_program(network):
         for layer in network.modules():
             if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
                 layer.to(dtype)
@@ -219,24 +115,36 @@ def read_pipeline(
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
     for part in PARTS:
-        name = _class_in(index, part, folder)
-        if name == ONNX:
+        named = index.get(part, [None, None])
+        if not isinstance(named, list) or len(named) != 2 or not isinstance(named[1], str | None):
+            raise CheckpointError(f"{folder / INDEX} has a {part} that is no pair of a module and a class: {named!r}")
+        if named[1] == ONNX:
             parts[part] = OnnxNetwork(folder / part, part, provider, precision)
-        elif name is not None:
+        elif named[1] is not None:
             config, state = read_json(folder / part / "config.json"), read_folder(folder / part)
-            parts[part] = _network(by_name, name, config, state, f"{folder / part}")
+            parts[part] = _network(by_name, named[1], config, state, f"{folder / part}")
     if "predictor" not in parts:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
     return _assemble(parts, index | {"betas": betas}, str(folder))
 
 
-def _class_in(index: dict, part: str, folder: Path) -> str | None:
-    """The name of a part's class in an index, which has a pair of its module and its class; None if there is none."""
-    named = index.get(part, [None, None])
-    if not isinstance(named, list) or len(named) != 2 or not isinstance(named[1], str | None):
-        raise CheckpointError(f"{folder / INDEX} has a {part} that is no pair of a module and a class: {named!r}")
-    return named[1]
+def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+    """A network of a class of this name with these arguments and weights; `what` it is in messages."""
+    if name not in by_name:
+        raise CheckpointError(
+            f"{what} holds a network of unknown class {name!r}; known are {', '.join(by_name)}; name your own"
+            f" class with --classes MODULE.{name} (docs/extend.md)"
+        )
+    try:
+        network = build(by_name, name, config)
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise CheckpointError(f"{what} has a config that {name} does not accept: {reason}") from error
+    if not state and network.state_dict():
+        raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
+    load_weights(network, state, what)
+    return network
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
@@ -356,64 +264,49 @@ def describe(pipeline: DeblurPipeline) -> dict:
 
 
 def _assemble(parts: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
-    betas, residual_scale = values.get("betas"), values.get("residual_scale")
-    if not isinstance(betas, list) or not betas or not all(isinstance(beta, float) and 0 < beta < 1 for beta in betas):
-        raise CheckpointError(f"{what} lacks the training schedule's betas: numbers between 0 and 1")
-    numbers = residual_scale if isinstance(residual_scale, list) else [residual_scale]
-    if len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
-        raise CheckpointError(f"{what} lacks the residual scale: a number, or one for each of three channels")
-    kind = values.get("scale_kind", "global")  # older checkpoints have no kind and one scale for all pixels
-    if kind not in get_args(ScaleKind):
-        raise CheckpointError(f"{what} has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}")
-    bounds = {name: values.get(name) for name in ("sigma_min", "sigma_max")}
-    for name, sigma in bounds.items():
-        if not (sigma is None or (isinstance(sigma, int | float) and sigma > 0)):
-            raise CheckpointError(f"{what} has {name} {sigma!r}: it is a noise level, a number above 0")
-    if None not in bounds.values() and bounds["sigma_min"] >= bounds["sigma_max"]:
-        least, most = bounds.values()
-        raise CheckpointError(f"{what} has sigma_min {least}, which is not below its sigma_max {most}")
-    rule = values.get("working_size")
-    try:
-        WorkingSize(**rule or {})
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{what} has a working_size that is none ({error})") from None
+    """The pipeline of networks with what is stored beside them."""
+    if fault := _fault(values):
+        raise CheckpointError(f"{what} {fault}")
+    betas, c = values["betas"], values["residual_scale"]
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    c = numbers if len(numbers) > 1 else numbers[0]
-    arguments = parts["predictor"], parts.get("denoiser"), scheduler, c
     try:
         return DeblurPipeline(
-            *arguments, values.get("presets"), kind, values.get("error_curve"), **bounds, working_size=rule
+            parts["predictor"],
+            parts.get("denoiser"),
+            scheduler,
+            c[0] if isinstance(c, list) and len(c) == 1 else c,
+            values.get("presets"),
+            values.get("scale_kind", "global"),  # older checkpoints have one scale for all pixels
+            values.get("error_curve"),
+            values.get("sigma_min"),
+            values.get("sigma_max"),
+            values.get("working_size"),
         )
     except (TypeError, ValueError):
         raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
 
 
-def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
-    """A network of a class of this name with these arguments and weights; `what` it is in messages."""
-    if name not in by_name:
-        raise CheckpointError(
-            f"{what} holds a network of unknown class {name!r}; known are {', '.join(by_name)}; name your own"
-            f" class with --classes MODULE.{name} (docs/extend.md)"
-        )
+def _fault(values: dict) -> str | None:
+    """What is wrong with the values beside the networks, as the end of a sentence; None if nothing is."""
+    betas, c, kind = values.get("betas"), values.get("residual_scale"), values.get("scale_kind", "global")
+    if not isinstance(betas, list) or not betas or not all(isinstance(beta, float) and 0 < beta < 1 for beta in betas):
+        return "lacks the training schedule's betas: numbers between 0 and 1"
+    numbers = c if isinstance(c, list) else [c]
+    if len(numbers) not in (1, 3) or not all(isinstance(number, int | float) for number in numbers):
+        return "lacks the residual scale: a number, or one for each of three channels"
+    if kind not in get_args(ScaleKind):
+        return f"has a scale_kind {kind!r}; known are {', '.join(get_args(ScaleKind))}"
+    least, most = values.get("sigma_min"), values.get("sigma_max")
+    for name, sigma in (("sigma_min", least), ("sigma_max", most)):
+        if sigma is not None and not (isinstance(sigma, int | float) and sigma > 0):
+            return f"has {name} {sigma!r}: it is a noise level, a number above 0"
+    if least is not None and most is not None and least >= most:
+        return f"has sigma_min {least}, which is not below its sigma_max {most}"
     try:
-        network = _build(by_name, name, config)
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        reason = textwrap.shorten(str(error), 200)
-        raise CheckpointError(f"{what} has a config that {name} does not accept: {reason}") from error
-    if not state and network.state_dict():
-        raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
-    load_weights(network, state, what)
-    return network
-
-
-def _build(by_name: dict[str, type], name: str, config: dict) -> nn.Module:
-    """A network of a class of this name with these arguments; a cascade's networks are described as one is."""
-    if by_name[name] is Cascade:
-        described = config["parts"]
-        parts = [_build(by_name, described[part]["class"], described[part]["config"]) for part in CASCADE]
-        return Cascade(*parts, config["frozen"])
-    taken = signature(by_name[name].__init__).parameters  # diffusers and former versions store others, too
-    return by_name[name].from_config({key: value for key, value in config.items() if key in taken})
+        WorkingSize(**values.get("working_size") or {})
+    except (TypeError, ValueError) as error:
+        return f"has a working_size that is none ({error})"
+    return None
 
 
 def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:

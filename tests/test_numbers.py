@@ -17,8 +17,7 @@ from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
-from deblur.onnx.graphs import OPSET
-from deblur.onnx.parity import MAX_ERROR, MIN_PSNR
+from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OPSET
 from deblur.restoration.maps import BRIGHTEST
 from deblur.restoration.remarks import COLOUR_DRIFT
 from deblur.restoration.restorer import BATCH_PIXELS as AT_ONCE

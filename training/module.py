@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from deblur.checkpoints import copy_weights, describe, network_hash, require_network
+from deblur.architectures import require_network
+from deblur.checkpoints import copy_weights, describe, network_hash
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
 from deblur.models.diffusion import (

@@ -17,7 +17,7 @@ Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(STANDARD.split())
 LARGEST_TENSOR = 4096  # values per image pixel that one tensor of the graph may hold
-PROBE = 8  # side, in strides, of the image on which a graph without a fixed size is checked
+CHECKED_SIDE = 8  # side, in strides, of the image on which a graph without a fixed size is checked
 
 
 def fault_of(
@@ -75,7 +75,7 @@ def _growth(model: ModelProto, side: int | None, stride: int) -> str | None:
     """Name a value of the graph that is too large for its image, by onnx's shape inference; None if there is none."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
-    probed = side or PROBE * stride
+    probed = side or CHECKED_SIDE * stride
     del probe.graph.value_info[:]
     for value in probe.graph.input:
         for dim in value.type.tensor_type.shape.dim[2:]:

@@ -13,11 +13,9 @@ from torch import Tensor
 from deblur.checkpoints import load_pipeline, networks
 from deblur.hub import ONNX, CheckpointError, find_folder
 from deblur.models.networks.maxim import Maxim
-from deblur.onnx.engines import Provider
 from deblur.onnx.files import GraphPrecision, read_facts, require_package
-from deblur.onnx.graphs import write_facts, write_network
-from deblur.onnx.network import OnnxNetwork
-from deblur.onnx.parity import parity
+from deblur.onnx.graphs import parity, write_facts, write_network
+from deblur.onnx.network import OnnxNetwork, Provider
 from deblur.pipeline import DeblurPipeline
 from deblur.storage import replacing, require_free
 from deblur.working_size import WorkingSize

@@ -14,9 +14,9 @@ from deblur.hub import CheckpointError, read_json
 GraphPrecision = Literal["fp32", "fp16", "int8"]
 
 GRAPH, DESCRIPTION = "model.onnx", "graph.json"  # files beside a network's config.json
-NOISY = "r_t"
-INPUTS = {"predictor": ("blurry",), "denoiser": (NOISY, "blurry", "alpha_bar", "x_init", "s")}
-OUTPUT = "output"
+NOISY_INPUT = "r_t"
+GRAPH_INPUTS = {"predictor": ("blurry",), "denoiser": (NOISY_INPUT, "blurry", "alpha_bar", "x_init", "s")}
+GRAPH_OUTPUT = "output"
 LARGEST_FILE = 2**31 - 1  # of a file: protobuf's own limit
 
 
@@ -104,7 +104,7 @@ def read_graph(path: Path, name: str, facts: GraphFacts) -> bytes:
     if path.stat().st_size > LARGEST_FILE:
         raise CheckpointError(f"{path} is larger than an ONNX file can be, and was not loaded")
     content = path.read_bytes()
-    fault = fault_of(content, name, INPUTS[name], OUTPUT, facts.side, facts.stride)
+    fault = fault_of(content, name, GRAPH_INPUTS[name], GRAPH_OUTPUT, facts.side, facts.stride)
     if fault is not None:
         raise CheckpointError(f"{path} {fault}")
     return content

@@ -1,6 +1,8 @@
-"""Make an ONNX graph of a network, and write it beside what it says about itself."""
+"""Make an ONNX graph of a network, write it beside what it says about itself, and compare it with the network."""
 
+import functools
 import json
+import math
 import warnings
 from copy import deepcopy
 from dataclasses import asdict
@@ -8,16 +10,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from deblur.hub import CheckpointError
 from deblur.memory import bytes_per_pixel
-from deblur.onnx.files import DESCRIPTION, GRAPH, INPUTS, OUTPUT, GraphFacts, GraphPrecision
+from deblur.onnx.files import DESCRIPTION, GRAPH, GRAPH_INPUTS, GRAPH_OUTPUT, GraphFacts, GraphPrecision, read_facts
+from deblur.onnx.network import OnnxNetwork, Provider
 
 OPSET = 20
 RUNTIME_MEMORY = 1.25  # times PyTorch's: onnxruntime was seen to take a fifth more, and OpenVINO takes less
 SMALLEST_SIDE = 3  # in strides, of the image on which a graph without fixed size is made and compared
+MAX_ERROR = 1e-4  # of fp32, in the network's own units; images are in [-1, 1]
+MIN_PSNR = 60.0  # of fp16, in dB, with the range of PyTorch's output as the peak
 
 
 def write_network(
@@ -46,8 +52,8 @@ def write_network(
             f" {least}, or no --tile"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
-    example = examples(INPUTS[name], side or SMALLEST_SIDE * network.stride, axes=axes)
-    model = _traced(network, INPUTS[name], example, facts)
+    example = examples(GRAPH_INPUTS[name], side or SMALLEST_SIDE * network.stride, axes=axes)
+    model = _traced(network, GRAPH_INPUTS[name], example, facts)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     write_facts(folder, facts)
 
@@ -85,7 +91,7 @@ def _traced(network: nn.Module, names: tuple[str, ...], example: tuple[Tensor, .
                 core,
                 example,
                 input_names=list(names),
-                output_names=[OUTPUT],
+                output_names=[GRAPH_OUTPUT],
                 opset_version=OPSET,
                 dynamo=True,
                 external_data=False,
@@ -182,3 +188,49 @@ def examples(
     alpha_bar, s = torch.full((1,), 0.3), 0.02 + 0.05 * (image()[:, :axes] + 1)
     inputs = {"blurry": blurry, "r_t": r_t, "alpha_bar": alpha_bar, "x_init": x_init, "s": s}
     return tuple(inputs[name] for name in names)
+
+
+def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes: int = 1) -> str:
+    """Compare an exported network, run by an engine, with PyTorch's; returns the result in words.
+
+    A graph for any size is compared on images as they are, one for tiles on the padded images.
+
+    Raises:
+        CheckpointError: the difference is too large for its precision.
+    """
+    facts = read_facts(folder)
+    written = OnnxNetwork(folder, name, provider, "fp32" if facts.precision == "fp32" else "auto")
+    sizes = [(facts.side, facts.side)] if facts.side else [(SMALLEST_SIDE * facts.stride, 4 * facts.stride)]
+    sizes.append((sizes[0][0] - 3, sizes[0][1] - facts.stride // 2 - 1))
+    reference = OneOutput(network)
+    if facts.side is not None:
+        reference = functools.partial(written.around, reference)
+    differences, ratios = [], []
+    for seed, (height, width) in enumerate(sizes):
+        inputs = examples(written.inputs, height, width, seed, axes)
+        with torch.no_grad():
+            output, expected = written.output(*inputs), reference(*inputs)
+        differences.append((output - expected).abs().max().item())
+        ratios.append(psnr(output, expected))
+    worst, least = np.max(differences).item(), np.min(ratios).item()  # nan if one is: Python's max and min hide it
+    result = f"{written.engine.place} differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
+    if not is_alike(facts.precision, worst, least):
+        raise CheckpointError(f"the {name} in {result}, which is too much: it is not written")
+    return result
+
+
+def is_alike(precision: GraphPrecision, worst: float, least: float) -> bool:
+    """Whether a graph's largest difference and its lowest PSNR in dB are within the limits of its precision.
+
+    A difference that is no finite number never is; int8 has its own limit, of `quantise`.
+    """
+    if not math.isfinite(worst):
+        return False
+    return {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR, "int8": True}[precision]
+
+
+def psnr(output: Tensor, reference: Tensor) -> float:
+    """PSNR in dB, with the range of the reference as the peak."""
+    error = (output.double() - reference.double()).square().mean()
+    span = (reference.max() - reference.min()).double()
+    return math.inf if error == 0 else (10 * (span**2 / error).log10()).item()

@@ -16,16 +16,24 @@ from torch import Tensor
 
 from deblur.checkpoints import networks
 from deblur.hub import CheckpointError
-from deblur.onnx.engines import open_engine
 from deblur.onnx.files import GRAPH
-from deblur.onnx.network import OnnxNetwork
+from deblur.onnx.network import OnnxNetwork, open_engine
 from deblur.pipeline import DeblurPipeline
 
 os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
 import nncf
 from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
-NORM = {"ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"}  # of `models.networks.unet.PixelNorm`
+OPERATORS_OF_PIXEL_NORM = {
+    "ReduceMean",
+    "Sub",
+    "Pow",
+    "Mul",
+    "Add",
+    "Sqrt",
+    "Div",
+    "Cast",
+}  # of `models.networks.unet.PixelNorm`
 JUDGED_CROPS = 8  # of those of the calibration: on them PSNR is measured
 CROP_SIDE = 512  # of the crops, for a graph of any size
 
@@ -123,7 +131,7 @@ def nodes_in_float(model: ModelProto) -> list[str]:
             names.append(node.name)
             if inputs <= level | constant:
                 level |= set(node.output)
-        elif node.op_type == "ReduceMean" or (node.op_type in NORM and normal & inputs):
+        elif node.op_type == "ReduceMean" or (node.op_type in OPERATORS_OF_PIXEL_NORM and normal & inputs):
             names.append(node.name)
             normal |= set(node.output)
     return names

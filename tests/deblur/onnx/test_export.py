@@ -15,11 +15,10 @@ from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade, Predictor, register_to_config
 from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.nafnet import SlimPredictor
-from deblur.onnx import engines
 from deblur.onnx import files as onnx_files
 from deblur.onnx.export import TargetDevice
 from deblur.onnx.export import engines as compared_on
-from deblur.onnx.parity import psnr
+from deblur.onnx.graphs import psnr
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tiling import fixed_spans
@@ -99,7 +98,7 @@ def test_a_signal_is_handled_after_checkpoints_in_openvino_were_freed(place):
 
 
 def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None if name == "openvino" else name)
+    monkeypatch.setattr(onnx_files.importlib.util, "find_spec", lambda name: None if name == "openvino" else name)
     assert load_pipeline(str(place / "any")).place == "onnxruntime cpu"
     with pytest.raises(CheckpointError, match=r"needs the package openvino: pip install -r requirements-extra.txt"):
         load_pipeline(str(place / "any"), provider="openvino")
@@ -108,7 +107,7 @@ def test_without_openvino_onnxruntime_is_the_default(place, monkeypatch):
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("target", get_args(TargetDevice))
 def test_an_export_is_compared_on_each_engine_that_it_may_meet_here(monkeypatch, target, there):
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name if there else None)
+    monkeypatch.setattr(onnx_files.importlib.util, "find_spec", lambda name: name if there else None)
     expected = ("cpu", "openvino") if target == "cpu" and there else ("cpu",)
     assert compared_on(target) == expected
 

@@ -14,9 +14,8 @@ from deblur.hub import CheckpointError
 from deblur.models.networks.u2net import RSU
 from deblur.onnx import files as onnx_files
 from deblur.onnx.files import GraphPrecision
-from deblur.onnx.graphs import OneOutput, examples, write_network
+from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, is_alike, parity, write_network
 from deblur.onnx.network import OnnxNetwork
-from deblur.onnx.parity import MAX_ERROR, MIN_PSNR, is_alike, parity
 from deblur.tools.export_onnx import export_onnx
 from tests.deblur.onnx.conftest import TILE, image, slim_pipeline
 
@@ -59,9 +58,9 @@ def shifted(folder, copy, amount):
     model = onnx.load(copy / onnx_files.GRAPH)
     for node in model.graph.node:
         for names in (node.input, node.output):
-            names[:] = ["before" if name == onnx_files.OUTPUT else name for name in names]
+            names[:] = ["before" if name == onnx_files.GRAPH_OUTPUT else name for name in names]
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(amount), "amount"))
-    model.graph.node.append(onnx.helper.make_node("Add", ["before", "amount"], [onnx_files.OUTPUT]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["before", "amount"], [onnx_files.GRAPH_OUTPUT]))
     onnx.save(model, copy / onnx_files.GRAPH)
     return copy
 
