@@ -7,13 +7,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-GROUPS = 32  # of equal size, by the head's estimate
+GROUP_COUNT = 32  # of equal size, by the head's estimate
 COVERAGE = 0.9
 
 
 @dataclass(frozen=True)
 class ErrorCurve:
-    """A rising curve through three columns of numbers in 8-bit levels, equally long, at most GROUPS.
+    """A rising curve through three columns of numbers in 8-bit levels, equally long, at most GROUP_COUNT.
 
     Between its points it is linear; below the first and above the last it is proportional.
 
@@ -41,7 +41,7 @@ class ErrorCurve:
         from scipy.optimize import isotonic_regression  # takes a second, and only fitting needs it
 
         order = estimate.argsort()
-        groups = [part for part in order.tensor_split(GROUPS) if len(part)]
+        groups = [part for part in order.tensor_split(GROUP_COUNT) if len(part)]
         blocks = isotonic_regression([actual[part].mean().item() for part in groups]).blocks.tolist()
         pooled = [torch.cat(groups[start:end]) for start, end in pairwise(blocks)]
         bounds = isotonic_regression([actual[part].quantile(COVERAGE).item() for part in pooled]).x.tolist()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deblur.architectures import Classes, build, is_of_this_program, known_networks
 from deblur.devices import choose_device, resolve_precision
-from deblur.hub import INDEX, ONNX, CheckpointError, find_folder, read_index, read_json
+from deblur.hub import INDEX, ONNX_CLASS, CheckpointError, find_folder, read_index, read_json
 from deblur.models.diffusion import ScaleKind
 from deblur.models.networks.base import CASCADE, Cascade
 from deblur.models.networks.mixins import DDPMScheduler, ModelMixin
@@ -118,7 +118,7 @@ def read_pipeline(
         named = index.get(part, [None, None])
         if not isinstance(named, list) or len(named) != 2 or not isinstance(named[1], str | None):
             raise CheckpointError(f"{folder / INDEX} has a {part} that is no pair of a module and a class: {named!r}")
-        if named[1] == ONNX:
+        if named[1] == ONNX_CLASS:
             parts[part] = OnnxNetwork(folder / part, part, provider, precision)
         elif named[1] is not None:
             config, state = read_json(folder / part / "config.json"), read_folder(folder / part)

@@ -1,7 +1,6 @@
 """Command lines of all programs: flags from signatures, errors in one sentence, and an end by a signal."""
 
 import ast
-import inspect
 import io
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any, TextIO, get_args
 from docstring_parser import parse
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
-WORDS = {
+TYPES_IN_WORDS = {
     "<class 'str'>": "text",
     "<class 'int'>": "a whole number",
     "<class 'float'>": "a number",
@@ -36,7 +35,7 @@ def escaped(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def in_words(error: Exception) -> str:
+def error_in_words(error: Exception) -> str:
     """An error as a sentence; one of the system is its file and its reason, without a number."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
@@ -62,7 +61,8 @@ def number_of(number: int, word: str) -> str:
 def explain(error: BaseException, dashes: str = "") -> str:
     """A parser's error in one sentence: the value's name, from all errors that led to this one, and the first cause.
 
-    jsonargparse repeats in each error what its causes say, so only the beginning of each is new.
+    The errors of jsonargparse (4.53) hold nothing but texts, so it is told from their first words what they are about.
+    Each repeats what its causes say, so only its beginning is new.
 
     Args:
         error: of jsonargparse.
@@ -75,13 +75,17 @@ def explain(error: BaseException, dashes: str = "") -> str:
         owner = _quoted(cause, "Problem with given class_path '") or owner
         last, cause = cause, cause.__cause__ or cause.__context__
     if unknown := _quoted(last, "Option '") or _quoted(last, "unrecognized arguments: --"):
-        return f"{'.'.join([*names, unknown])} is unknown{_nearest_argument(unknown, owner)}"
+        module, _, kind = owner.rpartition(".")
+        known = getattr(sys.modules.get(module), kind, None)  # the class, if it has been imported
+        arguments = list(signature(known).parameters) if known else []
+        hint = nearest(unknown, arguments, f": {kind} has {', '.join(arguments)}" if arguments else "")
+        return f"{'.'.join([*names, unknown])} is unknown{hint}"
     name, reason = dashes + ".".join(names), " ".join(str(last).split())
     wanted, _, value = reason.removeprefix("Expected a ").partition(". Got value: ")
     if wanted.startswith("typing.Literal"):
         return one_of(name, value, [str(choice) for choice in ast.literal_eval(wanted.removeprefix("typing.Literal"))])
     if value:
-        return f"{name} is {WORDS.get(wanted, f'a {wanted}')}, not {value}"
+        return f"{name} is {TYPES_IN_WORDS.get(wanted, f'a {wanted}')}, not {value}"
     reason = reason.replace(
         "Expected a dot import path string:", "not a class with its module, as deblur.models.networks.unet.Denoiser:"
     )
@@ -92,14 +96,6 @@ def _quoted(error: BaseException, before: str) -> str:
     """The name that follows these words at the beginning of an error; empty if it begins otherwise."""
     text = str(error)
     return re.split("['\"= ]", text.removeprefix(before), maxsplit=1)[0] if text.startswith(before) else ""
-
-
-def _nearest_argument(word: str, path: str) -> str:
-    """`nearest` among a class's arguments, if the class has been imported."""
-    module, _, name = path.rpartition(".")
-    owner = getattr(sys.modules.get(module), name, None)
-    arguments = list(inspect.signature(owner).parameters) if owner else []
-    return nearest(word, arguments, f": {name} has {', '.join(arguments)}" if arguments else "")
 
 
 class Stopped(BaseException):
@@ -144,7 +140,7 @@ def _lasting(stream: TextIO | None, of_process: TextIO | None) -> TextIO:
 
 
 def run_command(
-    name: str, command: Callable[[], int | None], stopped: str, describe: Callable[[Exception], str] = in_words
+    name: str, command: Callable[[], int | None], stopped: str, describe: Callable[[Exception], str] = error_in_words
 ) -> int:
     """Run a command and return its exit code; wrong input or a stop is reported in one sentence on stderr.
 
@@ -176,8 +172,9 @@ def run_command(
         signal.signal(signal.SIGINT, before)
 
 
-STRICT = {"allow_abbrev": False, "exit_on_error": False}  # parser options: no abbreviated flags, raise errors
-TRUTHS = ("true", "false", "yes", "no", "on", "off")  # a boolean flag takes these as its value, not as an image's name
+PARSER_OPTIONS = {"allow_abbrev": False, "exit_on_error": False}  # no abbreviated flags, and errors are raised
+# Which a boolean flag takes as its value, not as an image's name.
+TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off")
 
 
 class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -198,7 +195,9 @@ def make_parser(script: str, about: str, usage: str = "[--FLAG VALUE ...]") -> "
     """
     formatter = partial(Formatter, width=min(120, get_terminal_size().columns))
     name = f"python {script}"
-    return Parser(prog=name, usage=f"{name} {usage}", description=about.strip(), formatter_class=formatter, **STRICT)
+    return Parser(
+        prog=name, usage=f"{name} {usage}", description=about.strip(), formatter_class=formatter, **PARSER_OPTIONS
+    )
 
 
 class Parser(ArgumentParser):
@@ -242,7 +241,7 @@ class Parser(ArgumentParser):
             if joined or action.nargs == 0:
                 flags.append(word)
             elif getattr(action, "_typehint", None) is bool:
-                flags.append(f"{name}={rest.pop(0) if rest and rest[0].lower() in TRUTHS else 'true'}")
+                flags.append(f"{name}={rest.pop(0) if rest and rest[0].lower() in TRUTH_VALUES else 'true'}")
             else:
                 pair = tuple[str, str] in get_args(getattr(action, "_typehint", None))
                 count = 2 if pair else 1

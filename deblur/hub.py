@@ -10,10 +10,10 @@ from typing import NamedTuple
 from deblur.settings import SamplingSettings
 
 INDEX = "model_index.json"
-ONNX = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
+ONNX_CLASS = "OnnxNetwork"  # stands in the index where a PyTorch class otherwise would
 SHIPPED = Path(__file__).parent / "pretrained"  # the checkpoints that come with the repository
 PRETRAINED = str(SHIPPED / "lite")  # the default
-FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
+DOWNLOADED_FILES = ["*.json", "*.safetensors", "*.onnx", "*.md"]  # of a checkpoint; nothing else is downloaded
 
 
 class Way(NamedTuple):
@@ -95,17 +95,14 @@ def find_folder(source: str) -> Path:
     from huggingface_hub import get_token, snapshot_download  # not at the top: slow to import, and rarely needed
 
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=DOWNLOADED_FILES))
     except Exception as error:  # any error of the network or the hub
+        reason, token = (str(error).strip() or type(error).__name__).splitlines()[0], get_token()
+        if token:  # which a server may have sent back
+            reason = reason.replace(token, "***")
         raise CheckpointError(
-            f"checkpoint {source} is not a folder here, and the hub did not give it: {_reason(error, get_token())}"
+            f"checkpoint {source} is not a folder here, and the hub did not give it: {reason}"
         ) from None
-
-
-def _reason(error: Exception, token: str | None) -> str:
-    """The first line of an error of huggingface_hub, without the token, which a server may have sent back."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return reason.replace(token, "***") if token else reason
 
 
 def stored_index(source: str) -> dict | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 OUTPUT_TYPES = ("pil", "np", "pt")
-SLACK = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
+LARGEST_OVERSHOOT = 1e-3  # how far floats may lie outside [0, 1], to allow for rounding
 
 Image = PIL.Image.Image | np.ndarray | str | Path  # a str is a file's name, too
 
@@ -191,7 +191,7 @@ def _unit(values: Tensor) -> Tensor:
     if not values.is_floating_point():
         raise ValueError(f"pixels must be uint8, uint16 or floats in [0, 1], got {values.dtype}")
     low, high = (values.min().item(), values.max().item()) if values.numel() else (0.0, 1.0)
-    if not (low >= -SLACK and high <= 1 + SLACK):
+    if not (low >= -LARGEST_OVERSHOOT and high <= 1 + LARGEST_OVERSHOOT):
         raise ValueError(f"pixels that are floats must lie in [0, 1], got {low:g} to {high:g}: divide them")
     return values.float()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-SECONDS = 10  # between two lines where there is no terminal
+SECONDS_BETWEEN_LINES = 10  # between two lines where there is no terminal
 
 
 class ProgressBar(tqdm):
@@ -22,7 +22,7 @@ class ProgressBar(tqdm):
         """Draw the bar; in a log only if the last line is long enough ago."""
         if not self.lined:
             return super().display(msg, pos)
-        if time.monotonic() - self.printed >= SECONDS:
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
             self.printed = time.monotonic()
             print(self, file=sys.stderr, flush=True)
         return False

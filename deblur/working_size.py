@@ -13,7 +13,7 @@ from itertools import pairwise
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-SEARCHED = 400  # pixels, the longer side of the image in which regions are looked for
+LONGEST_SEARCHED_SIDE = 400  # pixels, the longer side of the image in which regions are looked for
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,17 @@ def chosen_scale(
     regions = [image[..., rows, columns] for rows, columns in detailed_regions(image, rule, weight)]
     sizes = []
     for k in reversed(range(len(scales))):  # a finer scale can only make the wanted one finer
-        squares = [_compared_change(region, scales[k], change, rule.compared / longer) for region in regions]
-        sizes.insert(0, math.sqrt(sum(squares)))
+        squares = 0.0
+        for region in regions:
+            changed = change(reduced(region, scales[k]))
+            height, width = (max(1, round(side * rule.compared / longer)) for side in region.shape[-2:])
+            squares += resized(changed, height, width).square().mean().item()
+        sizes.insert(0, math.sqrt(squares))
         wanted = rule.above * vanishing_scale(scales[k:], sizes, rule.vanished)
         nearest = min(scales, key=lambda scale: abs(math.log(scale / min(1.0, wanted))))
         if nearest == 1:
             break
     return nearest
-
-
-def _compared_change(region: Tensor, scale: float, change: Callable[[Tensor], Tensor], compared: float) -> float:
-    """The mean square of what changes in a region at a scale, measured at another scale."""
-    height, width = (max(1, round(side * compared)) for side in region.shape[-2:])
-    return resized(change(reduced(region, scale)), height, width).square().mean().item()
 
 
 def vanishing_scale(scales: Sequence[float], sizes: Sequence[float], share: float) -> float:
@@ -132,7 +130,7 @@ def vanishing_scale(scales: Sequence[float], sizes: Sequence[float], share: floa
 
 def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = None) -> list[tuple[slice, slice]]:
     """Rows and columns of the regions of an image (1, 3, H, W) that have the strongest edges; they do not overlap."""
-    scale = min(1.0, SEARCHED / max(image.shape[-2:]))
+    scale = min(1.0, LONGEST_SEARCHED_SIDE / max(image.shape[-2:]))
     small = reduced(image, scale).mean(1, keepdim=True)
     edges = small.diff(dim=3)[..., :-1, :].square() + small.diff(dim=2)[..., :-1].square()
     if weight is not None:

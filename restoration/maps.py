@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 from deblur.data.files import images
 from deblur.storage import replacing
 
-BRIGHTEST = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
+BRIGHTEST_PERCENTILE = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 SEARCH_STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL_SIDE = 480  # pixels, of the part that a comparison shows at full size
 
@@ -21,7 +21,7 @@ def heat_map(values: Tensor) -> tuple[Tensor, float]:
     import matplotlib
 
     mean = values.cpu().mean(dim=0).numpy()
-    white = float(np.percentile(mean, BRIGHTEST))
+    white = float(np.percentile(mean, BRIGHTEST_PERCENTILE))
     colours = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
     return torch.from_numpy(colours).movedim(-1, 0) / 255, white
 
@@ -48,7 +48,7 @@ def write_map(path: Path, values: Tensor) -> float:
     return round(white, 6)
 
 
-def write_comparison(path: Path, blurry: Tensor, restored: Tensor, prediction: Tensor | None) -> None:
+def write_panel(path: Path, blurry: Tensor, restored: Tensor, prediction: Tensor | None) -> None:
     """Write a panel of the blurry and the restored image, and of the prediction if a sample made another one of it.
 
     It shows the whole images (3, H, W) and, if those are reduced in it, below them the part that changed most at full

@@ -25,7 +25,7 @@ from deblur.keep_sharp import restored_amount
 from deblur.memory import allowed_memory, require_memory
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress
 from deblur.progress import ProgressBar
-from deblur.restoration.maps import write_comparison, write_map
+from deblur.restoration.maps import write_map, write_panel
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
@@ -33,11 +33,11 @@ from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, fixed_spans, refusal
 
-BATCH_PIXELS = 1 << 21  # default number of pixels restored at once
-LARGEST_BATCH = 16  # images
+PIXELS_AT_ONCE = 1 << 21  # default number of pixels restored at once
+IMAGES_AT_ONCE = 16  # images
 # Options that a restoration depends on, beside those that its facts have in another form.
-FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "quality", "tile"]
-FACTS += ["predictor_tile", "max_side", "restore"]
+OPTIONS_IN_FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "quality", "tile"]
+OPTIONS_IN_FACTS += ["predictor_tile", "max_side", "restore"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Restorer:
         self.title = f"{f'{name}, {preset}' if preset else name}: {self.settings}; {place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": place}
         self.facts = (
-            {name: getattr(options, name) for name in FACTS}
+            {name: getattr(options, name) for name in OPTIONS_IN_FACTS}
             | checkpoint_facts(presets, options, numbers)
             | {
                 "precision": precision,
@@ -293,7 +293,7 @@ class Restorer:
         if options.compare:
             written.append(names.comparison())
             prediction = out.predictions[0] if self.settings.blend > 0 else None
-            write_comparison(written[-1], photograph.image.values, restoration.restored[0], prediction)
+            write_panel(written[-1], photograph.image.values, restoration.restored[0], prediction)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
         found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
@@ -317,7 +317,7 @@ def checkpoint_facts(presets: dict[str, dict], options: Options, numbers: dict[s
 def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[list[tuple[Path, Names]]]:
     """Group images, each with the names of its files, by the size in their headers, as the sizes appear.
 
-    A group has `size` images; None: as many as fit into BATCH_PIXELS, at most LARGEST_BATCH.
+    A group has `size` images; None: as many as fit into PIXELS_AT_ONCE, at most IMAGES_AT_ONCE.
     """
     if size == 1:
         yield from ([pair] for pair in work)
@@ -327,10 +327,10 @@ def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[li
         try:
             shape = header_size(path)
         except ImageError:  # to be refused when it is read
-            shape = (BATCH_PIXELS, 1)
+            shape = (PIXELS_AT_ONCE, 1)
         groups.setdefault(shape, []).append((path, names))
     for (height, width), group in groups.items():
-        count = size or max(1, min(LARGEST_BATCH, BATCH_PIXELS // (height * width)))
+        count = size or max(1, min(IMAGES_AT_ONCE, PIXELS_AT_ONCE // (height * width)))
         yield from (group[i : i + count] for i in range(0, len(group), count))
 
 

@@ -18,7 +18,7 @@ from deblur.data.files import images
 from deblur.evaluation.perceptual import Lpips
 from deblur.evaluation.pixels import psnr
 from deblur.hub import SHIPPED
-from deblur.tools.pages.kinds import KINDS
+from deblur.tools.pages.kinds import PAGE_KINDS
 from tests.tools.printed import digest, photographed, small
 
 ASSETS = Path(__file__).parent / "assets"
@@ -65,9 +65,9 @@ def main() -> None:
     for stem, image in crops(results).items():
         images.write(GOLDEN / f"{stem}.png", image)
     with TemporaryDirectory() as folder:
-        for kind in KINDS:
+        for kind in PAGE_KINDS:
             images.write(ASSETS / "printed" / f"{kind}.png", small(photographed(kind, Path(folder))[1]))
-    digests = {kind: digest(kind) for kind in KINDS}
+    digests = {kind: digest(kind) for kind in PAGE_KINDS}
     (ASSETS / "printed" / "digests.json").write_text(json.dumps(digests, indent=2) + "\n")
 
 

@@ -18,10 +18,9 @@ from deblur.evaluation.statistics import RESAMPLES
 from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OPSET
-from deblur.restoration.maps import BRIGHTEST
+from deblur.restoration.maps import BRIGHTEST_PERCENTILE
 from deblur.restoration.remarks import COLOUR_DRIFT
-from deblur.restoration.restorer import BATCH_PIXELS as AT_ONCE
-from deblur.restoration.restorer import LARGEST_BATCH
+from deblur.restoration.restorer import IMAGES_AT_ONCE, PIXELS_AT_ONCE
 from deblur.tiling import SHARE_OF_FREE_MEMORY
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import export_onnx
@@ -111,8 +110,8 @@ SENTENCES = {
     "docs/sampling.md": [
         f"on a CPU is {CPU_MEMORY:g}, plus {PER_MEGAPIXEL:.3f} for each megapixel above {CPU_PIXELS / 1e6:g},",
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
-        f"batches of up to {'two' if AT_ONCE == 2 << 20 else '?'} megapixels and {LARGEST_BATCH} images",
-        f"whose brightest colour is the {BRIGHTEST}th percentile",
+        f"batches of up to {'two' if PIXELS_AT_ONCE == 2 << 20 else '?'} megapixels and {IMAGES_AT_ONCE} images",
+        f"whose brightest colour is the {BRIGHTEST_PERCENTILE}th percentile",
         f"restores at {'three' if WorkingSize().above == 3 else '?'} times that scale",
         f"images of up to {WorkingSize().largest_kept} pixels keep their size",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",

@@ -28,7 +28,7 @@ from deblur.data.pairs import read_pair
 from deblur.hub import locate
 from deblur.pipeline import DeblurPipeline
 
-ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
+TABLE_ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
 
 
 class Fifth(NamedTuple):
@@ -98,10 +98,10 @@ def calibrate(
     if save:
         curve = ErrorCurve.fit(estimate, actual)
         update_index(folder, error_curve=asdict(curve))
-    print(ROW.format("fifth", "expected", "actual", "ratio", "covered"))
+    print(TABLE_ROW.format("fifth", "expected", "actual", "ratio", "covered"))
     for number, row in enumerate(fifths(estimate, actual, curve), start=1):
         covered = "" if row.covered is None else f"{row.covered:.3f}"
-        print(ROW.format(number, *(f"{value:.2f}" for value in (row.expected, row.actual, row.ratio)), covered))
+        print(TABLE_ROW.format(number, *(f"{value:.2f}" for value in (row.expected, row.actual, row.ratio)), covered))
     if save:
         print(f"the curve of {len(curve.mean)} points is stored in {folder}")
 

@@ -17,7 +17,7 @@ from deblur.data.pairs import generator_of
 
 # Both motorcycles show one scene, so they are in the same split. Grass and gravel are left out: in so few steps a
 # sampler learns from them that a residual looks like noise.
-TRAIN = (
+TRAINING_PHOTOS = (
     "astronaut.png",
     "brick.png",
     "coins.png",
@@ -27,7 +27,7 @@ TRAIN = (
     "motorcycle_right.png",
     "page.png",
 )
-CROP = 256
+CROP_SIDE = 256
 HELD_OUT = {  # left, top of the crops
     "val": {"camera.png": [(140, 20), (230, 230)]},
     "test": {
@@ -47,7 +47,7 @@ def main(output: str) -> None:
     """
     source, folder = Path(skimage.__file__).parent / "data", Path(output)
     (folder / "train").mkdir(parents=True, exist_ok=True)
-    for name in TRAIN:
+    for name in TRAINING_PHOTOS:
         shutil.copyfile(source / name, folder / "train" / name)
     shutil.copyfile(source / REALLY_BLURRED, folder / REALLY_BLURRED)
 
@@ -58,13 +58,13 @@ def main(output: str) -> None:
             for number, (left, top) in enumerate(corners, 1):
                 name = f"{Path(file).stem}_{number}.png"
                 # Blurred with the pixels around the crop, which are then cut off.
-                rows, columns = (slice(at - shake.margin, at + CROP + shake.margin) for at in (top, left))
+                rows, columns = (slice(at - shake.margin, at + CROP_SIDE + shake.margin) for at in (top, left))
                 pair = shake(photo[None, :, rows, columns], [generator_of(0, name)])
                 for side, (image,) in zip(("blur", "sharp"), pair, strict=True):
                     images.write(folder / split / side / name, image)
     counts = [sum(map(len, photos.values())) for photos in HELD_OUT.values()]
     print(
-        f"{folder}: {len(TRAIN)} sharp photographs in train, {counts[0]} pairs in val, {counts[1]} in test, "
+        f"{folder}: {len(TRAINING_PHOTOS)} sharp photographs in train, {counts[0]} pairs in val, {counts[1]} in test, "
         f"and {REALLY_BLURRED}, really blurred"
     )
 

@@ -43,7 +43,9 @@ def export_checkpoint(
     Raises:
         CheckpointError, OSError: something cannot be read or stored, or networks differ; no folder is left behind.
     """
-    sources = [_newest(place) for place in [source, *(average_with.split(",") if average_with else [])]]
+    sources = [source, *(average_with.split(",") if average_with else [])]
+    last = [Path(place) / "checkpoints" / "last.ckpt" for place in sources]  # of a run
+    sources = [str(file) if file.is_file() else place for place, file in zip(sources, last, strict=True)]
     own_classes = classes or ()
     pipelines = [read_pipeline(place, classes=own_classes) for place in sources]
     pipeline = pipelines[0]
@@ -62,12 +64,6 @@ def export_checkpoint(
         read_pipeline(str(part), classes=own_classes)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
     print(f"wrote {folder}: the weights of {' and '.join(sources)} in {dtype}, {size:.1f} MiB")
-
-
-def _newest(source: str) -> str:
-    """The last checkpoint of a run's folder; any other source as it is."""
-    last = Path(source) / "checkpoints" / "last.ckpt"
-    return str(last) if last.is_file() else source
 
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:

@@ -13,12 +13,12 @@ from zlib import crc32
 from deblur.cli import call, run_command
 from deblur.data.files import search
 from deblur.storage import replacing
-from deblur.tools.pages.kinds import KINDS
-from deblur.tools.pages.typesetting import DIGITS, Face, Page, photograph, read_face
+from deblur.tools.pages.kinds import PAGE_KINDS
+from deblur.tools.pages.typesetting import NUMBER_CHARACTERS, Face, Page, photograph, read_face
 from deblur.tools.resumable import on_all_cores, resumable
 
-FONTS = {".ttf", ".otf", ".ttc"}
-VOCABULARY = 20_000  # words drawn from a list: some have a million
+FONT_SUFFIXES = {".ttf", ".otf", ".ttc"}
+LARGEST_VOCABULARY = 20_000  # words drawn from a list: some have a million
 
 
 def read_families(file: str) -> set[str]:
@@ -29,7 +29,9 @@ def read_families(file: str) -> set[str]:
 
 def find_faces(folders: list[str], families: str | None) -> list[Face]:
     """The fonts of the folders, of the listed families only. ValueError if there are none, or one cannot be read."""
-    files = sorted(file for folder in folders for file in Path(folder).rglob("*") if file.suffix.lower() in FONTS)
+    files = sorted(
+        file for folder in folders for file in Path(folder).rglob("*") if file.suffix.lower() in FONT_SUFFIXES
+    )
     if not files:
         raise ValueError(f"{', '.join(folders)}: no font (.ttf, .otf, .ttc) is there; give folders that have some.")
     wanted = None if families is None else read_families(families)
@@ -50,15 +52,15 @@ def read_words(file: Path, held_out: bool) -> list[str]:
 
 
 def read_language(file: Path, faces: list[Face], held_out: bool, seed: int) -> tuple[list[str], list[Face]]:
-    """Up to VOCABULARY words of a list, and the faces that have all its letters. ValueError if there are none."""
+    """At most LARGEST_VOCABULARY words of a list, and the faces that have its letters. ValueError if there are none."""
     words = read_words(file, held_out)
     if not words:
         raise ValueError(f"{file} has no words: give a text file with one a line.")
-    letters = {letter for word in words for letter in word} | set(DIGITS)
+    letters = {letter for word in words for letter in word} | set(NUMBER_CHARACTERS)
     able = [face for face in faces if face.covers(letters)]
     if not able:
         raise ValueError(f"{file} has letters that no font has: leave it out or add a font.")
-    return random.Random(seed).sample(words, min(len(words), VOCABULARY)), able
+    return random.Random(seed).sample(words, min(len(words), LARGEST_VOCABULARY)), able
 
 
 def make_page(
@@ -78,7 +80,7 @@ def make_page(
     words, faces = rng.choice(languages)
     kind = rng.choice(kinds)
     page = Page(size, rng, faces, words, photos)
-    KINDS[kind](page)
+    PAGE_KINDS[kind](page)
     if rng.random() < 0.1:
         page.stamp()
     (folder / "text" / f"{name}.txt").write_text("\n".join(page.lines) + "\n")
@@ -117,16 +119,16 @@ def make(
     Raises:
         ValueError, OSError: something cannot be read or written, or no font has all letters of a list of words.
     """
-    unknown = set(kinds or []) - set(KINDS)
+    unknown = set(kinds or []) - set(PAGE_KINDS)
     if unknown:
-        raise ValueError(f"kinds: {', '.join(sorted(unknown))} is unknown; there are {', '.join(KINDS)}.")
+        raise ValueError(f"kinds: {', '.join(sorted(unknown))} is unknown; there are {', '.join(PAGE_KINDS)}.")
     folder, faces = Path(output), find_faces(fonts, families)
     languages = [read_language(Path(file), faces, held_out, seed) for file in words]
     facts = {"families": sorted({face.family for face in faces}), "words": words, "held_out": held_out, "kinds": kinds}
     facts |= {"photos": photos, "count": count, "size": size, "seed": seed}
     names = [f"page_{number:04}" for number in range(count)]
     printed = [] if photos is None else search.find(Path(photos))
-    look = {"languages": languages, "photos": printed, "kinds": kinds or list(KINDS), "size": size, "seed": seed}
+    look = {"languages": languages, "photos": printed, "kinds": kinds or list(PAGE_KINDS), "size": size, "seed": seed}
     with resumable(folder, "pages.json", facts) as part:
         (part / "text").mkdir(exist_ok=True)
         work = partial(make_page, folder=part, **look)

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from deblur.checkpoints import load_pipeline, networks
-from deblur.cli import STRICT, Formatter, Stopped, UsageError, explain, nearest
+from deblur.cli import PARSER_OPTIONS, Formatter, Stopped, UsageError, explain, nearest
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import Source
 from deblur.devices import has_bf16
@@ -66,7 +66,7 @@ class RunParser(LightningArgumentParser):
     """A parser that raises its errors and accepts no abbreviated flags; its subparsers for class arguments, too."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **STRICT | {"formatter_class": Formatter} | kwargs)
+        super().__init__(*args, **PARSER_OPTIONS | {"formatter_class": Formatter} | kwargs)
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         """As jsonargparse's, but a file's name as a value stays a name: data.train may be a CSV manifest."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from deblur.checkpoints import load_pipeline, networks
-from deblur.hub import ONNX, CheckpointError, find_folder
+from deblur.hub import ONNX_CLASS, CheckpointError, find_folder
 from deblur.models.networks.maxim import Maxim
 from deblur.onnx.files import GraphPrecision, read_facts, require_package
 from deblur.onnx.graphs import parity, write_facts, write_network
@@ -110,7 +110,7 @@ def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, network in networks(pipeline).items():
         network.save_config(folder / name)
-        pipeline.register_to_config(**{name: ["deblur.onnx.network", ONNX]})
+        pipeline.register_to_config(**{name: ["deblur.onnx.network", ONNX_CLASS]})
     if pipeline.denoiser is None:
         pipeline.register_to_config(denoiser=[None, None])
     pipeline.scheduler.save_pretrained(folder / "scheduler")

@@ -60,7 +60,7 @@ def quantise(
     for name in networks(pipeline):
         graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
         crops = crops_of(graph.side or CROP_SIDE)
-        calls = calibrate(pipeline, name, graph, crops)
+        calls = calibration_inputs(pipeline, name, graph, crops)
 
         def psnr(model: onnx.ModelProto, judged, name: str = name, graph: OnnxNetwork = graph) -> tuple[float, list]:
             graph.engine = open_engine(model.SerializeToString(), graph.facts, folder / name, "cpu")
@@ -94,7 +94,9 @@ def require_small_loss(name: str, before: float, after: float, max_drop: float) 
     return drop
 
 
-def calibrate(pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, crops: list[tuple[Tensor, Tensor]]) -> list:
+def calibration_inputs(
+    pipeline: DeblurPipeline, name: str, graph: OnnxNetwork, crops: list[tuple[Tensor, Tensor]]
+) -> list:
     """The inputs of a network's graph, arrays by name, in every call while crops (blurry, sharp) are restored."""
     calls: list[dict] = []
 

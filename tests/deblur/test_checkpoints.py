@@ -333,8 +333,8 @@ def test_a_name_and_its_revision_are_asked_for_and_only_a_checkpoint_s_files(tmp
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_pipeline(source, precision="fp32").config.residual_scale == 0.1
-    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": index.FILES})]
-    assert index.FILES == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
+    assert asked == [("me/deblur", {"revision": revision, "allow_patterns": index.DOWNLOADED_FILES})]
+    assert index.DOWNLOADED_FILES == ["*.json", "*.safetensors", "*.onnx", "*.md"]  # no code, no pickle
 
 
 def test_what_the_hub_refuses_is_one_sentence_without_the_token(monkeypatch):

@@ -135,7 +135,7 @@ def test_a_commit_is_named_and_says_what_differs(tmp_path):
 CODE = """
 import sys, time
 from deblur import progress
-progress.SECONDS = 0.4
+progress.SECONDS_BETWEEN_LINES = 0.4
 with progress.ProgressBar(total=150, desc="steps") as bar:
     for k in range(150):
         time.sleep(0.01)

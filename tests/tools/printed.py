@@ -11,7 +11,7 @@ from PIL import Image
 from torch.nn.functional import avg_pool2d
 
 from deblur.tools.make_pages import find_faces
-from deblur.tools.pages.kinds import KINDS
+from deblur.tools.pages.kinds import PAGE_KINDS
 from deblur.tools.pages.typesetting import Page, photograph
 
 FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
@@ -48,7 +48,7 @@ def page_of(kind, family="DejaVu Sans", side=512, photos=(), seed=1):
     page = DrawnPage(side, random.Random(seed), faces(), ENGLISH, list(photos))
     page.faces = [face for face in page.faces if face.family == family]
     page.face = page.faces[0]
-    KINDS[kind](page)
+    PAGE_KINDS[kind](page)
     return page
 
 

@@ -7,8 +7,8 @@ from deblur.data.files import images
 from deblur.evaluation.text import ErrorRate
 from deblur.tools.make_pages import find_faces, main, read_words
 from deblur.tools.make_pairs import main as make_pairs
-from deblur.tools.pages.kinds import KINDS
-from deblur.tools.pages.typesetting import DIGITS, read_face
+from deblur.tools.pages.kinds import PAGE_KINDS
+from deblur.tools.pages.typesetting import NUMBER_CHARACTERS, read_face
 from tests import processes
 from tests.conftest import ASSETS
 from tests.tools.printed import ENGLISH, FONTS, digest, page_of, photographed, small
@@ -40,7 +40,7 @@ def test_a_seed_makes_the_same_pages_and_another_others(words):
     assert "DejaVu Sans" in facts["families"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAGE_KINDS)
 def test_every_kind_prints_its_text_and_nothing_that_its_font_lacks_and_the_same_as_ever(kind, tmp_path):
     pages, seen = photographed(kind, tmp_path)
     assert seen.shape == (3, 512, 512, 3)
@@ -53,7 +53,7 @@ def test_every_kind_prints_its_text_and_nothing_that_its_font_lacks_and_the_same
     assert (small(seen) - images.read(ASSETS / "printed" / f"{kind}.png")).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAGE_KINDS)
 def test_a_seed_draws_every_kind_as_ever(kind):
     """Each word, rule and bar, which the small images do not show; `python -m tests.golden` after a change."""
     assert digest(kind) == json.loads((ASSETS / "printed" / "digests.json").read_text())[kind]
@@ -68,7 +68,7 @@ def test_a_language_has_only_fonts_with_all_of_its_letters(words):
     cyrillic = make(words, "cyrillic", "--count", "6", lists="russian.txt")
     assert set("".join(file.read_text() for file in (cyrillic / "text").iterdir())) & set("абвгдежзиклмнопрст")
     faces = find_faces([FONTS], None)
-    able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(DIGITS))}
+    able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(NUMBER_CHARACTERS))}
     assert "DejaVu Sans" in able
     assert "cmr10" not in able
     assert "cmr10" in {face.family for face in faces}

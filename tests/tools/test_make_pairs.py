@@ -260,7 +260,7 @@ def test_demo_photographs(tmp_path, capsys):
     assert len(search.find(tmp_path / "photos" / "train")) == 8
     assert images.read(tmp_path / "photos" / "clock_motion.png").shape == (3, 300, 400)
     val, test = (find_pairs(tmp_path / "photos", split) for split in ("val", "test"))
-    scenes = [{name.split(".")[0].split("_")[0] for name in demo.TRAIN}]
+    scenes = [{name.split(".")[0].split("_")[0] for name in demo.TRAINING_PHOTOS}]
     scenes += [{pair.name.split("_")[0] for pair in pairs} for pairs in (val, test)]
     assert sum(map(len, scenes)) == len(set.union(*scenes)) == 7 + 1 + 3  # the motorcycles are one scene
     found = []

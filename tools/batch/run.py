@@ -25,7 +25,7 @@ from deblur.devices import core_count
 from deblur.progress import ProgressBar
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Extras, Names, planned, targets
-from deblur.restoration.restorer import LARGEST_BATCH, Restorer
+from deblur.restoration.restorer import IMAGES_AT_ONCE, Restorer
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY, Flags
 from deblur.tools.batch.store import (
     PARTS_FOLDER,
@@ -239,7 +239,7 @@ def _restore_all(
     done = set() if batch.options.overwrite else manifest.done(rows, facts)
     todo = [row for row in rows if row["key"] not in done]
     print(f"{title}workers: {workers}")
-    size = batch.options.batch_size or max(1, min(LARGEST_BATCH, len(todo) // (4 * workers)))
+    size = batch.options.batch_size or max(1, min(IMAGES_AT_ONCE, len(todo) // (4 * workers)))
     chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
     crew = [first, *(start() for _ in range(1, min(workers, len(chunks))))]
     failures, warned = [], 0

@@ -18,7 +18,8 @@ from deblur.devices import core_count
 from deblur.revision import commit
 from deblur.storage import replacing
 
-CODE = ":/", ":(top,exclude)tools/benchmarks/results", ":(top,exclude)*.md"  # files that can affect a measurement
+# Files that can affect a measurement.
+MEASURED_FILES = ":/", ":(top,exclude)tools/benchmarks/results", ":(top,exclude)*.md"
 
 
 def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
@@ -29,13 +30,13 @@ def machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
         threads: of torch in the measuring process; none: those of this process.
     """
     return {
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else processor(),
         "cores": core_count(),
         "threads": threads or torch.get_num_threads(),
         "load_average": round(psutil.getloadavg()[0], 2),  # above the number of cores: other work was running
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit(*CODE),
+        "commit": commit(*MEASURED_FILES),
         "command": f"python -m tools.benchmarks.{Path(sys.argv[0]).stem} " + shlex.join(sys.argv[1:]),
     }
 
@@ -67,7 +68,8 @@ def write_json(path: str | Path, result: Any) -> None:
         part.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -26,9 +26,9 @@ from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory, seconds_of
 
-WORK = ("predictor", "1", "4", "10", "50")
+WORK_OF_CASES = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")
-CASES = [f"{work}/{layout}/{mode}" for work in WORK for layout in LAYOUTS for mode in ("eager", "compiled")]
+CASES = [f"{work}/{layout}/{mode}" for work in WORK_OF_CASES for layout in LAYOUTS for mode in ("eager", "compiled")]
 AGREEMENT, REFERENCE = "agreement", "nafnet"
 
 
@@ -47,7 +47,7 @@ def pipeline_of(checkpoint: str, device: str, layout: str):
     return pipeline
 
 
-def step_of(pipeline, blurry):
+def denoiser_call(pipeline, blurry):
     """One call of the denoiser at the image's size."""
     level = torch.full((len(blurry),), 0.5, device=blurry.device)
     noise = torch.randn(blurry.shape, device=blurry.device)
@@ -67,7 +67,7 @@ def measure(
     steps = 0 if work == "predictor" else int(work)
     options = {} if stages is None else {"stages": stages}
     gflop_predictor = flops(lambda: pipeline.predictor(blurry, **options))
-    gflop_step = flops(step_of(pipeline, blurry)) if steps else 0.0
+    gflop_step = flops(denoiser_call(pipeline, blurry)) if steps else 0.0
     if mode == "compiled":
         pipeline.compile_networks()
 
@@ -125,7 +125,7 @@ def measure_agreement(checkpoint: str, device: str, photos: str, most: int | Non
 
 def ratios(cases: dict) -> dict:
     """The speed-up of each case over the same work in plain fp32."""
-    plain = {work: cases.get(f"{work}/fp32-nchw/eager", {}).get("seconds") for work in WORK}
+    plain = {work: cases.get(f"{work}/fp32-nchw/eager", {}).get("seconds") for work in WORK_OF_CASES}
     return {
         case: round(plain[case.split("/")[0]] / record["seconds"], 2)
         for case, record in cases.items()

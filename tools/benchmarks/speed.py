@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from deblur.tools.benchmarks.record import write_json
 from deblur.training.module import Predict
 
-WARM = 5  # steps that do not count
+WARM_UP_STEPS = 5  # steps that do not count
 
 
 class Pace(Callback):
@@ -31,7 +31,7 @@ class Pace(Callback):
         self.times.append((time.perf_counter(), time.process_time()))
 
     def on_train_end(self, trainer: Trainer, pl_module: Predict) -> None:
-        seconds, processor_seconds = np.median(np.diff(self.times, axis=0)[WARM:], axis=0).tolist()
+        seconds, processor_seconds = np.median(np.diff(self.times, axis=0)[WARM_UP_STEPS:], axis=0).tolist()
         pace = {"seconds": seconds, "processor_seconds": processor_seconds}
         write_json(Path(trainer.default_root_dir, "pace.json"), pace)
 

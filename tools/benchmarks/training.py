@@ -28,7 +28,7 @@ from deblur.data.camera import CameraShake
 from deblur.data.files import images
 from deblur.tools import demo
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
-from deblur.tools.benchmarks.speed import WARM, step_flops
+from deblur.tools.benchmarks.speed import WARM_UP_STEPS, step_flops
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
 
 CONFIGS = {
@@ -38,22 +38,22 @@ CONFIGS = {
     "u2net": "configs/gopro_u2net.yaml",
     "paper": "configs/gopro.yaml",
 }
-FP32, OFF = ["--trainer.precision", "32-true"], "deblur.tools.benchmarks.training.Off"
+FP32, OFF_CALLBACK = ["--trainer.precision", "32-true"], "deblur.tools.benchmarks.training.Off"
 OPTIONS = {
     "default": [],
     "fp32": FP32,
-    "nchw": ["--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
-    "unfused": ["--trainer.callbacks+", OFF, "--trainer.callbacks.fused", "false"],
+    "nchw": ["--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.channels_last", "false"],
+    "unfused": ["--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.fused", "false"],
     "unguarded": ["--guard.patience", "0"],
     "compiled": ["--model.compiled", "true"],
     "on_device": ["--data.keep_on_device", "true"],
-    "plain": [*FP32, "--trainer.callbacks+", OFF, "--trainer.callbacks.channels_last", "false"],
+    "plain": [*FP32, "--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.channels_last", "false"],
 }
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
 SMALL_RUN = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
-SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
-DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
-BOUND = 0.05  # with a larger share of waiting the data loader limits the speed
+MATRIX_SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
+PRECISION_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+LARGEST_WAITING_SHARE = 0.05  # with a larger share of waiting the data loader limits the speed
 
 
 class Off(Callback):
@@ -83,7 +83,7 @@ def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> 
     """Measure one case in this process: medians over `steps` steps after a warm-up."""
     config, option = case.split("/")
     with tempfile.TemporaryDirectory() as folder:
-        length = str(WARM + steps)
+        length = str(WARM_UP_STEPS + steps)
         arguments = ["fit", "--config", CONFIGS[config], "--trainer.default_root_dir", folder]
         arguments += ["--trainer.accelerator", "gpu" if device == "cuda" else device, "--trainer.devices", "1"]
         arguments += ["--trainer.max_steps", length, "--trainer.val_check_interval", length, "--data.val", "null"]
@@ -95,16 +95,16 @@ def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> 
     waits = run.trainer.profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]
     data_module = run.datamodule
     shape = data_module.batch_size, 3, data_module.patch_size, data_module.patch_size
-    dtype = DTYPES.get(run.trainer.precision.partition("-")[0], torch.float32)
-    rate = matmul_rate(dtype, device, SIDES.get(device, 1024))
+    dtype = PRECISION_TYPES.get(run.trainer.precision.partition("-")[0], torch.float32)
+    rate = matmul_rate(dtype, device, MATRIX_SIDES.get(device, 1024))
     rates = {
         "crops_per_s": data_module.batch_size / seconds,
-        "data_wait": median(waits[WARM:]) / seconds,
+        "data_wait": median(waits[WARM_UP_STEPS:]) / seconds,
         "mfu": step_flops(run.model, shape) / seconds / rate,
         "peak_gib": peak_memory(device) / 2**30,
     }
     return {name: round(value, 4) for name, value in rates.items()} | {
-        "loader_bound": rates["data_wait"] > BOUND,
+        "loader_bound": rates["data_wait"] > LARGEST_WAITING_SHARE,
         "precision": run.trainer.precision,
         "batch_size": data_module.batch_size,
         "patch_size": data_module.patch_size,

@@ -153,6 +153,6 @@ def screen(page: Page) -> None:
         y = page.paragraph(left + 20, y, page.side - left - 40, page.side - 20, size, r.randint(8, 50)) + size
 
 
-KINDS: dict[str, Callable[[Page], None]] = {
+PAGE_KINDS: dict[str, Callable[[Page], None]] = {
     kind.__name__: kind for kind in (book, letter, form, table, receipt, code, sign, screen)
 }

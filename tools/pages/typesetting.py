@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from deblur.data.files.formats import opened
 
-SCALE = 2  # pages are drawn at twice their size, so that strokes fall between pixels as in a photograph
-DIGITS = string.digits + ".,:-/()%+"
-PRINTED = frozenset(map(chr, range(0x20, 0x530)))  # Latin, Greek and Cyrillic
-MONOSPACED = ("mono", "courier", "consol", "code", "ocr", "hack", "typewriter", "fixed")
+DRAWN_SCALE = 2  # pages are drawn at twice their size, so that strokes fall between pixels as in a photograph
+NUMBER_CHARACTERS = string.digits + ".,:-/()%+"
+PRINTED_CHARACTERS = frozenset(map(chr, range(0x20, 0x530)))  # Latin, Greek and Cyrillic
+MONOSPACED_NAMES = ("mono", "courier", "consol", "code", "ocr", "hack", "typewriter", "fixed")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Face:
     @property
     def monospaced(self) -> bool:
         """Whether the family's name says so."""
-        return any(part in self.family.lower() for part in MONOSPACED)
+        return any(part in self.family.lower() for part in MONOSPACED_NAMES)
 
     def covers(self, text: str | set[str]) -> bool:
         """Whether no character would be printed as a box."""
@@ -51,7 +51,7 @@ def read_face(file: Path, families: set[str] | None = None) -> Face | None:
         with open(file, "rb") as stream:
             font = TTCollection(stream).fonts[0] if file.suffix.lower() == ".ttc" else TTFont(stream, lazy=True)
             drawn = frozenset(chr(code) for code, glyph in font.getBestCmap().items() if glyph != ".notdef")
-        return Face(file, family, drawn & PRINTED)
+        return Face(file, family, drawn & PRINTED_CHARACTERS)
     except Exception as error:  # fontTools raises what its parsers happen to raise
         raise ValueError(f"{file} is a font that cannot be read: remove it, or name other folders.") from error
 
@@ -80,14 +80,14 @@ class Page:
         if rng.random() < 0.25:
             ink = [rng.randint(0, 120) for _ in range(3)]
         self.paper, self.ink = (ink, paper) if dark else (paper, ink)
-        self.image = Image.new("RGB", (side * SCALE, side * SCALE), tuple(self.paper))
+        self.image = Image.new("RGB", (side * DRAWN_SCALE, side * DRAWN_SCALE), tuple(self.paper))
         self.draw = ImageDraw.Draw(self.image)
         self.lines: list[str] = []
         self.face = rng.choice(faces)
 
     def font(self, size: float, face: Face | None = None) -> ImageFont.FreeTypeFont:
         """The page's font, or another, at a size in pixels."""
-        return ImageFont.truetype(str((face or self.face).file), round(size * SCALE))
+        return ImageFont.truetype(str((face or self.face).file), round(size * DRAWN_SCALE))
 
     def body_size(self) -> float:
         """A font size of running text; its x-height is about half: 6 px and more."""
@@ -95,21 +95,21 @@ class Page:
 
     def width(self, text: str, font: ImageFont.FreeTypeFont) -> float:
         """The width of a line in pixels."""
-        return font.getlength(text) / SCALE
+        return font.getlength(text) / DRAWN_SCALE
 
     def put(self, x: float, y: float, text: str, font: ImageFont.FreeTypeFont, ink=None, read: bool = True) -> None:
         """Print a line with its top left corner at (x, y)."""
-        self.draw.text((x * SCALE, y * SCALE), text, tuple(ink or self.ink), font)
+        self.draw.text((x * DRAWN_SCALE, y * DRAWN_SCALE), text, tuple(ink or self.ink), font)
         if read:
             self.lines.append(text)
 
     def rule(self, *ends: float, width: float = 1.0) -> None:
         """Print a line from (x, y) to (x, y)."""
-        self.draw.line([end * SCALE for end in ends], tuple(self.ink), max(1, round(width * SCALE)))
+        self.draw.line([end * DRAWN_SCALE for end in ends], tuple(self.ink), max(1, round(width * DRAWN_SCALE)))
 
     def box(self, *corners: float, colour: list[int]) -> None:
         """Print a filled rectangle from (left, top) to (right, bottom)."""
-        self.draw.rectangle([corner * SCALE for corner in corners], tuple(colour))
+        self.draw.rectangle([corner * DRAWN_SCALE for corner in corners], tuple(colour))
 
     def word(self) -> str:
         """A random word or, sometimes, a number, a date, a price or an address."""
@@ -169,7 +169,8 @@ class Page:
             with opened(self.rng.choice(self.photos)) as photo:
                 photo = photo.convert("RGB")
             self.image.paste(
-                photo.resize((round(width * SCALE), round(height * SCALE))), (round(x * SCALE), round(y * SCALE))
+                photo.resize((round(width * DRAWN_SCALE), round(height * DRAWN_SCALE))),
+                (round(x * DRAWN_SCALE), round(y * DRAWN_SCALE)),
             )
         elif self.rng.random() < 0.5:
             left = x
@@ -190,11 +191,11 @@ class Page:
         r, size = self.rng, self.rng.uniform(20, 44)
         font, word = self.font(size, r.choice(self.faces)), r.choice(self.words).upper()
         word = word if self.face.covers(word) else r.choice(self.words)
-        layer = Image.new("L", (round(font.getlength(word)) + 40, round(size * SCALE * 1.6)), 0)
+        layer = Image.new("L", (round(font.getlength(word)) + 40, round(size * DRAWN_SCALE * 1.6)), 0)
         ImageDraw.Draw(layer).text((20, 4), word, 170, font)
         ImageDraw.Draw(layer).rectangle([2, 2, layer.width - 3, layer.height - 3], outline=170, width=4)
         layer = layer.rotate(r.uniform(-30, 30), Image.Resampling.BICUBIC, expand=True)
-        place = tuple(r.randint(0, max(1, self.side * SCALE - extent)) for extent in layer.size)
+        place = tuple(r.randint(0, max(1, self.side * DRAWN_SCALE - extent)) for extent in layer.size)
         colour = r.choice([(190, 20, 30), (20, 40, 160), (30, 110, 50)])
         self.image.paste(Image.new("RGB", layer.size, colour), place, layer)
 
@@ -204,7 +205,7 @@ def photograph(page: Page, screen_like: bool) -> Image.Image:
     r, side = page.rng, page.side
     sheet = page.image
     if r.random() < 0.15:  # the print on the other side
-        back = sheet.transpose(Image.Transpose.FLIP_LEFT_RIGHT).filter(ImageFilter.GaussianBlur(2 * SCALE))
+        back = sheet.transpose(Image.Transpose.FLIP_LEFT_RIGHT).filter(ImageFilter.GaussianBlur(2 * DRAWN_SCALE))
         sheet = Image.blend(sheet, back, r.uniform(0.04, 0.14))
     if r.random() < 0.6:
         width, height = sheet.size

@@ -16,13 +16,13 @@ from uuid import uuid4
 import gradio as gr
 from torch import Tensor
 
-from deblur.cli import in_words, one_of
+from deblur.cli import error_in_words, one_of
 from deblur.data.files.images import ImageError, header_size, read_file
 from deblur.restoration.outputs import targets
 from deblur.settings import SamplingSettings
 from deblur.tools.web.restoration import DEVICE, PhotoRestorer, choose
 from deblur.tools.web.view import OUTPUTS, WORDS, bar, canvas, gallery, sides, told, view, write_shown
-from deblur.tools.web.view import in_words as seconds_in_words
+from deblur.tools.web.view import error_in_words as seconds_in_words
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 
@@ -56,7 +56,7 @@ def _sentences() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        raise gr.Error(in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
+        raise gr.Error(error_in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
 
 
 def _require(kind: type, **given: Any) -> None:

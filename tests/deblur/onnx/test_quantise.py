@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from deblur.onnx.quantise import (  # noqa: E402
-    calibrate,
+    calibration_inputs,
     layers,
     make_signed,
     nodes_in_float,
@@ -139,13 +139,13 @@ def test_an_activation_made_signed_has_half_the_levels():
 
 def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
     crops = calibration_crops(pairs, TILE)
-    calls = calibrate(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), crops)
+    calls = calibration_inputs(pipeline, "denoiser", OnnxNetwork(folder / "denoiser", "denoiser", "cpu"), crops)
     expected = 3 * pipeline.preset().levels(pipeline.levels, 0.05, 12.0).tolist()
     assert [call["alpha_bar"].item() for call in calls] == pytest.approx(expected)
     assert crops[0][0].shape == calls[0]["blurry"].shape == (1, 3, 96, 96)
     assert np.array_equal(calls[0]["blurry"], crops[0][0] * 2 - 1)
     assert np.allclose(calls[0]["x_init"], pipeline.predictor(crops[0][0] * 2 - 1)[0], atol=1e-6)
-    calls = calibrate(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), crops)
+    calls = calibration_inputs(pipeline, "predictor", OnnxNetwork(folder / "predictor", "predictor", "cpu"), crops)
     assert len(calls) == len(crops) == 3
     assert set(calls[0]) == {"blurry"}
 
