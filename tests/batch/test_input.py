@@ -8,8 +8,6 @@ import time
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-import imagecodecs
-import numpy as np
 import pytest
 import torch
 
@@ -118,39 +116,6 @@ def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     worker = Worker(Batch(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
     [row], _ = worker.restore([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
     assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
-
-
-@pytest.mark.parametrize(
-    ("depth", "settings"),
-    [
-        (np.uint8, {}),
-        (np.uint16, {}),
-        (np.uint8, {"scale": 0.5}),
-        (np.uint8, {"restore": "all"}),
-        (np.uint8, {"on_fault": "fallback"}),
-    ],
-)
-def test_colours_under_alpha_0_change_nothing_but_themselves(place, tmp_path, depth, settings):
-    generator, most = np.random.default_rng(0), np.iinfo(depth).max
-    visible = np.zeros((64, 80), bool)
-    visible[16:56, 8:60] = True
-    colours = np.kron(generator.integers(most, size=(8, 10, 3)), np.ones((8, 8, 1)))
-    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", precision="fp32", **settings)
-    numbers = {"steps": 1} if settings else {"steps": 1, "keep_sharp": 2.5}
-    worker = Worker(Batch(options, numbers, Place(str(tmp_path)), Place(str(tmp_path))))
-    chunk = [{"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}]
-    written = []
-    for name, hidden in (("black", 0), ("white", most), ("noise", generator.integers(most, size=(64, 80, 3)))):
-        array = np.dstack([np.where(visible[..., None], colours, hidden), visible * most]).astype(depth)
-        source, target = Place(str(tmp_path / name)), Place(str(tmp_path / f"{name} out"))
-        source.write({"a.png": imagecodecs.png_encode(array)})
-        worker.batch = replace(worker.batch, source=source, target=target)
-        [row], _ = worker.restore(chunk)
-        restored = imagecodecs.png_decode(target.read("a.png"))
-        assert np.array_equal(restored[~visible], array[~visible])
-        assert not np.array_equal(restored[visible], array[visible])
-        written.append((restored[visible].tobytes(), row["restored_share"], row["faults"], row["remarks"]))
-    assert len(set(map(repr, written))) == 1
 
 
 @pytest.mark.parametrize(

@@ -191,10 +191,3 @@ def test_memory_chooses_the_tiles(called, tmp_path, monkeypatch):
     assert least.code == 1
     named = re.search(r"does not fit into --memory: give ([\d.]+) or more", least.said)[1]
     assert called(of_large, "--memory", named).code == 0
-
-
-def test_overwrite_restores_again(called, tmp_path):
-    output = ["--steps", "1", "--output", tmp_path / "out"]
-    called(of_sample, *output)
-    assert "all 2 done before, in " in called(of_sample, *output).said
-    assert "wrote 2 of 2 restored images" in called(of_sample, *output, "--overwrite").said

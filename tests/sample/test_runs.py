@@ -1,7 +1,6 @@
 """sample.py: runs that are stopped and resumed, damaged files, batches, memory, several processes."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -125,17 +124,6 @@ def test_what_is_done_is_skipped_until_something_changes(checkpoint, photos, tmp
     capsys.readouterr()
     run(*command, "--seed", "7")
     assert "wrote 3 of 3" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("name", "suffix", "depth"), [("jpeg", "jpg", 8), ("tiff", "tif", 16), ("tif", "tif", 16)])
-def test_another_format_and_depth(checkpoint, photos, tmp_path, name, suffix, depth):
-    (photos / "d.jpeg").write_bytes((photos / "sub" / "b.jpg").read_bytes())
-    flags = ["--format", name, "--depth", depth]
-    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags) == 0
-    kept = "jpeg" if suffix == "jpg" else suffix  # of the format already
-    names = [*(f"{stem}.{suffix}" for stem in ("a", "sub/b", "c")), f"d.{kept}"]
-    found = {file: images.read_file(tmp_path / "out" / file).pixels.dtype for file in restored(tmp_path / "out")}
-    assert found == dict.fromkeys(names, torch.uint16 if depth == 16 else torch.uint8)
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "dpmsolver++"])
@@ -312,44 +300,3 @@ def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, c
     run(*command, tmp_path / "back", "--on_fault", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
-
-
-def test_no_file_of_a_job_is_another_s_or_an_input(checkpoint, tmp_path, capsys):
-    for name in ("a.png", "a_compare.png", "a_0.png"):
-        images.write(tmp_path / "photos" / name, torch.rand(3, 20, 24))
-    command = ["--checkpoint", checkpoint, "--compare"]
-    for said in ("wrote 3 of 3", "all 3 done before"):
-        assert run(tmp_path / "photos", "--output", tmp_path / "out", *command) == 0
-        assert said in capsys.readouterr().out
-        names = {"a.png", "a_png_compare.png", "a_compare.png", "a_compare_compare.png", "a_0.png", "a_0_compare.png"}
-        assert set(restored(tmp_path / "out")) == names
-    before = restored(tmp_path / "photos")
-    for name, flags in (("a_compare.png", command), ("a_0.png", [*command[:2], "--num_samples", "2"])):
-        (tmp_path / "photos" / "a.png").unlink(missing_ok=True)
-        assert run(tmp_path / "photos" / name, "--output", tmp_path / "photos" / "a.png", *flags) == 0
-        assert restored(tmp_path / "photos")[name] == before[name]
-    assert run(tmp_path / "photos" / "a_0.png", "--output", tmp_path / "out" / "a_png_compare.png", *command[:2]) == 2
-    [sentence] = capsys.readouterr().err.splitlines()[-1:]
-    assert "a_png_compare.png belongs to " in sentence and "choose another --output" in sentence
-
-
-def test_a_name_that_is_not_utf_8_is_one_like_any_other(checkpoint, tmp_path, capsys):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    name = os.fsdecode(b"caf\xe9.png")
-    for file in (name, "ok.png"):
-        images.write(photos / file, torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0)))
-    (photos / os.fsdecode(b"bad\xe9.png")).write_bytes(b"\x89PNG\r\n\x1a\n")
-    for said in ("wrote 2 of 3", "wrote 0 of 1"):
-        assert run(photos, "--output", tmp_path / "out", "--checkpoint", checkpoint, "--compare") == 1
-        shown = capsys.readouterr()
-        assert said in shown.out and "bad\\udce9.png cannot be decoded" in shown.err
-    assert {os.fsencode(file) for file in restored(tmp_path / "out")} == {
-        b"caf\xe9.png",
-        b"caf\xe9_compare.png",
-        b"ok.png",
-        b"ok_compare.png",
-    }
-    text = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
-    assert "caf\\udce9.png" in text and str(photos / name) in json.loads(text)
-    assert restored(tmp_path / "out")[name] != restored(tmp_path / "out")["ok.png"]  # other noise

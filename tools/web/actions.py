@@ -22,7 +22,7 @@ from deblur.restoration.outputs import targets
 from deblur.settings import SamplingSettings
 from deblur.tools.web.restoration import DEVICE, PhotoRestorer, choose
 from deblur.tools.web.view import OUTPUTS, WORDS, bar, canvas, gallery, sides, told, view, write_shown
-from deblur.tools.web.view import error_in_words as seconds_in_words
+from deblur.tools.web.view import in_words as seconds_in_words
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 
