@@ -105,12 +105,7 @@ def outputs_of(inputs: Sequence[str], output: str, suffix: str | None = None, de
         raise ImageError(missing[0])
     file = _file(output, inputs, len(by_path), suffix)
     folder = file.parent if file else Path(output)
-    whole_folder, names = Path(os.path.abspath(folder)), {}
-    for whole, (image, root) in by_path.items():
-        whole_root = Path(os.path.abspath(root))
-        is_below_inputs = whole_folder != whole_root and whole_folder.is_relative_to(whole_root)
-        if not (is_below_inputs and Path(whole).is_relative_to(whole_folder)):
-            names[image] = image.relative_to(root)
+    names = {image: image.relative_to(root) for image, root in by_path.values() if not _lies_in(image, folder, root)}
     if not names:
         raise ImageError(f"{', '.join(inputs)}: all images lie in the output folder {folder}")
     if len(set(names.values())) < len(names):  # of several folders: keep those, too
@@ -182,6 +177,12 @@ def _whole(file: PurePath) -> str:
 
 def _with_suffix(target: PurePath) -> str:
     return f"{target.stem}_{target.suffix[1:]}"
+
+
+def _lies_in(image: Path, output: Path, root: Path) -> bool:
+    """Whether an image is in the output folder, where that is inside a folder of inputs."""
+    image, output, root = (Path(os.path.abspath(path)) for path in (image, output, root))
+    return output != root and output.is_relative_to(root) and image.is_relative_to(output)
 
 
 def named(target: PurePath, suffix: str | None, deep: bool) -> PurePath:

@@ -166,7 +166,7 @@ class Restorer:
                 except ImageError as error:
                     refused[path] = str(error)
             for (scale, *_), photographs in sorted(alike.items()):
-                yield from self._restored(photographs, scale, bar, refused)
+                yield from self._restore_alike(photographs, scale, bar, refused)
             finished += len(batch)
             bar.update(finished - bar.n)
 
@@ -202,7 +202,7 @@ class Restorer:
     def _memory(self, pixels: int) -> int | None:
         return allowed_memory(self.options.memory, pixels, self.pipeline.device)
 
-    def _restored(
+    def _restore_alike(
         self, photographs: list[Photograph], scale: float, bar: tqdm, refused: dict[Path, str]
     ) -> Iterator[Restoration]:
         """Restore images of one shape and depth together, or by halves if they do not fit into memory together."""
@@ -210,7 +210,7 @@ class Restorer:
         while groups:
             together, start = groups.pop(0), time.perf_counter()
             try:
-                output = self._output(together, scale, bar)
+                output = self._run_pipeline(together, scale, bar)
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 reason = refusal(error, *together[0].image.pixels.shape[-2:])
                 if reason is None:
@@ -223,10 +223,10 @@ class Restorer:
                 continue  # the error, which holds tensors, is gone
             seconds = (time.perf_counter() - start) / len(together)
             for i, photograph in enumerate(together):
-                yield self._restoration(photograph, _part(output, i, len(together)), seconds)
+                yield self._with_remarks(photograph, _part(output, i, len(together)), seconds)
             del output  # before the other half is restored
 
-    def _output(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
+    def _run_pipeline(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
         """What the pipeline makes of images of one shape and depth, while the bar moves."""
         pixels = torch.stack([photograph.image.pixels for photograph in photographs])
         visible = visible_pixels([photograph.image.alpha for photograph in photographs])
@@ -260,7 +260,7 @@ class Restorer:
             if hook is not None:
                 hook.remove()
 
-    def _restoration(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
+    def _with_remarks(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
         start, image, visible = time.perf_counter(), photograph.image, photograph.visible
         is_drawn = self.settings.blend > 0 and bool(out.share.any())
         found = faults(out.images[0], out.predictions[0], image.pixels, visible) if is_drawn else []

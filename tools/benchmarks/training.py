@@ -148,14 +148,17 @@ def main(
     """
     chosen, document = chosen_cases(cases, CASES), stored_cases(output)
     with tempfile.TemporaryDirectory() as folder:
-        data = {
-            config: _photos(photos, Path(folder)) if config == "demo" else _pairs(pairs, Path(folder), quick)
-            for config in {case.split("/")[0] for case in chosen}
-        }
+        configs = {case.split("/")[0] for case in chosen}
+        if photos is None and "demo" in configs:
+            photos = f"{folder}/photos"
+            demo.main(photos)
+        if pairs is None and configs - {"demo"}:
+            pairs = f"{folder}/pairs"
+            make_pairs(Path(pairs), 1 if quick else 4)
         more = [*shlex.split(SMALL_RUN if quick else ""), *shlex.split(flags)]
         for case in tqdm(chosen, "cases"):
-            facts = machine(device, threads) | {"flags": flags}
-            record = in_own_process(facts["threads"], measure, case, data[case.split("/")[0]], device, steps, more)
+            facts, data = machine(device, threads) | {"flags": flags}, photos if case.startswith("demo/") else pairs
+            record = in_own_process(facts["threads"], measure, case, data, device, steps, more)
             document["cases"][case] = record | facts
             document["times_as_fast_as_plain"] = ratios(document["cases"])
             write_json(output, document)
@@ -165,19 +168,7 @@ def main(
     print(f"wrote {output}")
 
 
-def _photos(given: str | None, folder: Path) -> str:
-    if given is None and not (folder / "photos").is_dir():
-        demo.main(str(folder / "photos"))
-    return given or str(folder / "photos")
-
-
-def _pairs(given: str | None, folder: Path, quick: bool) -> str:
-    if given is None and not (folder / "pairs").is_dir():
-        _make_pairs(folder / "pairs", 1 if quick else 4)
-    return given or str(folder / "pairs")
-
-
-def _make_pairs(root: Path, count: int) -> None:
+def make_pairs(root: Path, count: int) -> None:
     """Write 1280x720 pairs that compress about as well as photographs: smooth structure with some noise."""
     blur = SyntheticBlur([CameraShake()], shot_noise=(1e-4, 1e-4))
     size = 720 + 2 * blur.margin, 1280 + 2 * blur.margin
