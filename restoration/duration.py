@@ -17,11 +17,11 @@ Sized = tuple[Path, Names, int, int]  # an image, its files, its height and widt
 
 # Sides in pixels of the pieces that are timed: the first call of a network takes longer, and small pieces do.
 PIECE_SIDES = (64, 192, 384)
-LARGE_ENOUGH = 1.0  # seconds: a piece that takes longer is large enough
-QUICK = 20.0  # seconds: a job that takes less need not be known exactly
-HOPELESS = 10.0  # times the seconds that a job may take, from which on no larger piece is timed
-LATE = 2.0  # times the seconds that a job may take, from which on it is given up
-WARM = 10.0  # seconds of a job, before which it is not given up
+LARGE_PIECE_SECONDS = 1.0  # seconds: a piece that takes longer is large enough
+SHORT_JOB_SECONDS = 20.0  # seconds: a job that takes less need not be known exactly
+HOPELESS_TIMES = 10.0  # times the seconds that a job may take, from which on no larger piece is timed
+GIVEN_UP_TIMES = 2.0  # times the seconds that a job may take, from which on it is given up
+WATCHED_FROM_SECONDS = 10.0  # seconds of a job, before which it is not given up
 
 
 class TooSlow(Exception):
@@ -32,7 +32,7 @@ class TooSlow(Exception):
     """
 
     def __init__(self, seconds: float):
-        super().__init__(in_words(seconds))
+        super().__init__(time_in_words(seconds))
         self.seconds = seconds
 
 
@@ -54,14 +54,16 @@ class WatchedBar(ProgressBar):
 
     def update(self, n: float = 1) -> bool | None:
         """Move by `n`; TooSlow if there is more to do and it would take too long."""
-        moved = super().update(n)
+        is_drawn = super().update(n)
         elapsed = time.monotonic() - self.begun
-        if 0 < self.n < self.total and elapsed > WARM and elapsed * self.total / self.n > LATE * self.may_take:
-            raise TooSlow(elapsed * self.total / self.n)
-        return moved
+        if 0 < self.n < self.total and elapsed > WATCHED_FROM_SECONDS:
+            in_all = elapsed * self.total / self.n
+            if in_all > GIVEN_UP_TIMES * self.may_take:
+                raise TooSlow(in_all)
+        return is_drawn
 
 
-def in_words(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """About so many seconds: 45 s, 3 min, 2 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -90,8 +92,8 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
     photograph = _first_of(restorer, searched or sized)
     if photograph is None:
         return Duration()
-    others_pixels, longest = _restored(restorer, others, options.scale)
-    least_pixels, least_side = _restored(restorer, searched, min(rule.scales) if searched else 1.0)
+    others_pixels, longest = _pixels_and_longest(restorer, others, options.scale)
+    least_pixels, least_side = _pixels_and_longest(restorer, searched, min(rule.scales) if searched else 1.0)
     pace = _seconds_a_pixel(restorer, photograph, others_pixels + least_pixels, may_take)
     least = Duration(pace * (others_pixels + least_pixels), max(longest, least_side))
     if not searched or least.seconds > may_take:
@@ -103,7 +105,7 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
         return least
     search = time.perf_counter() - start
     restorer.scales[photograph.path] = scale
-    pixels, side = _restored(restorer, searched, scale)
+    pixels, side = _pixels_and_longest(restorer, searched, scale)
     return Duration(pace * (others_pixels + pixels) + search * (len(searched) - 1), max(longest, side))
 
 
@@ -117,7 +119,9 @@ def _first_of(restorer: Restorer, sized: Sequence[Sized]) -> Photograph | None:
     return None
 
 
-def _restored(restorer: Restorer, sized: Sequence[Sized], scale: float | Literal["auto"]) -> tuple[int, float]:
+def _pixels_and_longest(
+    restorer: Restorer, sized: Sequence[Sized], scale: float | Literal["auto"]
+) -> tuple[int, float]:
     """How many pixels the predictor is given for images, and the longest side that is restored."""
     pixels, longest = 0, 0.0
     for _, _, height, width in sized:
@@ -145,7 +149,7 @@ def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, ma
         of_piece = predicted - start + drawing
         pace = of_piece / piece[0, 0].numel()
         restorer.predictor_share = (predicted - start) / max(of_piece, 1e-9)
-        is_far = pace * pixels > HOPELESS * may_take
-        if is_far or (side > PIECE_SIDES[0] and (of_piece > LARGE_ENOUGH or pace * pixels <= QUICK)):
+        is_far = pace * pixels > HOPELESS_TIMES * may_take
+        if is_far or (side > PIECE_SIDES[0] and (of_piece > LARGE_PIECE_SECONDS or pace * pixels <= SHORT_JOB_SECONDS)):
             break
     return pace

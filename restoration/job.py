@@ -11,7 +11,7 @@ from typing import Any
 from deblur.data.files.kinds import skipped_in_words
 from deblur.devices import choose_device
 from deblur.hub import name_of, stored_index
-from deblur.restoration.duration import TooSlow, WatchedBar, expected, in_words, sizes
+from deblur.restoration.duration import TooSlow, WatchedBar, expected, sizes, time_in_words
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options, largest_scale, ways
 from deblur.restoration.outputs import Names, Outputs
@@ -95,9 +95,9 @@ class Job:
         if pixels < SMALLEST_TIMED_JOB and not self.ways:
             return
         while (duration := expected(self.restorer, sized, self.may_take)).seconds > self.may_take:
-            better = f"better, in about {in_words(duration.seconds)}: {_flags(self.restorer.options)}"
+            better = f"better, in about {time_in_words(duration.seconds)}: {_flags(self.restorer.options)}"
             self._take_next_way()
-        length = in_words(duration.seconds)
+        length = time_in_words(duration.seconds)
         if better:
             self._say(f"restoring by {_flags(self.restorer.options)}, which takes about {length}; {better}")
         elif duration.seconds > LONG_JOB:
@@ -122,7 +122,7 @@ class Job:
                     yield from self.restorer.restore(self.work, self.bar, self.refused)
                 return
             except TooSlow as slow:
-                better = f"better, in about {in_words(slow.seconds)}: {_flags(self.restorer.options)}"
+                better = f"better, in about {time_in_words(slow.seconds)}: {_flags(self.restorer.options)}"
                 self._take_next_way()
                 self._say(f"slower than measured: going on by {_flags(self.restorer.options)}; {better}")
 

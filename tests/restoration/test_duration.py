@@ -104,4 +104,4 @@ def test_the_pixels_of_overlapping_tiles_are_counted(size):
 
 @pytest.mark.parametrize(("seconds", "words"), [(45.4, "45 s"), (185, "3 min"), (5990, "100 min"), (7000, "2 h")])
 def test_a_time_in_words(seconds, words):
-    assert duration.in_words(seconds) == words
+    assert duration.time_in_words(seconds) == words

@@ -111,7 +111,7 @@ def test_a_preset_that_no_way_has_is_refused(tmp_path, capsys):
 
 def test_a_way_that_turns_out_slower_is_left_for_the_next_and_what_is_done_stays(tmp_path, monkeypatch, capsys):
     """The first image is done at once, then the clock jumps."""
-    monkeypatch.setattr(duration, "WARM", 5.0)
+    monkeypatch.setattr(duration, "WATCHED_FROM_SECONDS", 5.0)
     looks = 3  # at the clock: as the bar begins, after the prediction, and after the first image
     tick(monkeypatch, chain(repeat(0.0, looks), count(100.0, 100.0)).__next__)
     assert command(tmp_path, 2) == 0
