@@ -48,7 +48,7 @@ def write_map(path: Path, values: Tensor) -> float:
     return round(white, 6)
 
 
-def write_panel(path: Path, blurry: Tensor, restored: Tensor, prediction: Tensor | None) -> None:
+def write_before_and_after(path: Path, blurry: Tensor, restored: Tensor, prediction: Tensor | None) -> None:
     """Write a panel of the blurry and the restored image, and of the prediction if a sample made another one of it.
 
     It shows the whole images (3, H, W) and, if those are reduced in it, below them the part that changed most at full

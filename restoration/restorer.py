@@ -25,7 +25,7 @@ from deblur.keep_sharp import restored_amount
 from deblur.memory import allowed_memory, require_memory
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress
 from deblur.progress import ProgressBar
-from deblur.restoration.maps import write_map, write_panel
+from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
@@ -293,7 +293,7 @@ class Restorer:
         if options.compare:
             written.append(names.comparison())
             prediction = out.predictions[0] if self.settings.blend > 0 else None
-            write_panel(written[-1], photograph.image.values, restoration.restored[0], prediction)
+            write_before_and_after(written[-1], photograph.image.values, restoration.restored[0], prediction)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
         found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}

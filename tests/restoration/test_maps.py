@@ -4,7 +4,7 @@ import torch
 
 from deblur.data.files import images
 from deblur.evaluation import plots
-from deblur.restoration.maps import DETAIL_SIDE, heat_map, reduced, write_panel
+from deblur.restoration.maps import DETAIL_SIDE, heat_map, reduced, write_before_and_after
 
 
 def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
@@ -31,7 +31,7 @@ def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size
     image[0] = torch.arange(width) / width
     restored = image.clone()
     restored[1:, 10:20, -40:-10] = 0.8
-    write_panel(tmp_path / "c.png", image, restored, image)
+    write_before_and_after(tmp_path / "c.png", image, restored, image)
     drawn = images.read(tmp_path / "c.png")
     rows = drawn[0].unfold(1, DETAIL_SIDE, 1)
     for wanted in ((torch.arange(DETAIL_SIDE) + 0.5) / DETAIL_SIDE, image[0, 0, -DETAIL_SIDE:]):
