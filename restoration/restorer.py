@@ -61,7 +61,7 @@ class Restoration:
     photograph: Photograph
     out: DeblurOutput
     restored: Tensor  # (samples, 3, H, W) in [0, 1], what is written
-    faults: Sequence[str]  # of the sample; see `deblur.keep_sharp`
+    faults: Sequence[str]  # of the sample, in words
     notes: Sequence[str]  # what is notable in the image, in words
     amount: float  # how much of what is visible is restored, from 0 to 1
     seconds: float  # its share of the batch's time
