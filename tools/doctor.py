@@ -15,7 +15,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from deblur.cli import call, run_command
@@ -35,7 +34,9 @@ COUNTS = {
 }
 # Thresholds, chosen so that the real pairs of GoPro, REDS, RSBlur and RealBlur pass.
 SHIFT = 0.25  # ratio of the correlation without a shift to its peak; long motion blur alone gives 0.31 and more
-DETAIL = 0.9  # ratio of the sharp side's detail to the blurry side's; below it they are probably swapped
+LARGEST_GAIN = 0.15  # mean logarithm of the blurry side's amplitudes over the sharp one's; above it they are swapped
+TILE = 32  # pixels a side of the tiles over which spectra are averaged
+LARGEST_NUMBER_OF_TILES = 64  # along a side
 GAMMA = 0.25  # change of log mean brightness; a gamma of 2.2 changes mid-grey by more
 
 
@@ -119,7 +120,7 @@ def examine(pair: Pair) -> tuple[list[Fault], bytes | None]:
     if share < SHIFT:
         sentence = f"{pair.blurry} is shifted against {pair.sharp} by {right} right and {down} down."
         faults.append(Fault("shift", sentence))
-    elif change <= GAMMA and detail(sharp) < DETAIL * detail(blurry):  # a darker image has less detail
+    elif change <= GAMMA and gain(blurry, sharp) > LARGEST_GAIN:  # a brighter image has more detail
         faults.append(Fault("swapped", f"{pair.sharp} is blurrier than {pair.blurry}: the sides may be swapped."))
     return faults, mark
 
@@ -144,10 +145,24 @@ def find_shift(blurry: Tensor, sharp: Tensor) -> tuple[int, int, float]:
     return (right + width // 2) % width - width // 2, (down + height // 2) % height - height // 2, share
 
 
-def detail(image: Tensor) -> float:
-    """Mean absolute second difference of an (H, W) image after 2 x 2 averaging, which suppresses noise."""
-    small = F.avg_pool2d(image[None], 2)[0]
-    return sum(small.diff(n=2, dim=dim).abs().mean().item() for dim in (0, 1))
+def gain(blurry: Tensor, sharp: Tensor) -> float:
+    """The mean logarithm of the amplitudes of one (H, W) image over those of the other: below 0 for a blur.
+
+    Frequencies count by their coherence (Welch 1967), squared: little where one image has noise that the other has not.
+    """
+    side = min(TILE, *blurry.shape)
+    step = max(1, side // 2, max(blurry.shape) // LARGEST_NUMBER_OF_TILES)
+    window = torch.hann_window(side)
+    spectra = []
+    for image in (blurry, sharp):
+        tiles = image.unfold(0, side, step).unfold(1, side, step)
+        tiles = tiles - tiles.mean((-1, -2), keepdim=True)
+        spectra.append(torch.fft.rfft2(tiles * torch.outer(window, window)))
+    cross = (spectra[0] * spectra[1].conj()).mean((0, 1)).abs().clamp_min(1e-6)
+    blurry_power, sharp_power = (spectrum.abs().square().mean((0, 1)).clamp_min(1e-6) for spectrum in spectra)
+    coherence = cross.square() / (blurry_power * sharp_power)
+    weight = coherence.square()
+    return ((weight * (blurry_power / sharp_power).log()).sum() / weight.sum()).item() / 2
 
 
 def leaks(listings: dict[str, Listing], marks: list[bytes | None]) -> list[Fault]:

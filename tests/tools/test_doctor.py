@@ -139,6 +139,15 @@ def test_the_shift_is_measured():
         assert (found[2] < 0.25) == (right != 0)
 
 
+def test_noise_of_the_blurry_side_is_no_detail(tmp_path):
+    shake = SyntheticBlur([CameraShake(length=(2, 3))], shot_noise=(1e-3, 1e-3))
+    calm = 0.15 + 0.3 * scene("calm", height=128, width=128)
+    files = tmp_path / "blurry.png", tmp_path / "sharp.png"
+    for file, (image,) in zip(files, shake(calm[None], [generator_of(0)]), strict=True):
+        images.write(file, image)
+    assert examine(Pair("calm", *files))[0] == []
+
+
 def test_counts_of_published_datasets_and_scenes_in_two_splits(tmp_path, clean, capsys):
     for split in ("train", "test"):
         for i, place in enumerate(("GOPR0372_07_00", "GOPR0384_11_00" if split == "test" else "GOPR0378_13_00")):
