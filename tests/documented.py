@@ -5,7 +5,7 @@ import shlex
 
 from tests.conftest import ROOT
 
-CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "maxim", "text", "u2net")]
+CARDS = [ROOT / "pretrained" / name / "README.md" for name in ("lite", "maxim", "swift", "text", "u2net")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 # What is not done here, by how a command begins, and why.
 EXCEPTIONS = {
