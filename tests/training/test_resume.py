@@ -29,7 +29,7 @@ LAST = Path("run/checkpoints/last.ckpt")
 
 class Fate(Callback):
     """What a process meets, by the environment: MEETS="rank event moment step, ...". An event is nan, in the batch, or
-    a signal to the process and its workers; a moment is step, or validation: of its second image."""
+    a signal to the process and its workers; a moment is step, or validation: of its first image."""
 
     def meet(self, trainer, now, batch):
         for meets in filter(None, os.environ.get("MEETS", "").split(", ")):
@@ -45,7 +45,7 @@ class Fate(Callback):
         self.meet(trainer, "step", batch)
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
-        self.meet(trainer, "validation" if batch_idx == 1 else "", batch)
+        self.meet(trainer, "validation" if batch_idx == 0 else "", batch)
 
     def on_train_end(self, trainer, pl_module):
         """By now the averages stand in the place of the weights."""
