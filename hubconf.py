@@ -10,8 +10,8 @@ def pipeline(checkpoint: str = "lite", **options: Any) -> Any:
 
     Args:
         checkpoint: lite or another checkpoint that comes with the repository, a folder, a .ckpt file or a hub id.
-        options: as for `deblur.checkpoints.load_pipeline`: device, precision, provider, classes.
+        options: as for `deblur.pipeline.load_pipeline`: device, precision, provider, classes.
     """
-    from deblur.checkpoints import load_pipeline
+    from deblur.pipeline import load_pipeline
 
     return load_pipeline(checkpoint, **options)

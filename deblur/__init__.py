@@ -13,7 +13,7 @@ PUBLIC = {
     "CheckpointError": "deblur.hub",
     "DeblurPipeline": "deblur.pipeline",
     "SamplingSettings": "deblur.settings",
-    "load_pipeline": "deblur.checkpoints",
+    "load_pipeline": "deblur.pipeline",
 }
 
 

@@ -1,4 +1,4 @@
-"""Load a pipeline from an exported folder, a hub id or a Lightning .ckpt, without unpickling code."""
+"""What an exported folder, a hub id or a Lightning .ckpt holds of a pipeline, read without unpickling code."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -15,67 +15,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from deblur.architectures import Classes, build, is_of_this_program, known_networks
-from deblur.devices import choose_device, resolve_precision
+from deblur.calibration import ErrorCurve
 from deblur.hub import INDEX, ONNX_CLASS, CheckpointError, find_folder, read_index, read_json
 from deblur.models.diffusion import ScaleKind
 from deblur.models.networks.base import CASCADE, Cascade
-from deblur.models.networks.mixins import DDPMScheduler, ModelMixin
+from deblur.models.networks.mixins import DDPMScheduler
 from deblur.onnx.network import OnnxNetwork, Precision, Provider
-from deblur.pipeline import DeblurPipeline
 from deblur.settings import SCHEDULES, SamplingSettings
 from deblur.storage import replacing
 from deblur.working_size import WorkingSize
 
+if TYPE_CHECKING:
+    from deblur.pipeline import DeblurPipeline
+
 PARTS = ("predictor", "denoiser")
-
-
-def load_pipeline(
-    source: str | Path,
-    device: str | torch.device = "cpu",
-    precision: Precision = "auto",
-    provider: Provider | None = None,
-    classes: Classes = (),
-) -> DeblurPipeline:
-    """Load a pipeline that is ready to restore: in eval mode, on the device, in the precision, channels last.
-
-    Args:
-        source: exported folder, Lightning .ckpt file, hub id "user/name" or "user/name@revision", or the name of a
-            checkpoint that comes with the repository, such as lite.
-        device: a torch device name, or auto for the first available of cuda, mps and cpu.
-        precision: of the networks' layers; the schedule, the residual and normalisation statistics stay float32. auto
-            is bf16 where the device supports it natively.
-        provider: runs the networks of an ONNX folder: openvino (the default if it is installed), or cpu, cuda or
-            tensorrt of ONNX Runtime. The tensors outside these networks stay on the CPU.
-        classes: a user's own networks that the checkpoint names, as classes or as paths such as mypred.MyPredictor
-            (docs/extend.md). A file alone never makes this program import a class.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
-            ONNX file is damaged, was not exported here, or cannot be run on this machine.
-    """
-    source = str(source)
-    pipeline = read_pipeline(source, provider, precision, classes)
-    if isinstance(pipeline.predictor, OnnxNetwork):
-        pipeline.precision = pipeline.predictor.engine.precision
-        if str(device) not in ("auto", "cpu"):
-            raise CheckpointError(
-                f"{source} is an ONNX folder, whose tensors stay on the CPU: omit the device {device}; --provider says"
-                " what runs the networks"
-            )
-        return pipeline
-    if provider is not None:
-        raise CheckpointError(
-            f"{source} is no ONNX folder, which the provider {provider} would run: export it with tools.export_onnx, or"
-            " omit --provider"
-        )
-    device = choose_device(str(device))
-    pipeline.precision = resolve_precision(precision, device)
-    dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
-    for network in networks(pipeline).values():
-        network.requires_grad_(False).eval()
-        nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
-        convert_layers(network, dtype)
-    return pipeline
 
 
 def convert_layers(network: nn.Module, dtype: torch.dtype) -> None:
@@ -90,12 +43,10 @@ def convert_layers(network: nn.Module, dtype: torch.dtype) -> None:
                 layer.to(dtype)
 
 
-def read_pipeline(
-    source: str, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
-) -> DeblurPipeline:
-    """The pipeline of a source, as it is stored; of a .ckpt with its averaged weights.
+def read_arguments(source: str, provider: Provider | None, precision: Precision, classes: Classes) -> dict[str, Any]:
+    """The arguments of a `DeblurPipeline`, as a source stores them; of a .ckpt with its averaged weights.
 
-    Raises CheckpointError as `load_pipeline` does.
+    The parameters are those of `deblur.pipeline.load_pipeline`, and so is what it raises.
     """
     by_name, parts = known_networks(classes), {}
     if source.endswith(".ckpt"):
@@ -109,7 +60,7 @@ def read_pipeline(
             weights = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
             name, config = values[part]["class"], values[part]["config"]
             parts[part] = _network(by_name, name, config, weights, f"the {part} in {source}")
-        return _assemble(parts, values, source)
+        return _arguments(parts, values, source)
     folder = find_folder(source)
     index = read_index(folder)
     if index.get("_class_name") != "DeblurPipeline":
@@ -126,7 +77,7 @@ def read_pipeline(
     if "predictor" not in parts:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
-    return _assemble(parts, index | {"betas": betas}, str(folder))
+    return _arguments(parts, index | {"betas": betas}, str(folder))
 
 
 def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
@@ -249,7 +200,7 @@ def _index_text(index: dict) -> str:
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
-def describe(pipeline: DeblurPipeline) -> dict:
+def describe(pipeline: "DeblurPipeline") -> dict:
     """Everything in a pipeline except its weights, as plain values."""
     parts = {
         part: {"class": type(n).__name__, "config": arguments_of(n.config)} for part, n in networks(pipeline).items()
@@ -263,27 +214,17 @@ def describe(pipeline: DeblurPipeline) -> dict:
     }
 
 
-def _assemble(parts: dict[str, nn.Module], values: dict, what: str) -> DeblurPipeline:
-    """The pipeline of networks with what is stored beside them."""
+def _arguments(parts: dict[str, nn.Module], values: dict, what: str) -> dict[str, Any]:
+    """A pipeline's arguments, from its networks and what is stored beside them."""
     if fault := _fault(values):
         raise CheckpointError(f"{what} {fault}")
     betas, c = values["betas"], values["residual_scale"]
     scheduler = DDPMScheduler(num_train_timesteps=len(betas), trained_betas=list(betas))
-    try:
-        return DeblurPipeline(
-            parts["predictor"],
-            parts.get("denoiser"),
-            scheduler,
-            c[0] if isinstance(c, list) and len(c) == 1 else c,
-            values.get("presets"),
-            values.get("scale_kind", "global"),  # older checkpoints have one scale for all pixels
-            values.get("error_curve"),
-            values.get("sigma_min"),
-            values.get("sigma_max"),
-            values.get("working_size"),
-        )
-    except (TypeError, ValueError):
-        raise CheckpointError(f"{what} has an error_curve that is none: fit it again with tools.calibrate") from None
+    arguments = {"predictor": parts["predictor"], "denoiser": parts.get("denoiser"), "scheduler": scheduler}
+    arguments["residual_scale"] = c[0] if isinstance(c, list) and len(c) == 1 else c
+    arguments["scale_kind"] = values.get("scale_kind", "global")  # older checkpoints have one scale for all pixels
+    optional = ("presets", "error_curve", "sigma_min", "sigma_max", "working_size")
+    return arguments | {name: values.get(name) for name in optional}
 
 
 def _fault(values: dict) -> str | None:
@@ -306,36 +247,17 @@ def _fault(values: dict) -> str | None:
         WorkingSize(**values.get("working_size") or {})
     except (TypeError, ValueError) as error:
         return f"has a working_size that is none ({error})"
+    try:
+        if values.get("error_curve"):
+            ErrorCurve(**values["error_curve"])
+    except (TypeError, ValueError):
+        return "has an error_curve that is none: fit it again with tools.calibrate"
     return None
 
 
-def networks(pipeline: DeblurPipeline) -> dict[str, nn.Module]:
+def networks(pipeline: "DeblurPipeline") -> dict[str, nn.Module]:
     """The pipeline's predictor and, if it has one, its denoiser, by name."""
     return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
-
-
-def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> DeblurPipeline:
-    """Start networks from those of another checkpoint: its predictor and, if both sides have one, its denoiser.
-
-    Args:
-        source: anything that `load_pipeline` accepts.
-
-    Returns:
-        The other checkpoint's pipeline.
-
-    Raises:
-        CheckpointError: the checkpoint has another architecture.
-    """
-    classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
-    pipeline = load_pipeline(source, precision="fp32", classes=classes)
-    stored = networks(pipeline)
-    for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
-        if network is not None and part in stored:
-            state = stored[part].state_dict()
-            # A size head may be added to a predictor that was trained without one.
-            state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
-            load_weights(network, state, f"the {part} of {source}")
-    return pipeline
 
 
 def arguments_of(config: Mapping) -> dict:

@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deblur.architectures import Classes
 from deblur.calibration import ErrorCurve
-from deblur.devices import require_compiler
+from deblur.checkpoints import convert_layers, networks, read_arguments
+from deblur.devices import choose_device, require_compiler, resolve_precision
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
+from deblur.hub import CheckpointError
 from deblur.image_processor import (
     OUTPUT_TYPES,
     Image,
@@ -31,7 +34,7 @@ from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size
 from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
 from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
 from deblur.models.schedules import betas_of, levels_of
-from deblur.onnx.network import OnnxNetwork
+from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.seeds import noise_seed
 from deblur.settings import Sampler, SamplingSettings, preset_settings
 from deblur.tiling import Tiled, TooLittleMemory, banded
@@ -130,9 +133,7 @@ class DeblurPipeline(ConfigMixin):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> "DeblurPipeline":
-        """Load a checkpoint: diffusers' name of `deblur.checkpoints.load_pipeline`, with the same arguments."""
-        from deblur.checkpoints import load_pipeline  # not at the top: it makes pipelines, so it imports this
-
+        """Load a checkpoint: diffusers' name of `load_pipeline`, with the same arguments."""
         return load_pipeline(source, **options)
 
     @property
@@ -377,6 +378,65 @@ class DeblurPipeline(ConfigMixin):
         y, kind = to_network(blurry.float()), self.config.scale_kind
         size = residual_size(kind, y, prediction.x_init, prediction.log_size)
         return torch.tensor(self.config.residual_scale).to(size).view(-1, 1, 1) * size
+
+
+def load_pipeline(
+    source: str | Path,
+    device: str | torch.device = "cpu",
+    precision: Precision = "auto",
+    provider: Provider | None = None,
+    classes: Classes = (),
+) -> DeblurPipeline:
+    """Load a pipeline that is ready to restore: in eval mode, on the device, in the precision, channels last.
+
+    Args:
+        source: exported folder, Lightning .ckpt file, hub id "user/name" or "user/name@revision", or the name of a
+            checkpoint that comes with the repository, such as lite.
+        device: a torch device name, or auto for the first available of cuda, mps and cpu.
+        precision: of the networks' layers; the schedule, the residual and normalisation statistics stay float32. auto
+            is bf16 where the device supports it natively.
+        provider: runs the networks of an ONNX folder: openvino (the default if it is installed), or cpu, cuda or
+            tensorrt of ONNX Runtime. The tensors outside these networks stay on the CPU.
+        classes: a user's own networks that the checkpoint names, as classes or as paths such as mypred.MyPredictor
+            (docs/extend.md). A file alone never makes this program import a class.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or incomplete, its weights belong to another architecture, or an
+            ONNX file is damaged, was not exported here, or cannot be run on this machine.
+    """
+    source = str(source)
+    pipeline = read_pipeline(source, provider, precision, classes)
+    if isinstance(pipeline.predictor, OnnxNetwork):
+        pipeline.precision = pipeline.predictor.engine.precision
+        if str(device) not in ("auto", "cpu"):
+            raise CheckpointError(
+                f"{source} is an ONNX folder, whose tensors stay on the CPU: omit the device {device}; --provider says"
+                " what runs the networks"
+            )
+        return pipeline
+    if provider is not None:
+        raise CheckpointError(
+            f"{source} is no ONNX folder, which the provider {provider} would run: export it with tools.export_onnx, or"
+            " omit --provider"
+        )
+    device = choose_device(str(device))
+    pipeline.precision = resolve_precision(precision, device)
+    dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
+    for network in networks(pipeline).values():
+        network.requires_grad_(False).eval()
+        nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
+        convert_layers(network, dtype)
+    return pipeline
+
+
+def read_pipeline(
+    source: str, provider: Provider | None = None, precision: Precision = "auto", classes: Classes = ()
+) -> DeblurPipeline:
+    """The pipeline of a source, as it is stored; of a .ckpt with its averaged weights.
+
+    Raises CheckpointError as `load_pipeline` does.
+    """
+    return DeblurPipeline(**read_arguments(source, provider, precision, classes))
 
 
 def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int | None, fields: int = 1) -> Tiled:

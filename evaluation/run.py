@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from lightning.fabric import Fabric
 
-from deblur.checkpoints import checkpoint_hash, load_pipeline, save_presets
+from deblur.checkpoints import checkpoint_hash, save_presets
 from deblur.data.files import images, search
 from deblur.data.layouts import Source, paired
 from deblur.data.pairs import read_pair
@@ -31,7 +31,7 @@ from deblur.evaluation.results import (
 )
 from deblur.evaluation.scoring import ImagePair, Plan, depends_on, score_images
 from deblur.evaluation.summary import Summary, summarise
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.settings import SamplingSettings
 from deblur.storage import sole_user

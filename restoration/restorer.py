@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
@@ -23,7 +23,7 @@ from deblur.hub import PRETRAINED, PURPOSES, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
 from deblur.memory import allowed_memory, require_memory
-from deblur.pipeline import Area, DeblurPipeline, Limits, Progress
+from deblur.pipeline import Area, DeblurPipeline, Limits, Progress, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale

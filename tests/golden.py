@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.evaluation.perceptual import Lpips
 from deblur.evaluation.pixels import psnr
 from deblur.hub import SHIPPED
+from deblur.pipeline import load_pipeline
 from deblur.tools.pages.kinds import PAGE_KINDS
 from tests.tools.printed import digest, photographed, small
 

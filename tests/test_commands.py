@@ -22,8 +22,8 @@ from matplotlib import get_data_path
 from torch.nn.functional import avg_pool2d, interpolate
 
 import train
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
+from deblur.pipeline import load_pipeline
 from deblur.training.run import require_files
 from tests.conftest import ROOT
 from tests.documented import APPS, EXCEPTIONS, RUN, blocks, commands

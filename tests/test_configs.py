@@ -8,10 +8,10 @@ import torch
 import yaml
 
 import train
-from deblur.checkpoints import load_pipeline
 from deblur.data.camera import SixDegrees
 from deblur.data.files import images
 from deblur.hub import shipped
+from deblur.pipeline import load_pipeline
 from deblur.training.module import PredictAndRefine
 from tests.conftest import ROOT
 

@@ -16,11 +16,12 @@ from PIL import Image
 
 import evaluate
 import sample
-from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images
 from deblur.evaluation.controls import control_images
 from deblur.evaluation.grid import CONTROLS
 from deblur.evaluation.pixels import psnr
+from deblur.pipeline import load_pipeline
 from deblur.revision import commit
 from deblur.settings import SamplingSettings
 from tests import processes

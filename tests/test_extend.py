@@ -12,11 +12,11 @@ from torch import nn
 import evaluate
 import sample
 import train
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Predictor, register_to_config
+from deblur.pipeline import load_pipeline
 from deblur.tools import doctor
 from tests.conftest import ROOT, fresh
 from tests.tiny import tiny_pipeline

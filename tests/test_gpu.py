@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from deblur.checkpoints import load_pipeline
 from deblur.devices import has_bf16
 from deblur.models.networks.unet import Denoiser, UNetPredictor
+from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.training.module import Optimizer, PredictAndRefine
 from tests.tiny import fit, tiny_pipeline

@@ -18,11 +18,8 @@ ALLOWED = {"models": set(), "deblur": {"models"}, "data": set(), "evaluation": {
 ALLOWED["training"] = {"models", "data", "evaluation"}
 ALLOWED["restoration"] = {"models", "data", "evaluation"}
 ALLOWED["tools"] = {"models", "data", "evaluation", "training", "restoration"}
-# Imports that only a function makes, against the layers: files as images, and the name that diffusers' users look for.
-LATE = {
-    ROOT / "deblur" / "image_processor.py": "deblur.data.files.decoding",
-    ROOT / "deblur" / "pipeline.py": "deblur.checkpoints",
-}
+# An import that only a function makes, against the layers: files as images.
+LATE = {ROOT / "deblur" / "image_processor.py": "deblur.data.files.decoding"}
 # Modules that other modules import only where something optional is asked for.
 OPTIONAL = {ROOT / "deblur" / "onnx" / "checks.py", ROOT / "deblur" / "onnx" / "quantise.py"}
 OPTIONAL |= {ROOT / "tools" / "batch" / "run.py"}

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import sample
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.draft import Blurry
 from deblur.evaluation import pixels
 from deblur.hub import SHIPPED, shipped
+from deblur.pipeline import load_pipeline
 from deblur.settings import SCHEDULES, SamplingSettings
 from tests import golden
 from tests.conftest import ASSETS, ROOT

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import train
 from deblur import progress
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
+from deblur.pipeline import load_pipeline
 from deblur.training.run import DEFAULTS
 from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run

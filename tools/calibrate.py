@@ -21,12 +21,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from deblur.calibration import ErrorCurve
-from deblur.checkpoints import load_pipeline, update_index
+from deblur.checkpoints import update_index
 from deblur.cli import call, run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import read_pair
 from deblur.hub import locate
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, load_pipeline
 
 TABLE_ROW = "{:>8}{:>12}{:>12}{:>12}{:>12}"
 

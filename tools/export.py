@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from deblur.checkpoints import describe, networks, read_pipeline
+from deblur.checkpoints import describe, networks
 from deblur.cli import call, run_command
 from deblur.hub import CheckpointError
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, read_pipeline
 from deblur.storage import replacing, require_free
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

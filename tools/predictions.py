@@ -5,7 +5,7 @@ See data/predictions.py for the files.
 
 from pathlib import Path
 
-from deblur.checkpoints import load_pipeline, network_hash
+from deblur.checkpoints import network_hash
 from deblur.data.files import images
 from deblur.data.layouts import list_pairs, paired
 from deblur.data.predictions import Predictions, Predictor, folder_of
@@ -13,7 +13,7 @@ from deblur.devices import choose_device
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade
 from deblur.onnx.network import OnnxNetwork
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.progress import ProgressBar
 
 

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from deblur.architectures import require_network
-from deblur.checkpoints import copy_weights, describe, network_hash
+from deblur.checkpoints import describe, load_weights, network_hash, networks
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
 from deblur.models.diffusion import (
@@ -34,8 +34,9 @@ from deblur.models.diffusion import (
 )
 from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.networks.base import Cascade
+from deblur.models.networks.mixins import ModelMixin
 from deblur.models.schedules import NoiseSchedule
-from deblur.pipeline import DeblurPipeline, stored_schedule
+from deblur.pipeline import DeblurPipeline, load_pipeline, stored_schedule
 from deblur.seeds import noise_seed
 from deblur.settings import SamplingSettings
 
@@ -339,6 +340,30 @@ class PredictAndRefine(Predict):
             # The averaging callback has already replaced the raw weights by the averages.
             square = checkpoint["state_dict"]["residual_square"]
             checkpoint["pipeline"]["residual_scale"] = square.sqrt().squeeze().tolist()
+
+
+def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> DeblurPipeline:
+    """Start networks from those of another checkpoint: its predictor and, if both sides have one, its denoiser.
+
+    Args:
+        source: anything that `load_pipeline` accepts.
+
+    Returns:
+        The other checkpoint's pipeline.
+
+    Raises:
+        CheckpointError: the checkpoint has another architecture.
+    """
+    classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
+    pipeline = load_pipeline(source, precision="fp32", classes=classes)
+    stored = networks(pipeline)
+    for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
+        if network is not None and part in stored:
+            state = stored[part].state_dict()
+            # A size head may be added to a predictor that was trained without one.
+            state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
+            load_weights(network, state, f"the {part} of {source}")
+    return pipeline
 
 
 def _values_of(settings: Any) -> dict:

@@ -18,12 +18,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from deblur.checkpoints import load_pipeline, networks
+from deblur.checkpoints import networks
 from deblur.cli import PARSER_OPTIONS, Formatter, Stopped, UsageError, explain, nearest
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import Source
 from deblur.devices import has_bf16
 from deblur.hub import CheckpointError
+from deblur.pipeline import load_pipeline
 from deblur.storage import read_yaml, remove_parts, sole_user
 from deblur.training.callbacks import (
     Averages,

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from deblur.checkpoints import load_pipeline, networks
+from deblur.checkpoints import networks
 from deblur.hub import ONNX_CLASS, CheckpointError, find_folder
 from deblur.models.networks.maxim import Maxim
 from deblur.onnx.files import GraphPrecision, read_facts, require_package
 from deblur.onnx.graphs import parity, write_facts, write_network
 from deblur.onnx.network import OnnxNetwork, Provider
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.storage import replacing, require_free
 from deblur.working_size import WorkingSize
 

@@ -12,20 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from deblur import hub as index
-from deblur.checkpoints import (
-    checkpoint_hash,
-    copy_weights,
-    load_pipeline,
-    network_hash,
-    read_pipeline,
-    save_presets,
-    update_index,
-)
+from deblur.checkpoints import checkpoint_hash, network_hash, save_presets, update_index
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade
 from deblur.models.networks.nafnet import SlimPredictor
-from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.pipeline import DeblurPipeline
+from deblur.models.networks.unet import UNetPredictor
+from deblur.pipeline import DeblurPipeline, load_pipeline, read_pipeline
 from deblur.settings import SamplingSettings
 from deblur.working_size import WorkingSize
 from tests.conftest import Hostile
@@ -311,15 +303,6 @@ def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refu
     path.write_text(json.dumps(config | {"modulation": "scale_shift", "stem": 1}))
     with pytest.raises(CheckpointError, match="is of another architecture"):
         load_pipeline(str(folder))
-
-
-def test_weights_are_copied_for_staged_training(folder):
-    predictor, denoiser = UNetPredictor(8, (1, 2), 1), Denoiser(8, (1, 2), 1)
-    copy_weights(str(folder), predictor, denoiser)
-    state = load_file(folder / "predictor" / WEIGHTS)
-    assert all(torch.equal(value, state[key]) for key, value in predictor.state_dict().items())
-    with pytest.raises(CheckpointError, match=r"size mismatch for unet\.stem\.weight: .*Size\(\[8, .*Size\(\[16, "):
-        copy_weights(str(folder), UNetPredictor(16, (1, 2), 1))
 
 
 @pytest.mark.parametrize(("source", "revision"), [("me/deblur", None), ("me/deblur@v1.2", "v1.2")])

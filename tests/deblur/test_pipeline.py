@@ -11,13 +11,12 @@ import torch
 from diffusers import DDPMScheduler
 
 import sample
-from deblur.checkpoints import read_pipeline
 from deblur.data.files import images
 from deblur.draft import Blurry
 from deblur.image_processor import size_of
 from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import Area, DeblurPipeline
+from deblur.pipeline import Area, DeblurPipeline, read_pipeline
 from deblur.settings import SamplingSettings, sharing_samples
 from deblur.working_size import WorkingSize
 from tests.conftest import fresh
@@ -59,7 +58,7 @@ def test_a_checkpoint_without_one_end_is_not_bounded_there(blurry, given):
 
 @pytest.mark.slow
 def test_restoring_loads_nothing_slow_and_the_compiler_loads_afterwards():
-    code = "import sys, torch; from deblur.checkpoints import load_pipeline;"
+    code = "import sys, torch; from deblur.pipeline import load_pipeline;"
     code += "load_pipeline('pretrained/lite')(torch.rand(3, 64, 64));"
     code += "found = {'torch._dynamo', 'torchvision', 'scipy', 'kornia'} & set(sys.modules);"
     code += "import torch._dynamo; print(found, torch._dynamo.allow_in_graph.__name__)"

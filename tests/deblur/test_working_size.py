@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 import sample
-from deblur.checkpoints import CheckpointError, load_pipeline, update_index
+from deblur.checkpoints import CheckpointError, update_index
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import Area, Limits
+from deblur.pipeline import Area, Limits, load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.working_size import (
     WorkingSize,

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.evaluation import pixels
 from deblur.models.diffusion import Estimator, add_noise, residual
 from deblur.models.losses import Objective
 from deblur.models.networks.mixins import randn_tensor
 from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.pipeline import DeblurPipeline, noise_generator
+from deblur.pipeline import DeblurPipeline, load_pipeline, noise_generator
 from deblur.settings import SamplingSettings
 from tests.tiny import stir, tiny_pipeline
 

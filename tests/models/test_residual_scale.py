@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from deblur.checkpoints import load_pipeline
 from deblur.draft import Prediction
 from deblur.hub import CheckpointError
 from deblur.models.diffusion import LARGEST_SIZE, SMALLEST_SIZE, add_residual, clip_residual, residual, residual_size
@@ -15,7 +14,7 @@ from deblur.models.losses import Residual, laplace_loss
 from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.nafnet import SlimDenoiser
 from deblur.models.networks.unet import Denoiser, UNetPredictor
-from deblur.pipeline import DeblurPipeline, Limits
+from deblur.pipeline import DeblurPipeline, Limits, load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.training.module import PredictAndRefine
 from tests.tiny import tiny_pipeline

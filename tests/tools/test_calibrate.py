@@ -10,12 +10,12 @@ from diffusers import DDPMScheduler
 
 import sample
 from deblur.calibration import ErrorCurve
-from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import IdentityPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import DeblurPipeline
+from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.tools import calibrate
 from tests.tiny import tiny_pipeline
 

@@ -7,9 +7,9 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
-from deblur.checkpoints import load_pipeline
 from deblur.hub import CheckpointError
 from deblur.models.networks.unet import UNetPredictor
+from deblur.pipeline import load_pipeline
 from deblur.storage import FolderInUse
 from deblur.tools.export import export_checkpoint
 from tests.tiny import fit, module, tiny_pipeline

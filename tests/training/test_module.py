@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from deblur.checkpoints import describe
+from deblur.hub import CheckpointError
 from deblur.models.diffusion import ScaleKind
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
@@ -276,3 +277,15 @@ def test_no_gradient_of_the_refiner_reaches_a_predictor_that_is_not_joint(kind, 
     gradients = [p.grad for p in predictor.parameters() if p.grad is not None]
     assert not any(gradient.any() for gradient in gradients)
     assert any(p.grad is not None and p.grad.any() for p in model.denoiser.parameters())
+
+
+def test_a_run_starts_from_the_weights_of_a_checkpoint_of_its_architecture(tmp_path):
+    start = module()
+    start.pipeline().save_pretrained(tmp_path)
+    torch.manual_seed(9)
+    model = module(predictor=UNetPredictor(4, (1, 2), 1), init_from=str(tmp_path))
+    for part in ("predictor", "denoiser"):
+        weights = getattr(start, part).state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in getattr(model, part).state_dict().items())
+    with pytest.raises(CheckpointError, match=r"size mismatch for unet\.stem\.weight: .*Size\(\[4, .*Size\(\[16, "):
+        module(predictor=UNetPredictor(16, (1, 2), 1), init_from=str(tmp_path))

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import train
-from deblur.checkpoints import network_hash, read_pipeline
+from deblur.checkpoints import network_hash
 from deblur.data.files import images
 from deblur.data.pairs import draw_windows, generator_of, shuffled
 from deblur.models.networks.base import Cascade
 from deblur.models.networks.nafnet import SlimPredictor
+from deblur.pipeline import read_pipeline
 from deblur.tools.make_pairs import main as make_pairs
 from tests.tiny import RUN, metrics, stir, tiny_pipeline
 

@@ -14,10 +14,10 @@ from lightning.pytorch import Callback
 from PIL import Image
 
 import train
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.evaluation import plots
 from deblur.evaluation.perceptual import Lpips
+from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.training.callbacks import Averages
 from tests.tiny import metrics, train_run, weights

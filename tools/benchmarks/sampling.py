@@ -17,11 +17,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from deblur.checkpoints import load_pipeline, networks
+from deblur.checkpoints import networks
 from deblur.cli import call
 from deblur.data.files import images, search
 from deblur.evaluation.pixels import psnr
-from deblur.pipeline import Limits
+from deblur.pipeline import Limits, load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
 from deblur.tools.benchmarks.timing import matmul_rate, peak_memory, seconds_of

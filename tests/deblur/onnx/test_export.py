@@ -9,7 +9,7 @@ import torch
 
 import evaluate
 import sample
-from deblur.checkpoints import checkpoint_hash, load_pipeline
+from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade, Predictor, register_to_config
@@ -19,6 +19,7 @@ from deblur.onnx import files as onnx_files
 from deblur.onnx.export import TargetDevice
 from deblur.onnx.export import engines as compared_on
 from deblur.onnx.graphs import psnr
+from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tiling import fixed_spans
@@ -83,7 +84,7 @@ def test_openvino_computes_a_float_graph_in_bf16_where_the_processor_has_it(plac
 
 LOADED_AND_FREED = """
 import os, signal, sys
-from deblur.checkpoints import load_pipeline
+from deblur.pipeline import load_pipeline
 first, second = (load_pipeline(sys.argv[1], precision="fp32") for _ in range(2))
 del first, second
 signal.signal(signal.SIGCHLD, lambda *_: print("handled"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
+from deblur.pipeline import load_pipeline
 from tests.conftest import ROOT, fresh
 
 pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from deblur.checkpoints import load_pipeline
 from deblur.hub import CheckpointError
 from deblur.models.networks.u2net import RSU
 from deblur.onnx import files as onnx_files
 from deblur.onnx.files import GraphPrecision
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, is_alike, parity, write_network
 from deblur.onnx.network import OnnxNetwork
+from deblur.pipeline import load_pipeline
 from deblur.tools.export_onnx import export_onnx
 from tests.deblur.onnx.conftest import TILE, image, slim_pipeline
 

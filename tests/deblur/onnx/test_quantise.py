@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.hub import CheckpointError
 from deblur.onnx.files import read_facts
 from deblur.onnx.graphs import OneOutput, examples, parity, psnr, write_facts
 from deblur.onnx.network import OnnxNetwork
+from deblur.pipeline import load_pipeline
 from deblur.tools.export_onnx import calibration_crops, export_onnx
 from tests.conftest import fresh
 from tests.deblur.onnx.conftest import TILE

@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deblur.checkpoints import load_pipeline
 from deblur.draft import Blurry
 from deblur.models.networks import maxim
 from deblur.models.networks.base import Cascade
 from deblur.models.networks.maxim import Maxim, images_first, padded, positions_first, resize
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
-from deblur.pipeline import DeblurPipeline, Limits
+from deblur.pipeline import DeblurPipeline, Limits, load_pipeline
 from deblur.settings import SamplingSettings
 from tests.tiny import stir, tiny_pipeline
 

@@ -7,13 +7,13 @@ from kornia.filters import gaussian_blur2d
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from deblur.checkpoints import load_pipeline
 from deblur.data.files import images
 from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.layers import NoiseLevelEmbedding, reflected
 from deblur.models.networks.nafnet import NafBlock, PlainBlock, SlimDenoiser, SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import Denoiser, PixelNorm, ResidualBlock, UNet, UNetPredictor
+from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from tests.conftest import ROOT
 from tests.tiny import stir
