@@ -7,6 +7,7 @@ python evaluate.py --outputs baseline/results --data GoPro --output baseline/sco
 python evaluate.py --data GoPro --output scores    # the presets of pretrained/lite
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,8 @@ class Evaluation:
 def evaluate(flags: Evaluation) -> None:
     """Score one checkpoint, or only another program's images, or compare two checkpoints."""
     settings = check(flags)
+    # Threads that wait for each other sleep: of small images their spinning took more time than the networks.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from deblur.evaluation import run  # not at the top: torch takes seconds, and wrong input is said at once
 
     output = Path(flags.output)

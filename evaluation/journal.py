@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from deblur.cli import UsageError
 from deblur.storage import replacing
@@ -17,11 +17,28 @@ class Processes(Protocol):
     """The processes that share an evaluation, such as lightning's Fabric."""
 
     global_rank: int
+    local_rank: int
     world_size: int
     is_global_zero: bool
 
     def barrier(self) -> None:
         """Wait for the other processes."""
+
+    def broadcast(self, value: Any) -> Any:
+        """The first process's value, in every process."""
+
+
+class OneProcess:
+    """An evaluation that no other process shares."""
+
+    global_rank, local_rank, world_size, is_global_zero = 0, 0, 1, True
+
+    def barrier(self) -> None:
+        """There is none to wait for."""
+
+    def broadcast(self, value: Any) -> Any:
+        """The value."""
+        return value
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from lightning.fabric import Fabric
 
 from deblur.checkpoints import checkpoint_hash, save_presets
 from deblur.data.files import images, search
@@ -18,7 +17,7 @@ from deblur.data.layouts import Source, paired
 from deblur.data.pairs import read_pair
 from deblur.devices import choose_device, resolve_precision
 from deblur.evaluation.grid import rows_of
-from deblur.evaluation.journal import Facts, open_journal
+from deblur.evaluation.journal import Facts, OneProcess, Processes, open_journal
 from deblur.evaluation.metrics import Metric, make_metrics
 from deblur.evaluation.report import Example, keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
@@ -40,13 +39,19 @@ __all__ = ["make_metrics", "score_images"]
 
 
 @contextmanager
-def sharing(output: Path) -> Iterator[Fabric]:
-    """The processes that torchrun or SLURM started, or this one alone, as a Lightning Fabric.
+def sharing(output: Path) -> Iterator[Processes]:
+    """The processes that torchrun or SLURM started, as a Lightning Fabric, or this one alone.
 
-    It is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run. The first
+    Fabric is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run. The first
     process holds the folder of the results.
     """
     env = os.environ
+    if not {"WORLD_SIZE", "SLURM_NTASKS"} & env.keys():
+        with sole_user(output):
+            yield OneProcess()
+        return
+    from lightning.fabric import Fabric  # not at the top: its import takes seconds, and one process needs none
+
     here = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 1)
     nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
     try:
@@ -83,7 +88,7 @@ class ScoredPairs:
 
 
 def read_pairs(
-    data: str, split: str, variant: str, limit: int | None, outputs: str | None, processes: Fabric
+    data: str, split: str, variant: str, limit: int | None, outputs: str | None, processes: Processes
 ) -> ScoredPairs:
     """The pairs of a split, each read once by the first process.
 
@@ -149,7 +154,7 @@ class Networks(NamedTuple):
 
 
 def load_networks(
-    checkpoint: str | None, device: str, precision: str, provider: str | None, classes: str | None, processes: Fabric
+    checkpoint: str | None, device: str, precision: str, provider: str | None, classes: str | None, processes: Processes
 ) -> Networks:
     """Load a checkpoint onto this process's device; the other arguments are flags of evaluate.py."""
     chosen = choose_device(device)
@@ -168,7 +173,7 @@ def make_plan(
     networks: Networks,
     metrics: Mapping[str, Metric],
     settings: Sequence[SamplingSettings],
-    processes: Fabric,
+    processes: Processes,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,

@@ -8,16 +8,12 @@ from types import SimpleNamespace
 import torch
 
 from deblur.evaluation.grid import rows_of
-from deblur.evaluation.journal import Journal, Score
+from deblur.evaluation.journal import Journal, OneProcess, Score
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.scoring import ImagePair, Plan, score_images, steps_of
 from deblur.evaluation.summary import RowSummary, Summary, summarise
 
 METRICS = make_metrics(["psnr", "ssim"])
-
-
-# What an evaluation asks of its processes, where this one is alone.
-ALONE = SimpleNamespace(global_rank=0, world_size=1, is_global_zero=True, barrier=lambda: None, broadcast=lambda x: x)
 
 
 class Toy:
@@ -62,7 +58,7 @@ class Toy:
         facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
         made = {"settings": rows_of(settings), "metrics": metrics, "journal": Journal(folder, facts), "facts": {}}
         made |= {"seed": 0, "outputs": {}, "batch_size": self.batch_size, "device": torch.device("cpu")}
-        return Plan(folder, images=self.images, pipeline=self, processes=ALONE, **made)
+        return Plan(folder, images=self.images, pipeline=self, processes=OneProcess(), **made)
 
     def summary(self, folder, settings, metrics=METRICS) -> Summary:
         return summary(self.plan(folder, settings, metrics))
