@@ -15,8 +15,8 @@ from deblur.data.files.images import header_size, to_float
 from deblur.data.layouts import DatasetError
 from deblur.data.pairs import Mix, TrainPairs, reflect_to
 from deblur.data.predictions import to_log_size
-from deblur.memory import free_memory
 from deblur.progress import ProgressBar
+from deblur.tiling import free_memory
 
 DECODING_THREADS = 12
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from deblur.calibration import ErrorCurve
 from deblur.image_processor import restorable, with_hidden_filled
-from deblur.keep_sharp import kept, restored_share
+from deblur.keep_sharp import restored_share
 from deblur.models.diffusion import add_residual, expected_size, to_world
 from deblur.models.networks.mixins import BaseOutput
 from deblur.settings import SamplingSettings
 from deblur.tiling import Tiled
-from deblur.working_size import reduced, reduced_visible, resized, with_change
+from deblur.working_size import reduced, resized, with_change
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Blurry:
     @cached_property
     def small(self) -> Tensor:
         """What the networks see: (N, 3, h, w) at the scale."""
-        return reduced(self.filled, self.scale)
+        return self.filled if self.scale == 1 else reduced(self.filled, self.scale)
 
     @cached_property
     def is_grey(self) -> Tensor:
@@ -113,7 +113,9 @@ class Blurry:
     @property
     def small_visible(self) -> Tensor | None:
         """Where that is visible, (N, 1, h, w) of bool; None: everywhere."""
-        return reduced_visible(self.visible, self.scale)
+        if self.visible is None or self.scale == 1:
+            return self.visible
+        return reduced(self.visible.float(), self.scale) > 0.5
 
 
 @dataclass(eq=False)
@@ -147,12 +149,16 @@ class Draft:
         return kept(predictions, self.blurry.given, self.blurry.visible.float())
 
     def share(self, keep_sharp: float) -> Tensor:
-        """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale."""
-        level = keep_sharp if self.blurry.mask is None else 0.0
-        if level not in self._shares:
+        """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale.
+
+        Of what keep_sharp 0 or a mask restores in full it is 1, (N, 1, 1, 1).
+        """
+        if keep_sharp == 0 or self.blurry.mask is not None:
+            return self.blurry.given.new_ones((len(self.blurry.given), 1, 1, 1), dtype=torch.float32)
+        if keep_sharp not in self._shares:
             seen = self.blurry.small_visible
-            self._shares[level] = restored_share(self.blurry.small, self.prediction.x_init, level, seen)
-        return self._shares[level]
+            self._shares[keep_sharp] = restored_share(self.blurry.small, self.prediction.x_init, keep_sharp, seen)
+        return self._shares[keep_sharp]
 
     @torch.no_grad()
     def restored(self, samples: Iterable[Tensor], settings: Sequence[SamplingSettings]) -> list[DeblurOutput]:
@@ -245,3 +251,8 @@ class Result:
     def std(self) -> Tensor | None:
         """Standard deviation over the samples (N, 3, h, w); None for one sample."""
         return (self.squares / (self.count - 1)).sqrt() if self.count > 1 else None
+
+
+def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
+    """Restored images weighted against their inputs, all (N, 3, H, W) in [0, 1]; overwrites x."""
+    return x if (share == 1).all() else torch.lerp(blurry.float(), x, share, out=x)

@@ -35,11 +35,9 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     Args:
         blurry: (N, 3, H, W) in [0, 1].
         x_init: the prediction in [-1, 1].
-        keep_sharp: in 8-bit levels; 0: every pixel is restored in full, and the weights are (N, 1, 1, 1).
+        keep_sharp: in 8-bit levels, above 0.
         visible: (N, 1, H, W) of bool; what is hidden, as under alpha 0, neither counts nor changes. None: all is.
     """
-    if keep_sharp == 0:
-        return blurry.new_ones((len(blurry), 1, 1, 1), dtype=torch.float32)
     grey = blurry.float().mean(1, keepdim=True)
     mean_change, squares = torch.zeros_like(grey), torch.zeros_like(grey)
     for c in range(3):  # which saves memory on large photographs
@@ -131,11 +129,6 @@ def _is_uneven(grey: Tensor) -> Tensor:
     most = max_pool2d(grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
     least = -max_pool2d(-grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
     return most - least > LARGEST_ROUNDING
-
-
-def kept(x: Tensor, blurry: Tensor, share: Tensor) -> Tensor:
-    """Restored images weighted by `restored_share` against their inputs, all (N, 3, H, W) in [0, 1]; overwrites x."""
-    return x if (share == 1).all() else torch.lerp(blurry.float(), x, share, out=x)
 
 
 def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:

@@ -29,7 +29,6 @@ from deblur.image_processor import (
     write_images,
 )
 from deblur.keep_sharp import restored_share
-from deblur.memory import bytes_per_pixel
 from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size, to_network, to_world
 from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
 from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
@@ -37,7 +36,7 @@ from deblur.models.schedules import betas_of, levels_of
 from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.seeds import noise_seed
 from deblur.settings import Sampler, SamplingSettings, preset_settings
-from deblur.tiling import Tiled, TooLittleMemory, banded
+from deblur.tiling import Tiled, TooLittleMemory, banded, bytes_per_pixel
 from deblur.working_size import WorkingSize, chosen_scale
 
 # Tensors of an image's size that are allocated during a step, the estimate of r_0 among them. Our own steps take bands
@@ -326,7 +325,8 @@ class DeblurPipeline(ConfigMixin):
 
         def change(region: Tensor) -> Tensor:
             x_init = self.predict(region, rule.stages, limits).x_init
-            return (to_world(x_init) - region).mul_(restored_share(region, x_init, rule.keep_sharp))
+            changed = to_world(x_init) - region
+            return changed.mul_(restored_share(region, x_init, rule.keep_sharp)) if rule.keep_sharp else changed
 
         visible, mask = (None if x is None else x.to(self.device) for x in (area.visible, area.mask))
         images, weight = with_hidden_filled(images.to(self.device), visible), restorable(visible, mask)

@@ -65,11 +65,6 @@ def reduced(image: Tensor, scale: float) -> Tensor:
     return resized(image, height, width).clamp(0, 1) if scale < 1 else image
 
 
-def reduced_visible(visible: Tensor | None, scale: float) -> Tensor | None:
-    """Where images at a scale are visible, (N, 1, h, w) of bool, given where they are; None: everywhere."""
-    return None if visible is None else reduced(visible.float(), scale) > 0.5
-
-
 def with_change(image: Tensor, small: Tensor, restored: Tensor) -> Tensor:
     """An image (N, 3, H, W) in [0, 1] with what was changed in its reduced copy, enlarged.
 

@@ -22,7 +22,6 @@ from deblur.draft import DeblurOutput
 from deblur.hub import PRETRAINED, PURPOSES, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
-from deblur.memory import allowed_memory, require_memory
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
@@ -31,7 +30,7 @@ from deblur.restoration.outputs import Extras, Names
 from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
-from deblur.tiling import TooLittleMemory, fixed_spans, refusal
+from deblur.tiling import TooLittleMemory, allowed_memory, fixed_spans, refusal, require_memory
 
 PIXELS_AT_ONCE = 1 << 21  # default number of pixels restored at once
 IMAGES_AT_ONCE = 16  # images

@@ -15,13 +15,12 @@ from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
-from deblur.memory import CPU_MEMORY, CPU_PIXELS, allowed_memory
 from deblur.models.losses import Objective
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OPSET
 from deblur.restoration.maps import BRIGHTEST_PERCENTILE
 from deblur.restoration.remarks import COLOUR_DRIFT
 from deblur.restoration.restorer import IMAGES_AT_ONCE, PIXELS_AT_ONCE
-from deblur.tiling import SHARE_OF_FREE_MEMORY
+from deblur.tiling import CPU_MEMORY, CPU_PIXELS, SHARE_OF_FREE_MEMORY, allowed_memory
 from deblur.tools.batch.options import OBJECT_STORE, WORKER_MEMORY
 from deblur.tools.export_onnx import export_onnx
 from deblur.tools.web.actions import LARGEST_UPLOAD

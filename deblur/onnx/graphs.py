@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from deblur.hub import CheckpointError
-from deblur.memory import bytes_per_pixel
 from deblur.onnx.files import DESCRIPTION, GRAPH, GRAPH_INPUTS, GRAPH_OUTPUT, GraphFacts, GraphPrecision, read_facts
 from deblur.onnx.network import OnnxNetwork, Provider
+from deblur.tiling import bytes_per_pixel
 
 OPSET = 20
 RUNTIME_MEMORY = 1.25  # times PyTorch's: onnxruntime was seen to take a fifth more, and OpenVINO takes less

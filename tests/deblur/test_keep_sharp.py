@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision.transforms.functional import gaussian_blur
 
-from deblur.draft import Blurry
-from deblur.keep_sharp import kept, restored_amount, restored_share
+from deblur.draft import Blurry, Draft, Prediction, kept
+from deblur.keep_sharp import restored_amount, restored_share
 from deblur.settings import SamplingSettings, sharing_samples
 from tests.tiny import tiny_pipeline
 
@@ -51,7 +51,8 @@ def test_keep_sharp_is_added_to_the_detail_and_0_restores_all():
     x_init = predicted(noise(128, 128))
     means = [restored_share(blurry, x_init, level).mean() for level in (1.0, 120.0, 160.0, 1000.0)]
     assert means[0] == 1 > means[1] > means[2] > means[3] == 0
-    assert torch.equal(restored_share(blurry, x_init, 0.0), torch.ones(1, 1, 1, 1))
+    draft = Draft(Blurry(blurry), Prediction(x_init))
+    assert torch.equal(draft.share(0.0), torch.ones(1, 1, 1, 1))
 
 
 def test_even_parts_stay_though_the_predictor_tints_them():

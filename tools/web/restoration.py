@@ -16,14 +16,13 @@ from huggingface_hub import metadata_load
 from torch import Tensor
 
 from deblur.hub import find_folder
-from deblur.memory import allowed_memory, give_back
 from deblur.pipeline import Area, DeblurPipeline, Limits
 from deblur.restoration.duration import expected
 from deblur.restoration.options import Options, ways
 from deblur.restoration.outputs import Names
 from deblur.restoration.restorer import Restorer
 from deblur.settings import SamplingSettings
-from deblur.tiling import refusal, sides_in_words
+from deblur.tiling import allowed_memory, give_back, refusal, sides_in_words
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Photo, Result, Visit
 
