@@ -21,7 +21,7 @@ def labels_of(settings) -> list[str]:
 
 
 def test_every_setting_gets_its_known_score_and_the_predictor_runs_once_per_image(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("deblur.progress.SECONDS", 0)  # of a log, which shows the last step, too
+    monkeypatch.setattr("deblur.progress.SECONDS_BETWEEN_LINES", 0)  # of a log, which shows the last step, too
     toy = Toy([(24, 20), (16, 12)], pause=0.002)
     settings = [SamplingSettings(steps=2), SamplingSettings(steps=5), SamplingSettings(steps=3, num_samples=2)]
     found = toy.summary(tmp_path, settings)
@@ -142,7 +142,7 @@ def test_images_of_another_program_are_a_row(tmp_path):
     assert found.rows[2].means["psnr"] == pytest.approx(decibels(10), abs=1e-4)
     assert found.rows[2].estimates["psnr"].n == 2
     assert not found.rows[2].differences
-    [example] = keep_examples(plan, found, None)
+    [example] = keep_examples(plan, found, found.typical)
     assert images.read(tmp_path / example.files["restored"]).mean().item() == pytest.approx(110 / 255)
 
 
