@@ -55,6 +55,14 @@ def test_keep_sharp_is_added_to_the_detail_and_0_restores_all():
     assert torch.equal(draft.share(0.0), torch.ones(1, 1, 1, 1))
 
 
+def test_under_a_mask_what_is_sharp_is_restored_too():
+    sharp = noise(128, 128)
+    prediction = Prediction(predicted(sharp))
+    assert not Draft(Blurry(sharp), prediction).share(2.5).any()
+    masked = Draft(Blurry(sharp, mask=torch.ones(128, 128)), prediction)
+    assert torch.equal(masked.share(2.5), torch.ones(1, 1, 1, 1))
+
+
 def test_even_parts_stay_though_the_predictor_tints_them():
     blurry = torch.ones(1, 3, 128, 256)
     blurry[..., 128:] = blurred(noise(128, 128))
