@@ -90,7 +90,10 @@ class FramesOnDevice:
         start, down, right = torch.tensor(places).to(self.device, non_blocking=True).T[:, :, None, None]
         steps = torch.arange(self.side, device=self.device)
         chosen = start + down * steps[:, None] + right * steps  # (N, side, side)
-        crops = {kind: to_float(_raw(pixels[chosen]).permute(0, 3, 1, 2)) for kind, pixels in self.pixels.items()}
+        crops = {}
+        for kind, pixels in self.pixels.items():
+            values = pixels.index_select(0, chosen.flatten()).view(*chosen.shape, -1)  # twice as fast as pixels[chosen]
+            crops[kind] = to_float(_raw(values).permute(0, 3, 1, 2))
         if "log_size" in crops:
             crops["log_size"] = to_log_size(crops["log_size"])
         crops["name"] = [label["name"] for label in labels]
