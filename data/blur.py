@@ -27,7 +27,7 @@ from deblur.data.camera import (
     between,
     check_ranges,
     convolve,
-    cut,
+    inner,
 )
 
 RESPONSES = {  # light by a file's values, and the values by light, all in [0, 1]
@@ -211,20 +211,20 @@ class SyntheticBlur:
         parts = [*self.camera[kind : kind + 1], *([self.moving] if moves else [])]
         margin = max((part.margin for part in parts), default=0)  # may be less than the margin of unused parts
         if soft:
-            sharp = self.soften(cut(sharp, self.margin - margin - self.soften.margin), softness)
+            sharp = self.soften(inner(sharp, self.margin - margin - self.soften.margin), softness)
         else:
-            sharp = cut(sharp, self.margin - margin)
-        ground_truth = cut(sharp, margin)
+            sharp = inner(sharp, self.margin - margin)
+        ground_truth = inner(sharp, margin)
 
         to_light, from_light = RESPONSES["linear" if as_light else self.response]
         light = to_light(sharp)
         if gain:
             # Clipped light was brighter than recorded by the factor 1 + gain; the factor rises from 1 at 0.95.
             light = light * (1 + gain * ((light.amax(0) - 0.95) / 0.05).clamp(0, 1))
-        still = cut(light, margin)
-        scene = self.camera[kind](cut(light, margin - self.camera[kind].margin), shake) if self.camera else still
+        still = inner(light, margin)
+        scene = self.camera[kind](inner(light, margin - self.camera[kind].margin), shake) if self.camera else still
         if moves:
-            scene = self.moving.over(scene, cut(light, margin - self.moving.margin), motion)
+            scene = self.moving.over(scene, inner(light, margin - self.moving.margin), motion)
         noisy = not clean and (shot > 0 or read > 0)
         if torch.equal(scene, still) and not noisy:
             blurry = ground_truth

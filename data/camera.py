@@ -279,7 +279,7 @@ def convolve(image: Tensor, kernel: Tensor, margin: int) -> Tensor:
     blurry(p) = sum over d of kernel(d) sharp(p + d), for the pixels p with at least `margin` pixels on every side:
     (C, H - 2 margin, W - 2 margin). The kernel [[1]] changes no bit.
     """
-    inside = cut(image, margin - len(kernel) // 2)
+    inside = inner(image, margin - len(kernel) // 2)
     if len(kernel) == 1:
         return inside
     # By FFT: on a CPU core kornia.filters.filter2d takes 2.5 times as long at 9 x 9, and 18 times at 33 x 33.
@@ -315,14 +315,14 @@ def average_views(image: Tensor, views: Tensor, margin: int) -> Tensor:
     changes.
     """
     if torch.equal(views, torch.eye(3).to(views).expand_as(views)):
-        return cut(image, margin)
+        return inner(image, margin)
     height, width = image.shape[-2:]
     x = torch.arange(margin, width - margin, device=image.device).float()
     y = torch.arange(margin, height - margin, device=image.device).float()[:, None]
     # A pixel of the view is looked up through the inverse map; grid_sample's coordinates run from -1 to 1.
     unit = torch.tensor([[2 / (width - 1), 0, -1], [0, 2 / (height - 1), -1], [0, 0, 1]], dtype=torch.float64)
     inverse = (unit @ torch.linalg.inv(views.double())).to(image)[..., None, None]  # (T, 3, 3, 1, 1)
-    total = torch.zeros_like(cut(image, margin))
+    total = torch.zeros_like(inner(image, margin))
     for part in inverse.split(max(1, CHUNK // (len(x) * len(y)))):
         across, down, depth = (part[:, row, 0] * x + (part[:, row, 1] * y + part[:, row, 2]) for row in range(3))
         places = torch.empty(*depth.shape, 2, dtype=image.dtype, device=image.device)  # (T, H, W, 2)
@@ -333,7 +333,7 @@ def average_views(image: Tensor, views: Tensor, margin: int) -> Tensor:
     return total / len(views)
 
 
-def cut(image: Tensor, margin: int) -> Tensor:
+def inner(image: Tensor, margin: int) -> Tensor:
     """(..., H, W) without its outer `margin` pixels."""
     height, width = image.shape[-2:]
     return image[..., margin : height - margin, margin : width - margin]

@@ -20,7 +20,7 @@ from deblur.data.blur import (
     add_raw_noise,
     compress,
 )
-from deblur.data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, cut
+from deblur.data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, inner
 from deblur.data.pairs import generator_of
 
 
@@ -47,12 +47,12 @@ def test_zero_strength_changes_no_bit(images, response, file_values):
         phone = {"halo": (1, 1), "resample": (0.5, 0.5)}
         blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **phone, **values)
         blurry, truth = blur(images, generators(4))
-        assert torch.equal(blurry, cut(images, blur.margin))
+        assert torch.equal(blurry, inner(images, blur.margin))
         assert torch.equal(truth, blurry)
     full = SyntheticBlur([CameraShake((3, 9))], saturation=(1, 1), read_noise=(0.1, 0.1), jpeg=(50, 50), **values)
     blurry, truth = full(images, generators(4))
     assert changed(blurry, truth).all() and torch.equal(images, before)  # not even in place
-    assert torch.equal(truth, cut(images, full.margin))
+    assert torch.equal(truth, inner(images, full.margin))
 
 
 def test_all_parts_are_off_by_default(images):
@@ -86,7 +86,7 @@ def test_a_small_part_is_cut_out_of_the_margin_of_a_large_one(tmp_path, images):
     small, large = CameraShake((3, 9)), MeasuredKernels(str(tmp_path / "kernels.npz"))
     alone, beside = (SyntheticBlur([small, other], weights=[1.0, 0.0]) for other in (small, large))
     assert (alone.margin, beside.margin) == (6, 20)
-    ours, theirs = alone(cut(images, 14), generators(4)), beside(images, generators(4))
+    ours, theirs = alone(inner(images, 14), generators(4)), beside(images, generators(4))
     assert all(torch.equal(*sides) for sides in zip(ours, theirs, strict=True))
 
 
@@ -145,7 +145,7 @@ def test_shares_of_each_camera_part(images):
         weights, one = [1.0 - at, float(at)], {"moving": ObjectMotion([1.0, 0.0], (9, 9), size=(2.0, 2.0))}
         assert changed(*SyntheticBlur(parts, weights, **one)(images, generators(4))).all() == (at == 0)
         soft = SyntheticBlur(parts, weights, soften=Softening([1.0, 0.0]))
-        assert changed(soft(images, generators(4))[1], cut(images, soft.margin)).all() == (at == 0)
+        assert changed(soft(images, generators(4))[1], inner(images, soft.margin)).all() == (at == 0)
 
 
 def test_softness_is_a_gaussian_of_the_scene_before_blur_noise_and_jpeg():
@@ -169,18 +169,18 @@ def test_softness_is_a_gaussian_of_the_scene_before_blur_noise_and_jpeg():
     blurry, truth = SyntheticBlur([Defocus((3, 3))], soften=soften, response="linear")(wide, generators(1))
     soft = soften(wide[0], generator_of(0))
     torch.testing.assert_close(blurry[0], Defocus((3, 3))(soft, generator_of(0)), rtol=0, atol=1e-5)
-    torch.testing.assert_close(truth[0], cut(soft, 4), rtol=0, atol=1e-6)
+    torch.testing.assert_close(truth[0], inner(soft, 4), rtol=0, atol=1e-6)
 
 
 def test_a_moving_object_moves_alone():
     scene = torch.rand(3, 80, 80, generator=generator_of(0))
     part = ObjectMotion(probability=1, length=(9, 9), size=(0.2, 0.2))
-    still = cut(scene, part.margin)
+    still = inner(scene, part.margin)
     moved = (part.over(still, scene, generator_of(1)) - still).abs().amax(0) > 0.02
     assert 0.02 < moved.float().mean() < 0.6  # a region, not the image
     light = torch.full((3, 80, 80), 0.7)
-    even = part.over(cut(light, part.margin), light, generator_of(1))
-    torch.testing.assert_close(even, cut(light, part.margin))  # no dark rim, no ghost
+    even = part.over(inner(light, part.margin), light, generator_of(1))
+    torch.testing.assert_close(even, inner(light, part.margin))  # no dark rim, no ghost
     assert torch.equal(ObjectMotion(probability=1, length=(0, 0)).over(scene, scene, generator_of(0)), scene)
 
 

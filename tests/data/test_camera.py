@@ -15,9 +15,9 @@ from deblur.data.camera import (
     Together,
     average_views,
     convolve,
-    cut,
     disc,
     homographies,
+    inner,
     rasterise,
 )
 from deblur.data.files import images
@@ -94,7 +94,7 @@ def test_a_shift_between_pixels_is_bilinear(image):
     below = (image.roll(-1, -2) + image.roll(-2, -2)) / 2
     expected = 0.75 * below + 0.25 * below.roll(-1, -1)
     blurry = convolve(image, rasterise(torch.tensor([[0.25, 1.5]])), 3)
-    torch.testing.assert_close(blurry, cut(expected, 3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(blurry, inner(expected, 3), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("side", [3, 9, 21])
@@ -102,19 +102,19 @@ def test_a_convolution_is_that_of_kornia(image, side):
     kernel = torch.rand(side, side, generator=generator_of(side))
     kernel /= kernel.sum()
     expected = filter2d(image[None], kernel[None], padding="same")[0]
-    torch.testing.assert_close(convolve(image, kernel, 10), cut(expected, 10), rtol=0, atol=1e-6)
+    torch.testing.assert_close(convolve(image, kernel, 10), inner(expected, 10), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", CAMERAS)
 def test_light_is_kept(kind):
     camera, light = CAMERAS[kind], 0.9 * blob()
-    blurry, before = camera(light, generator_of(0)), cut(light, camera.margin)
+    blurry, before = camera(light, generator_of(0)), inner(light, camera.margin)
     assert blurry.shape == before.shape
     assert (blurry - before).abs().max() > 0.01
     if kind not in ("six", "tilted"):  # a blur that varies moves light to where it counts otherwise
         torch.testing.assert_close(blurry.sum((1, 2)), before.sum((1, 2)), rtol=1e-4, atol=0)
     even = torch.full((3, 40, 40), 0.3)
-    torch.testing.assert_close(camera(even, generator_of(1)), cut(even, camera.margin), rtol=1e-4, atol=0)
+    torch.testing.assert_close(camera(even, generator_of(1)), inner(even, camera.margin), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("kind", CAMERAS)
@@ -123,10 +123,10 @@ def test_zero_strength_changes_no_bit(kind, image):
     zero["together"] = Together([Defocus(radius=(0, 0)), CameraShake(length=(0, 0))])
     if kind == "tilted":  # it blends equal images, which rounds
         still = TiltedDefocus(radius=(0, 0))
-        torch.testing.assert_close(still(image, generator_of(0)), cut(image, still.margin), rtol=0, atol=1e-6)
+        torch.testing.assert_close(still(image, generator_of(0)), inner(image, still.margin), rtol=0, atol=1e-6)
         return
     still = zero.get(kind, SixDegrees(length=(0, 0), frame=1280))
-    assert torch.equal(still(image, generator_of(0)), cut(image, still.margin))
+    assert torch.equal(still(image, generator_of(0)), inner(image, still.margin))
 
 
 def test_tilted_defocus_has_the_disc_of_each_place():
@@ -158,7 +158,7 @@ def test_views_are_averaged_as_kornia_warps_them(image, chunk, monkeypatch):
     views = SixDegrees(length=(3, 6)).views(generator_of(5), 48, 56)
     warped = [warp_perspective(image[None].double(), view[None], (48, 56), padding_mode="border")[0] for view in views]
     expected = torch.stack(warped).mean(0).float()
-    torch.testing.assert_close(average_views(image, views, 2), cut(expected, 2), rtol=0, atol=2e-4)
+    torch.testing.assert_close(average_views(image, views, 2), inner(expected, 2), rtol=0, atol=2e-4)
 
 
 def test_homographies_are_those_of_a_turned_and_moved_camera():
@@ -227,8 +227,8 @@ def test_a_crop_of_a_photograph_is_blurred_as_at_its_place_there(image):
         poses = camera._path(generator, 64, 80, centre)
         whole = average_views(wide, homographies(poses, 1.2 * 1280, centre + torch.tensor([20, 30])), 0)
         blurry = camera(crop, generator_of(seed))
-        assert (blurry - cut(crop, camera.margin)).abs().max() > 0.3
-        torch.testing.assert_close(blurry, cut(whole[:, 30:94, 20:100], camera.margin), rtol=0, atol=2e-3)
+        assert (blurry - inner(crop, camera.margin)).abs().max() > 0.3
+        torch.testing.assert_close(blurry, inner(whole[:, 30:94, 20:100], camera.margin), rtol=0, atol=2e-3)
 
 
 def test_crops_lie_anywhere_in_the_photograph_and_turn_about_its_centre():

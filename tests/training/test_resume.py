@@ -196,7 +196,7 @@ def save(step):
     AtomicCheckpointIO().save_checkpoint({"step": torch.tensor(step)}, LAST)
 
 
-def cut(name):
+def truncate(name):
     file = LAST.with_name(name)
     os.truncate(file, file.stat().st_size // 2)
 
@@ -209,14 +209,14 @@ def resumed_from():
 def test_a_damaged_checkpoint_never_takes_the_place_of_the_previous_one():
     save(1), save(2)
     assert resumed_from() == ("last.ckpt", 2)
-    cut("last.ckpt")
+    truncate("last.ckpt")
     for _ in range(2):  # the run that resumed was killed before its first checkpoint
         assert resumed_from() == ("previous.ckpt", 1)
     save(3)
     assert resumed_from() == ("last.ckpt", 3)
-    cut("last.ckpt")
+    truncate("last.ckpt")
     assert resumed_from() == ("previous.ckpt", 1)
-    cut("previous.ckpt")
+    truncate("previous.ckpt")
     with pytest.raises(CheckpointError, match="no other to resume from"):
         newest(Path("run"))
 
