@@ -32,11 +32,13 @@ class Prediction:
         x_init: (N, 3, H, W), float32, not clipped.
         log_size: log of the expected |x - x_init|, (N, 1, H, W); None if the predictor has no size head.
         error_curve: from that to the error that was measured; None: it is not calibrated.
+        discarded: (N, 1, H, W) of bool, where the estimate was no image's and x_init is the blurry one; None: nowhere.
     """
 
     x_init: Tensor
     log_size: Tensor | None = None
     error_curve: ErrorCurve | None = None
+    discarded: Tensor | None = None
 
     @property
     def images(self) -> Tensor:
@@ -66,6 +68,7 @@ class DeblurOutput(BaseOutput):
             full, by `deblur.keep_sharp.restored_share`.
         tiles: side of each network's tiles, without their halo; None for the whole image.
         scale: at which the images were restored.
+        discarded: share of each image (N,) that is kept since its prediction was no image's; None: nothing.
     """
 
     images: Tensor | list[PIL.Image.Image] | list[np.ndarray]
@@ -75,6 +78,7 @@ class DeblurOutput(BaseOutput):
     share: Tensor | None = None
     tiles: dict[str, int | None] | None = None
     scale: float = 1.0
+    discarded: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,14 +155,17 @@ class Draft:
     def share(self, keep_sharp: float) -> Tensor:
         """The weight of what is restored, by `deblur.keep_sharp.restored_share`, at the networks' scale.
 
-        Of what keep_sharp 0 or a mask restores in full it is 1, (N, 1, 1, 1).
+        Of what keep_sharp 0 or a mask restores in full it is 1, (N, 1, 1, 1); where the prediction is discarded, 0.
         """
-        if keep_sharp == 0 or self.blurry.mask is not None:
-            return self.blurry.given.new_ones((len(self.blurry.given), 1, 1, 1), dtype=torch.float32)
-        if keep_sharp not in self._shares:
-            seen = self.blurry.small_visible
-            self._shares[keep_sharp] = restored_share(self.blurry.small, self.prediction.x_init, keep_sharp, seen)
-        return self._shares[keep_sharp]
+        level = keep_sharp if self.blurry.mask is None else 0.0
+        if level not in self._shares:
+            if level == 0:
+                share = self.blurry.given.new_ones((len(self.blurry.given), 1, 1, 1), dtype=torch.float32)
+            else:
+                share = restored_share(self.blurry.small, self.prediction.x_init, level, self.blurry.small_visible)
+            discarded = self.prediction.discarded
+            self._shares[level] = share if discarded is None else share * ~discarded
+        return self._shares[level]
 
     @torch.no_grad()
     def restored(self, samples: Iterable[Tensor], settings: Sequence[SamplingSettings]) -> list[DeblurOutput]:
@@ -210,7 +217,9 @@ class Draft:
             images = kept(images, given, each)
             std = None if std is None else std * weight
             share = share if blurry.mask is None else weight
-        return DeblurOutput(images, self.predictions, std, error, share, self.tiles, blurry.scale)
+        discarded = self.prediction.discarded
+        part = None if discarded is None else discarded.float().mean((1, 2, 3))
+        return DeblurOutput(images, self.predictions, std, error, share, self.tiles, blurry.scale, part)
 
     def _in_full(self, small: Tensor) -> Tensor:
         """What was made of the reduced images, in the images' size."""

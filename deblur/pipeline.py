@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 
 from deblur.architectures import Classes
 from deblur.calibration import ErrorCurve
@@ -38,6 +39,9 @@ from deblur.seeds import noise_seed
 from deblur.settings import Sampler, SamplingSettings, preset_settings
 from deblur.tiling import Tiled, TooLittleMemory, banded, bytes_per_pixel
 from deblur.working_size import WorkingSize, chosen_scale
+
+LARGEST_PREDICTION = 2.0  # in [-1, 1]; the published networks stay below 1.7, also on noise, stripes and flat colours
+DISCARDED_AROUND = 32  # pixels
 
 # Tensors of an image's size that are allocated during a step, the estimate of r_0 among them. Our own steps take bands
 # of rows; the multistep solvers of diffusers keep estimates and compute on whole images.
@@ -181,7 +185,12 @@ class DeblurPipeline(ConfigMixin):
         return self._predicted(self._tiled_predictor(limits, stages), blurry)
 
     def _predicted(self, g: Tiled, blurry: Tensor) -> Prediction:
-        return Prediction(*predict(g, to_network(blurry.float())), self.error_curve)
+        y = to_network(blurry.float())
+        x_init, log_size = predict(g, y)
+        outside = beyond_range(x_init)
+        if outside is None:
+            return Prediction(x_init, log_size, self.error_curve)
+        return Prediction(torch.where(outside, y, x_init), log_size, self.error_curve, outside)
 
     def require_stages(self, stages: int | None) -> None:
         """Raise ValueError if the predictor has not this many stages; None asks for none in particular."""
@@ -446,6 +455,17 @@ def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int 
         fixed = getattr(network, "own_tile", None)
     takes = bytes_per_pixel(network)
     return Tiled(function, network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
+
+
+def beyond_range(x_init: Tensor) -> Tensor | None:
+    """Where a prediction (N, 3, H, W) is no image's, and around it: (N, 1, H, W) of bool; None: nowhere.
+
+    A network may give any values for an image unlike its training: coloured specks and patches.
+    """
+    beyond = (x_init.abs() > LARGEST_PREDICTION).any(dim=1, keepdim=True)
+    if not beyond.any():
+        return None
+    return max_pool2d(beyond.float(), 2 * DISCARDED_AROUND + 1, stride=1, padding=DISCARDED_AROUND) > 0
 
 
 def step_of(settings: SamplingSettings, levels: Tensor) -> Step:

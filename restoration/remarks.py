@@ -31,6 +31,14 @@ def still_blurred_remarks(amount: float, restored: Tensor) -> list[str]:
     return ["is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"]
 
 
+def discarded_remarks(share: float) -> list[str]:
+    """A sentence that says on which share of an image the prediction was no image's."""
+    if share == 0:
+        return []
+    part = "less than 1%" if share < 0.005 else f"{share:.0%}"
+    return [f"is unlike what this checkpoint knows on {part} of its area, which is kept as it is"]
+
+
 def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
     """A sentence that says at which scale an image of this size was restored, if not at its own size.
 
