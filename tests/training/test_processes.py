@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from deblur.training.resume import read_checkpoint
 from tests import processes
 from tests.tiny import weights
@@ -61,30 +60,3 @@ def test_accumulated_batches_are_one_large_batch_through_a_stop():
     assert step_of("two/checkpoints/last.ckpt") == 3
     assert run("two", *flags) == 0
     assert distance("one", "two") < 1e-5
-
-
-def test_a_run_says_how_large_its_steps_are(caplog):
-    flags = ["--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "3"]
-    flags += ["--trainer.val_check_interval", "3"]
-    assert train.main([*COMMAND, "run", *flags]) == 0
-    assert "2 steps of 1 x 2 x 3 crops" in caplog.text
-    assert "32-true, seed 3" in caplog.text
-
-
-@pytest.mark.slow
-def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_its_run(run_folder):
-    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
-    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
-    home = {"HOME": str(run_folder), "NETRC": str(run_folder / "netrc")}
-    assert run("run", *FATE, **home, MEETS="0 SIGTERM step 3") == 128 + signal.SIGTERM
-    done = processes.run("train.py", [*COMMAND, "run"], home)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "logged offline" in done.stderr
-    assert "wandb sync" in done.stderr
-    shown = done.stdout + done.stderr
-    assert "denoiser: Denoiser, " in shown
-    assert "wrote run/checkpoint" in shown
-    for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
-        assert noise not in shown, noise
-    first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
-    assert first.name.rsplit("-", 1)[1] == second.name.rsplit("-", 1)[1]

@@ -300,3 +300,22 @@ def test_a_checkpoint_that_would_run_code_does_not(fit):
             assert code == 2
             assert "holds more than tensors and plain values" in said
     assert not Path("executed").exists()
+
+
+@pytest.mark.slow
+def test_weights_and_biases_without_a_key_is_offline_does_not_ask_and_resumes_its_run(run_folder):
+    logger = "logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {project: test}}"
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("logger: false", logger))
+    home = {"HOME": str(run_folder), "NETRC": str(run_folder / "netrc")}
+    assert run("run", *FATE, **home, MEETS="0 SIGTERM step 3") == 128 + signal.SIGTERM
+    done = processes.run("train.py", [*COMMAND, "run"], home)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "logged offline" in done.stderr
+    assert "wandb sync" in done.stderr
+    shown = done.stdout + done.stderr
+    assert "denoiser: Denoiser, " in shown
+    assert "wrote run/checkpoint" in shown
+    for noise in ("Tip", "LightningCLI", "deprecated", "Total Flops", "weights_only", "leet", "TPU", "run.yaml"):
+        assert noise not in shown, noise
+    first, second = sorted(Path("run/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
+    assert first.name.rsplit("-", 1)[1] == second.name.rsplit("-", 1)[1]

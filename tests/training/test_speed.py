@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,7 +14,6 @@ from deblur.models.networks.nafnet import SlimDenoiser
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import UNetPredictor
 from deblur.tools.benchmarks.speed import step_flops
-from deblur.training.callbacks import Averages
 from deblur.training.module import Predict, PredictAndRefine
 from deblur.training.resume import read_checkpoint
 from tests.tiny import fit, module, train_run
@@ -71,42 +69,6 @@ class TestFlops:
         finally:
             torch.distributed.destroy_process_group()
         assert all(module.training for module in synced.modules())
-
-
-def test_averages_are_lightning_s_but_for_the_running_mean(tmp_path):
-    both = EMAWeightAveraging(decay=0.7), Averages(decay=0.7)
-    model = module(predictor=U2NetPredictor("lite"))
-    fit(model, tmp_path, 3, both)
-    one, other = (averages._average_model.state_dict() for averages in both)
-    assert one.keys() == other.keys()
-    assert one["n_averaged"] == other["n_averaged"] == 3
-    own = {f"module.{name}": buffer for name, buffer in model.named_buffers(recurse=False) if f"module.{name}" in one}
-    assert "module.residual_square" in own
-    assert one["module.residual_square"] != other["module.residual_square"]
-    assert all(torch.equal(other[name], value) for name, value in own.items())
-    assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one.keys() - own.keys())
-
-
-class Weights(Callback):
-    """Those of a network's first layer after each step."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.seen.append(next(pl_module.predictor.parameters()).detach().clone())
-
-
-def test_an_average_is_mostly_its_own_past(tmp_path):
-    """a_1 = w_1, then a_n = decay a_(n-1) + (1 - decay) w_n."""
-    averages, raw = Averages(decay=0.9), Weights()
-    fit(module(), tmp_path, 4, [raw, averages])
-    expected = raw.seen[0]
-    for weight in raw.seen[1:]:
-        expected = 0.9 * expected + 0.1 * weight
-    found = next(averages._average_model.module.predictor.parameters())
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(raw.seen[0], raw.seen[-1], atol=1e-3)
 
 
 class StopAfterThree(Callback):
