@@ -76,7 +76,13 @@ class Track(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums = self.sums.to(pl_module.device)
-        rank_zero_info(summary(trainer, pl_module))
+        sizes = {name: sum(weight.numel() for weight in part.parameters()) for name, part in pl_module.named_children()}
+        named = [f"{name}: {type(getattr(pl_module, name)).__name__}, {n:,} parameters" for name, n in sizes.items()]
+        rank_zero_info(
+            f"{'; '.join(named)}\n{trainer.max_steps} steps of {trainer.world_size} x {trainer.datamodule.batch_size} x"
+            f" {trainer.accumulate_grad_batches} crops (processes, batch, accumulated), learning rate"
+            f" {pl_module.optimizer.lr:.3g} at its peak, {trainer.precision}, seed {torch.initial_seed()}"
+        )
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
         if (trainer.global_step + 1) % trainer.log_every_n_steps:
@@ -100,21 +106,6 @@ class Track(Callback):
         means = {f"denoiser_loss/snr_{k}": total / crops for k, (total, crops) in enumerate(sums) if crops}
         log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
-
-
-def summary(trainer: Trainer, pl_module: LightningModule) -> str:
-    """A run's networks and steps in two lines."""
-    batch_size = trainer.datamodule.batch_size
-    networks = [
-        f"{name}: {type(network).__name__}, {sum(parameter.numel() for parameter in network.parameters()):,} parameters"
-        for name, network in pl_module.named_children()
-    ]
-    return (
-        f"{'; '.join(networks)}\n"
-        f"{trainer.max_steps} steps of {trainer.world_size} x {batch_size} x {trainer.accumulate_grad_batches}"
-        f" crops (processes, batch, accumulated), learning rate {pl_module.optimizer.lr:.3g} at its peak,"
-        f" {trainer.precision}, seed {torch.initial_seed()}"
-    )
 
 
 def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:

@@ -368,13 +368,13 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
 
 def _values_of(settings: Any) -> dict:
     """The fields of a frozen class as plain values."""
-    return {name: _told(value) if callable(value) else value for name, value in vars(settings).items()}
+    return {name: _named(value) if callable(value) else value for name, value in vars(settings).items()}
 
 
-def _told(term: Callable) -> str:
+def _named(term: Callable) -> str:
     """A function by its path, an object by that of its class and those of the class's arguments that it keeps.
 
-    One whose class has a text of its own is told by that. The same config tells the same in every process.
+    One whose class has a text of its own has that. The same config has the same name in every process.
     """
     kind = type(term)
     if isinstance(term, FunctionType):
