@@ -135,7 +135,8 @@ def _lasting(stream: TextIO | None, of_process: TextIO | None) -> TextIO:
         lines = stream.line_buffering or stream.write_through
         buffer = io.BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False))
         stream = io.TextIOWrapper(buffer, stream.encoding, line_buffering=lines)
-    stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    if isinstance(stream, io.TextIOWrapper):  # a notebook has its own kind
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     return stream
 
 

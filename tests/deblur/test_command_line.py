@@ -1,5 +1,7 @@
 """What the scripts say of flags and values that are wrong, in one sentence, before any library is loaded."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import sys
 import pytest
 
 import evaluate
-from deblur.cli import UsageError, call, make_parser
+from deblur.cli import UsageError, call, make_parser, run_command
 
 REST = ["--data", ".", "--output", "out"]
 
@@ -118,3 +120,10 @@ def test_a_command_does_its_work_whoever_reads_its_lines(streams, said, tmp_path
     assert "BrokenPipe" not in shell.stderr
     if (tmp_path / "err").exists():
         assert (tmp_path / "err").read_text().count("\n") == 20_000  # nothing but its lines
+
+
+def test_a_notebook_s_own_stream_shows_the_lines():
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        assert run_command("say", lambda: print("restored"), "") == 0
+    assert lines.getvalue() == "restored\n"
