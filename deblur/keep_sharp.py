@@ -17,6 +17,7 @@ DIRECTION_OF_MOTION = 2.0  # `_direction` of what is moved rather than out of fo
 SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
+LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
 SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks blurred and holds none of these is none
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN_SIDE = 5  # pixels a side of an even neighbourhood
@@ -142,4 +143,7 @@ def lacks_detail(blurry: Tensor) -> bool:
     """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast."""
     grey = blurry.mean(0, keepdim=True)[None]
     contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
-    return bool(_fine_detail(grey).mean().sqrt() < LEAST_FINE_DETAIL * contrast)
+    detail = _fine_detail(grey).mean().sqrt()
+    if detail >= LEAST_SHAKEN_DETAIL * contrast:
+        return False
+    return bool(detail < LEAST_FINE_DETAIL * contrast or _direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import interpolate
 from torchvision.transforms.functional import gaussian_blur
 
 from deblur.restoration.remarks import faults, kept_remarks, still_blurred_remarks
@@ -33,6 +34,15 @@ def test_an_image_that_is_blurred_still_says_so():
     ]
     assert still_blurred_remarks(0.0, soft) == [], "what is kept has its own sentence"
     assert still_blurred_remarks(1.0, sharp) == []
+
+
+def test_detail_along_one_direction_alone_is_that_of_streaks():
+    sharp = interpolate(noise(64, 64), (256, 256))
+    [streaks], [out_of_focus] = gaussian_blur(sharp, [31, 13], [8.0, 1.5]), gaussian_blur(sharp, 13, 2.0)
+    assert still_blurred_remarks(0.5, out_of_focus) == []
+    assert still_blurred_remarks(0.5, streaks) == [
+        "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
+    ]
 
 
 @pytest.fixture
