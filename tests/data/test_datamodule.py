@@ -161,7 +161,7 @@ def test_validation_blur_is_always_the_same(tmp_path, root):
     same(alone.seen["val"], recorder.seen["val"][1:2])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_errors_in_workers_end_as_one_sentence(tmp_path, root, workers):
     file = root / "train" / "blur" / "5.png"
     whole = file.read_bytes()

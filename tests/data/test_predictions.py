@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import fields, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,12 +46,9 @@ def store(root, predictor=OURS):
     return stored
 
 
-def stream(root, batches, processed=0, **options):
-    """Training batches, from the one on that a resumed run begins with."""
+def stream(root, batches, **options):
+    """The first training batches."""
     data = DeblurDataModule(train=str(root), predictions=True, patch_size=16, batch_size=4, **options)
-    progress = SimpleNamespace(total=SimpleNamespace(processed=processed))
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
-    data.trainer = SimpleNamespace(fit_loop=loop, world_size=1, global_rank=0)
     data.setup("fit")
     loader = iter(data.train_dataloader())
     return [data.on_after_batch_transfer(next(loader), 0) for _ in range(batches)]
@@ -73,7 +69,7 @@ def test_predictions_are_added_to_those_of_the_same_predictor_alone(root):
     for name, (value, is_other) in OTHERS.items():
         other = replace(OURS, **{name: value})
         if is_other:
-            with pytest.raises(DatasetError, match="holds the predictions of another predictor"):
+            with pytest.raises(DatasetError, match=r"holds the predictions of another predictor, that of runs/ours"):
                 store(root, other)
         else:
             store(root, other)
@@ -88,15 +84,6 @@ def test_predictions_are_cropped_and_turned_like_their_pair(root, options):
         assert torch.equal(batch["x_init"], batch["blurry"])
         expected = torch.stack([log_size_of(x_init) for x_init in batch["x_init"]])
         assert (batch["log_size"] - expected).abs().max() < 1e-4
-
-
-def test_a_resumed_run_gets_the_predictions_of_an_uninterrupted_one(root):
-    options = {"crops_per_image": 2, "mix_batches": 3}
-    whole, rest = stream(root, 6, **options), stream(root, 2, processed=4, **options)
-    for ours, theirs in zip(rest, whole[4:], strict=True):
-        assert ours["name"] == theirs["name"]
-        assert torch.equal(ours["x_init"], theirs["x_init"])
-        assert torch.equal(ours["log_size"], theirs["log_size"])
 
 
 def test_without_the_setting_no_prediction_is_read(root):
@@ -140,10 +127,8 @@ def test_what_is_missing_or_of_another_size_is_named(root, tmp_path):
     assert f"make them by python -m tools.make_pairs {root} --predict CHECKPOINT" in refused(root)
 
 
-def test_another_predictor_s_predictions_are_not_added_or_mixed(root, tmp_path):
+def test_predictions_of_two_predictors_are_not_mixed(root, tmp_path):
     other = Predictor("runs/other", "5678", size_head=True)
-    with pytest.raises(DatasetError, match=r"holds the predictions of another predictor, that of runs/ours"):
-        store(root, other)
     for side in ("blur", "sharp"):
         images.write(tmp_path / "more" / side / "a.png", torch.zeros(3, 20, 20))
     store(tmp_path / "more", other).write("a", torch.zeros(3, 20, 20), torch.zeros(1, 20, 20))
