@@ -311,15 +311,14 @@ def said_by_the_page(folder, capsys):
 
 
 def said_by_a_batch(folder, capsys):
-    pa = pytest.importorskip("pyarrow")
     pytest.importorskip("ray")
+    from deblur.tools.batch.run import Batch, Worker
     from deblur.tools.batch.store import Place
-    from deblur.tools.batch.worker import Job, Worker
 
     options = Options("", checkpoint=str(folder / "checkpoint"), device="cpu")
-    job = Job(options, {}, Place(str(folder / "pairs" / "blur")), Place(str(folder / "out")))
+    batch = Batch(options, {}, Place(str(folder / "pairs" / "blur")), Place(str(folder / "out")))
     row = {"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}
-    [done] = Worker(job)(pa.Table.from_pylist([row])).to_pylist()
+    [done], _ = Worker(batch).restore([row])
     return done["error"]
 
 
