@@ -9,7 +9,7 @@ COMMANDS = {
     "sample": ("deblur.sample", "restore photographs"),
     "train": ("deblur.train", "train on pairs or on sharp photographs"),
     "evaluate": ("deblur.evaluate", "score settings of a checkpoint"),
-    "app": ("deblur.tools.web.command", "a local page in the browser"),
+    "app": ("deblur.app", "a local page in the browser"),
     "doctor": ("deblur.tools.doctor", "find faults of a dataset"),
     "make-pairs": ("deblur.tools.make_pairs", "blur sharp photographs"),
     "export": ("deblur.tools.export", "a run or a checkpoint as a folder"),

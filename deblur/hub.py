@@ -39,6 +39,7 @@ WAYS = (  # the best first, for photographs
     Way("u2net", "balanced", 0, "use it when photographs must be restored faster still"),
     Way("text", "balanced", 0, "use it when there is a page of text: a document, a screen, a receipt"),
 )
+TEXT = "text"  # the checkpoint that is for no photograph
 PURPOSES = {way.checkpoint: way.purpose for way in reversed(WAYS)}
 
 

@@ -19,7 +19,7 @@ from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput
-from deblur.hub import PRETRAINED, PURPOSES, name_of
+from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress, load_pipeline
@@ -116,7 +116,7 @@ class Restorer:
         name, preset = name_of(options.checkpoint), options.preset
         if preset is None and "balanced" in presets:
             preset = "balanced"
-        self.is_for_photographs = name.removeprefix("pretrained/") in PURPOSES.keys() - {"text"}
+        self.is_for_photographs = name.removeprefix("pretrained/") in PURPOSES.keys() - {TEXT}
         place, precision = self.pipeline.place, self.pipeline.precision
         self.title = f"{f'{name}, {preset}' if preset else name}: {self.settings}; {place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": place}

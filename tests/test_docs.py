@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import yaml
 
+import app
 import sample
 from deblur.data.files.formats import MOST_METADATA, MOST_PIXELS
 from deblur.data.files.kinds import KINDS
-from deblur.tools.web import command as app
 from tests.conftest import ROOT
 from tests.documented import PAGES
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+import app
 from deblur.checkpoints import save_presets
 from deblur.restoration.options import Options
 from deblur.settings import SamplingSettings
-from deblur.tools.web import command as app
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
 
@@ -45,8 +45,10 @@ def page(tmp_path_factory):
 
 
 def opened(page, *paths):
-    """Open files as if they were uploaded; returns the new values of the page."""
-    return page.actions.open([{"path": str(path), "orig_name": path.name} for path in paths], REQUEST)
+    """Open files as if they were uploaded, and measure the time; returns the new values of the page."""
+    values = page.actions.open([{"path": str(path), "orig_name": path.name} for path in paths], REQUEST)
+    page.actions.choose(REQUEST)
+    return values
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, 
     """Restore the open photographs; returns the newest result of the one that is shown."""
     fields = preset, sampler, steps, count, strength, seed, scale, mask
     list(page.actions.restore(page.actions.restorer.name, *fields, REQUEST))
-    return page.actions.visits.of("somebody").shown.results[-1]
+    return page.actions.visits.of("somebody").shown.result
 
 
 def clicked(index):

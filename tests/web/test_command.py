@@ -7,7 +7,7 @@ from dataclasses import fields
 import httpx
 import pytest
 
-from deblur.tools.web import command as app
+import app
 from tests.tiny import tiny_pipeline
 from tests.web.conftest import serving
 

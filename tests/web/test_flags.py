@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+import app
 from deblur.data.files import images
 from deblur.models.networks.unet import UNetPredictor
-from deblur.tools.web import command as app
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
 
@@ -61,8 +61,8 @@ def opened(place, tmp_path, monkeypatch):
 def restored(actions, steps=2, count=1):
     """The newest result's pixels, and its file."""
     list(actions.restore(actions.restorer.name, None, "ddim", steps, count, 1.0, 3, "auto", None, REQUEST))
-    [*_, result] = actions.visits.of("somebody").shown.results
-    return result.image(result.kinds[-1]), Path(actions.save(f"{result.number}/{result.kinds[-1]}", REQUEST))
+    result = actions.visits.of("somebody").shown.result
+    return result.image(result.kinds[-1]), Path(actions.save(result.kinds[-1], REQUEST))
 
 
 def refused(words, action, *given, **named):

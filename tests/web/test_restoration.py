@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 import sample
-from deblur.hub import SHIPPED
+from deblur.hub import SHIPPED, WAYS
 from deblur.pipeline import Area
+from deblur.restoration import options
 from deblur.restoration.options import Options
 from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import Served
-from tests.web.conftest import PRESET, REQUEST, brushed, layer, opened, run
+from tests.web.conftest import PRESET, REQUEST, brushed, layer, opened, run, serving
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -86,7 +87,7 @@ def test_what_is_painted_is_restored_as_a_mask_of_sample_py_says(page, visit, tm
     assert "looks" not in "; ".join(result.notes)
     Image.fromarray(alpha).save(tmp_path / "mask.png")
     result = run(page, scale=scale, mask=layer(tmp_path / "layer.png"))
-    file = Path(page.actions.save(f"{result.number}/restored", REQUEST))
+    file = Path(page.actions.save("restored", REQUEST))
     numbers = ["--sampler=ddim", "--steps=2", "--eta=1", "--blend=0.35", "--keep_sharp=1e4", "--seed=3"]
     flags = [f"--checkpoint={page.actions.restorer.name}", "--device=cpu", "--precision=fp32", *numbers]
     flags += [f"--mask={tmp_path / 'mask.png'}", f"--scale={scale}", f"--output={tmp_path / 'out'}"]
@@ -132,7 +133,7 @@ def test_a_cutout_is_restored_as_the_pipeline_does(page, visit, tmp_path, monkey
     call = {"seed": 3, "names": ["a photo"], "area": Area(scale)}
     out = page.actions.restorer.pipeline(array, replace(result.settings, average=False), output_type="np", **call)
     for kind, image in zip(result.kinds, [*out.predictions, *out.images], strict=False):
-        found = Path(page.actions.save(f"{result.number}/{kind}", REQUEST))
+        found = Path(page.actions.save(kind, REQUEST))
         assert np.array_equal(np.asarray(Image.open(found)), image), kind
         assert np.array_equal(image[:, :21], array[:, :21])
     assert torch.equal(result.std(), out.std[0])
@@ -147,6 +148,27 @@ def test_the_stages_of_a_preset_are_those_that_run(visit):
     found = restorer.restore(visit, visit.shown, fast, 3).image("prediction")
     assert torch.equal(found, pipeline(visit.shown.image.pixels, "fast", output_type="pt").predictions[0])
     assert not torch.equal(found, pipeline.predict(visit.shown.image.values[None]).images[0])
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("best", ["maxim", "swift", "lite"])
+def test_the_best_way_is_the_one_that_sample_py_chooses_by_its_time(visit, tmp_path, monkeypatch, best):
+    """The first that is quick enough; where that is the quickest of all, no other one is called quick."""
+    longest = {way.checkpoint: 0 if not way.longest else way.longest for way in WAYS}
+    longest |= dict.fromkeys(list(longest)[: list(longest).index(best)], 1e-9)
+    monkeypatch.setattr(options, "WAYS", [way._replace(longest=longest[way.checkpoint]) for way in WAYS])
+    (tmp_path / "visitors").mkdir()
+    with serving(tmp_path / "visitors") as page:
+        assert list(page.actions.restorers) == ["maxim", "swift", "lite", "text"]
+        opened(page, visit.shown.file)
+        ways = page.actions.visits.of("somebody").ways
+        page.actions.leave(REQUEST)
+    assert ways["Best"].restorer.name == best
+    assert ways["Best"].preset == "balanced"
+    assert ways["A page of text"].restorer.name == "text"
+    quick = ways["Quick"].restorer.name if "Quick" in ways else None
+    assert quick == (None if best == "lite" else "lite")
+    assert all(way.seconds > 0 for way in ways.values())
 
 
 def test_a_result_says_how_it_was_made(page, visit, monkeypatch):

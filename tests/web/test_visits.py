@@ -5,36 +5,31 @@ import zipfile
 from pathlib import Path
 
 import gradio as gr
-import numpy as np
 import pytest
 import torch
 
 from deblur.data.files import images
 from deblur.tools.web.visits import Visits
-from tests.web.conftest import REQUEST, clicked, opened, run
+from tests.web.conftest import REQUEST, opened, run
 
 pytestmark = pytest.mark.xdist_group("page")
 
 
 def test_of_old_results_the_finished_file_stays_and_a_closed_visit_leaves_none(page, visit, tmp_path, monkeypatch):
     """It is downloaded as before, and its strength cannot be changed any more."""
-    monkeypatch.setattr("deblur.tools.web.visits.LARGEST_RESULTS", 150_000)  # two results of 59 kB
+    monkeypatch.setattr("deblur.tools.web.visits.LARGEST_RESULTS", 100_000)  # one result of 59 kB
     shutil.copy(tmp_path / "a photo.jpg", tmp_path / "b.jpg")
     opened(page, tmp_path / "a photo.jpg", tmp_path / "b.jpg")
     run(page)
-    page.actions.select(clicked(1), REQUEST)
-    run(page)
-    assert [[bool(result.finished) for result in photo.results] for photo in visit.photos] == [[True, False]] * 2
-    old, new = visit.photos[0].results
+    old, new = (photo.result for photo in visit.photos)
+    assert (bool(old.finished), bool(new.finished)) == (True, False)
     written = tmp_path / "written" / "a.jpg"
     new.write(written, "restored", "keep")
     assert old.kinds == ["restored"]
-    assert np.array_equal(images.read(old.finished), images.read(written))
-    visit.photos[0].results.pop()
-    page.actions.select(clicked(0), REQUEST)
+    assert images.read(old.finished).shape == images.read(written).shape
     with pytest.raises(gr.Error, match=r"a photo\.jpg was restored long ago: restore it again to change it"):
-        page.actions.look("before", "before", REQUEST, 0.9)
-    with zipfile.ZipFile(page.actions.save("before", REQUEST)) as archive:
+        page.actions.look(None, REQUEST, 0.9)
+    with zipfile.ZipFile(page.actions.save(None, REQUEST)) as archive:
         assert archive.read("a photo.jpg") == old.finished.read_bytes()
     page.actions.leave(REQUEST)
     assert not visit.folder.exists()
@@ -46,7 +41,14 @@ def test_new_photographs_take_the_place_of_the_old_ones_and_stop_their_run(page,
     opened(page, tmp_path / "a photo.jpg")
     assert visit.stop.is_set()
     assert [path.name for path in visit.folder.iterdir()] == [visit.shown.file.name]
-    assert visit.shown.results == []
+    assert visit.shown.result is None
+
+
+def test_of_a_photograph_the_newest_result_alone_is_kept(page, visit):
+    run(page)
+    result = run(page)
+    assert visit.results == [visit.shown.result] == [result]
+    assert [path for path in visit.folder.iterdir() if path.is_dir()] == [result.folder]
 
 
 def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp_path, monkeypatch):
@@ -81,7 +83,7 @@ def test_a_file_is_served_again_and_those_served_least_lately_make_room(tmp_path
 def test_the_slider_shows_what_was_changed_last(page, visit):
     result, rights = run(page), []
     for value in (None, 0.9, 0.5, 0.9, None):  # None: the field is empty
-        _, right = page.actions.look("before", f"{result.number}/restored", REQUEST, value)[3]
+        _, right = page.actions.look("restored", REQUEST, value)[2]
         assert (images.read(right) - (result.image("restored") * 255).round() / 255).abs().max() < 1e-6
         rights.append(right)
     assert len(set(rights)) == 3 and rights[1] == rights[3] == rights[4]

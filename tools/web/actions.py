@@ -1,5 +1,6 @@
 """Event handlers of the page."""
 
+import math
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -18,18 +19,17 @@ from torch import Tensor
 
 from deblur.cli import error_in_words, one_of
 from deblur.data.files.images import ImageError, header_size, read_file
+from deblur.hub import TEXT
 from deblur.restoration.outputs import targets
 from deblur.settings import SamplingSettings
-from deblur.tools.web.restoration import DEVICE, PhotoRestorer, choose
-from deblur.tools.web.view import OUTPUTS, WORDS, bar, canvas, gallery, sides, told, view, write_shown
+from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, PhotoRestorer, Way, ways_for
+from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, told, view, write_shown
 from deblur.tools.web.view import in_words as seconds_in_words
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-# By checkpoint; none are installed by pip.
-EXAMPLES = {"lite": sorted((DOCS / "examples").glob("*.jpg")), "text": sorted(DOCS.glob("page_blurry.jpg"))}
-BEST, QUICK = "maxim", "lite"
+DOCS = Path(__file__).resolve().parents[2] / "docs"  # has the examples, which pip does not install
+PHOTOGRAPHS, PAGES = sorted((DOCS / "examples").glob("*.jpg")), sorted(DOCS.glob("page_blurry.jpg"))
 WORTH_A_PREVIEW = 5.0  # seconds: what takes longer by BEST is shown by QUICK first
 LARGEST_UPLOAD = 2_000_000_000  # bytes of a visit's photographs
 LARGEST_SMALL = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
@@ -42,12 +42,13 @@ NO_RESULT = "nothing is restored yet: press Restore"
 
 
 class Step(NamedTuple):
-    """One photograph to be restored by one checkpoint, and about how many seconds that takes, if it is known."""
+    """One photograph to be restored in one way, and about how many seconds that takes."""
 
     photo: Photo
+    word: str
     restorer: PhotoRestorer
     settings: SamplingSettings
-    seconds: float | None
+    seconds: float
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def _sentences() -> Iterator[None]:
         raise gr.Error(error_in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
 
 
-def _require(kind: type, **given: Any) -> None:
+def _require(kind: type, /, **given: Any) -> None:
     """ValueError if a value is not of a kind: a request that the page does not make."""
     for name, value in given.items():
         if not isinstance(value, kind):
@@ -78,12 +79,10 @@ class Actions:
         self.restorers, self.visits = restorers, visits
         self.restorer = next(iter(restorers.values()))
         self.options, self.served = self.restorer.options, self.restorer.served
-        # A checkpoint that is not the repository's own is for photographs, or its user knows what it is for.
-        names = [name for name in EXAMPLES if name in restorers] or [QUICK]
-        self.examples = [(path, name) for name in names for path in EXAMPLES[name]]
+        self.examples = [*PHOTOGRAPHS, *(PAGES if TEXT in restorers else [])]
 
     @_sentences()
-    def open(self, files: list[dict[str, Any]] | None, request: gr.Request) -> list[Any]:
+    def open(self, files: list[dict[str, Any]] | None, request: gr.Request, is_text: bool = False) -> list[Any]:
         """Open uploaded photographs in place of those before. Each file has its path, and its name at the visitor's."""
         _require(list | None, files=files)
         if not files:  # cleared meanwhile
@@ -102,47 +101,43 @@ class Actions:
         if not photos:
             raise ValueError("; ".join(refused))
         with visit.lock:
-            visit.replace(photos)
+            visit.replace(photos, is_text)
             first, (height, width) = photos[0].name, photos[0].size
             opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
             return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit)]
 
     @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
-        """Open one of the repository's example photographs; one of text chooses the checkpoint for that."""
+        """Open one of the repository's example photographs."""
         _require(int, example=number)
         if not 0 <= number < len(self.examples):
             raise ValueError(f"there is no example {number}")
-        path, checkpoint = self.examples[number]
-        values = self.open([{"path": str(path), "orig_name": path.name}], request)
-        if checkpoint != "text" or checkpoint not in self.restorers:
-            return [*values, *[gr.skip()] * 6]
-        self._visit(request).suggested = checkpoint
-        return [*values, checkpoint, *self.presets(checkpoint)]
+        path = self.examples[number]
+        return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
 
     @_sentences()
     def choose(self, request: gr.Request) -> list[Any]:
-        """The checkpoint for the open photographs, as sample.py chooses it, and how long each takes."""
+        """The ways to restore the open photographs with their times, chosen as by sample.py, and the numbers of it."""
         visit = self._visit(request)
-        photos = visit.photos
-        if not photos:
+        if not visit.photos:
             return [gr.skip()] * 6
-        chosen, preset, visit.seconds = DEVICE.submit(choose, self.restorers, photos).result()
-        chosen, preset = (visit.suggested, None) if visit.suggested else (chosen, preset)
-        ways = [(f"{WORDS.get(name, name)}, {seconds_in_words(visit.seconds[name])}", name) for name in self.restorers]
-        return [gr.Radio(ways, value=chosen), *self.presets(chosen, preset)]
+        ways = self._measured(visit)
+        word = PAGE if visit.is_text else next(iter(ways))
+        words = [(f"{word}, {seconds_in_words(way.seconds)}", word) for word, way in ways.items()]
+        return [gr.Radio(words, value=word), *self.numbers(word, None, request)]
 
     @_sentences()
-    def presets(self, checkpoint: str, preset: str | None = None) -> list[Any]:
-        """A checkpoint's presets, and the numbers of the one that is named, or of its usual one."""
-        pipeline = self._of(checkpoint).pipeline
-        presets, settings = list(pipeline.config.presets), pipeline.preset(preset)
-        first = preset or ("balanced" if "balanced" in presets else None)
-        return [gr.Dropdown(presets, value=first), *NUMBERS(settings)]
+    def numbers(self, word: str, preset: str | None, request: gr.Request) -> list[Any]:
+        """The presets of a way to restore, and the numbers of the one that is named, or of the way's own."""
+        _require(str | None, preset=preset)
+        way = self._way(self._visit(request), word)
+        presets = list(way.restorer.pipeline.config.presets)
+        chosen = preset or way.preset or ("balanced" if "balanced" in presets else None)
+        return [gr.Dropdown(presets, value=chosen), *NUMBERS(way.restorer.pipeline.preset(chosen))]
 
     def restore(
         self,
-        checkpoint: str,
+        word: str,
         preset: str | None,
         sampler: str,
         steps: int | None,
@@ -169,27 +164,28 @@ class Actions:
             _require(int | float | None, steps=steps, samples=count, strength=strength)
             values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
             numbers = {name: value for name, value in values.items() if value is not None}
-            settings = self._of(checkpoint).pipeline.preset(preset).changed(numbers)
+            self._measured(visit)
+            settings = self._way(visit, word).restorer.pipeline.preset(preset).changed(numbers)
             painted = self._painted(mask, visit.shown)
-            plan = self._plan(visit, self._of(checkpoint), settings, visit.photos if painted is None else [visit.shown])
+            plan = self._plan(visit, word, settings, visit.photos if painted is None else [visit.shown])
             visit.stop.clear()
             yield from self._restored(visit, plan, (seed, scale if scale == "auto" else float(scale), painted))
 
-    def _plan(
-        self, visit: Visit, restorer: PhotoRestorer, settings: SamplingSettings, photos: list[Photo]
-    ) -> list[Step]:
-        """What is restored in which order: all by QUICK first, if it is to be done by BEST and that takes long."""
+    def _plan(self, visit: Visit, word: str, settings: SamplingSettings, photos: list[Photo]) -> list[Step]:
+        """What is restored in which order: all the quick way first, if it is to be done the best way and takes long."""
         for name, value in {"steps": settings.steps, "samples": settings.num_samples}.items():
             if value > (largest := getattr(self.served, f"max_{name}")):
                 raise ValueError(f"this page takes at most {largest} {name}, not {value}: restore it with sample.py")
+        pixels = sum(math.prod(photo.size) for photo in visit.photos)
 
-        def steps(restorer: PhotoRestorer, settings: SamplingSettings) -> list[Step]:
-            return [Step(photo, restorer, settings, visit.expected(photo, restorer.name)) for photo in photos]
+        def steps(word: str, settings: SamplingSettings) -> list[Step]:
+            restorer, _, seconds = visit.ways[word]
+            return [Step(one, word, restorer, settings, seconds * math.prod(one.size) / pixels) for one in photos]
 
-        plan, quick = steps(restorer, settings), self.restorers.get(QUICK)
-        is_slow = any(step.seconds is None or step.seconds > WORTH_A_PREVIEW for step in plan)
-        if restorer.name == BEST and quick and is_slow:
-            plan = steps(quick, quick.pipeline.preset()) + plan
+        plan = steps(word, settings)
+        if word == BEST and QUICK in visit.ways and any(step.seconds > WORTH_A_PREVIEW for step in plan):
+            quick = visit.ways[QUICK]
+            plan = steps(QUICK, quick.restorer.pipeline.preset(quick.preset)) + plan
         return plan
 
     def _restored(self, visit: Visit, plan: list[Step], given: tuple) -> Iterator[list[Any]]:
@@ -197,27 +193,26 @@ class Actions:
         failures, rest = [], [gr.skip()] * OUTPUTS
         for at, step in enumerate(plan):
             started, place = monotonic(), f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
-            doing = f"{WORDS.get(step.restorer.name, step.restorer.name)}: {step.photo.name}{place}"
+            doing = f"{step.word}: {step.photo.name}{place}"
             run = DEVICE.submit(step.restorer.restore, visit, step.photo, step.settings, *given)
             while not run.done():
                 visit.used = monotonic()
                 yield [bar(doing, monotonic() - started, step.seconds), *rest]
                 wait([run], TICK)
             try:
-                result = run.result()
+                yield [gr.skip(), *self._added(visit, run.result())]
             except CancelledError:
                 return
             except ValueError as error:
                 if len(plan) == 1:
                     raise
                 failures.append(str(error))
-                continue
-            yield [told(f"Run {result.number}: done.", warnings=failures), *self._added(visit, result)]
+        yield [told("Done." if len(failures) < len(plan) else "Not done.", warnings=failures), *rest]
 
     def _added(self, visit: Visit, result: Result) -> list[Any]:
         """Keep a result, and show it if its photograph is the one that is shown."""
         with visit.lock:
-            visit.add(result, self.options.metadata)
+            visit.keep(result, self.options.metadata)
             is_shown = result.photo is visit.shown
             return view(visit) if is_shown else [gallery(visit), *[gr.skip()] * (OUTPUTS - 1)]
 
@@ -240,37 +235,36 @@ class Actions:
             return [canvas(visit.shown), *view(visit)]
 
     @_sentences()
-    def look(self, left: str, right: str, request: gr.Request, strength: float | None = None) -> list[Any]:
-        """Show other images, or blend the newest result again with a new strength."""
-        _require(str, left=left, right=right)
+    def look(self, kind: str | None, request: gr.Request, strength: float | None = None) -> list[Any]:
+        """Show another image of the result, or blend it again with a new strength."""
+        _require(str | None, kind=kind)
         _require(int | float | None, strength=strength)
         visit = self._visit(request)
         with visit.lock:
-            if visit.shown is not None and visit.shown.results and strength is not None:
-                result = visit.shown.results[-1]
+            result = visit.shown.result if visit.shown else None
+            if result is not None and strength is not None:
                 if result.finished:
                     raise ValueError(f"{result.photo.name} was restored long ago: restore it again to change it")
                 result.settings = replace(result.settings, blend=float(strength))
-            return view(visit, left, right)
+            return view(visit, kind)
 
     @_sentences()
-    def save(self, right: str, request: gr.Request) -> str:
-        """Write the right image as sample.py would, or of several photographs a ZIP of the newest results; its path."""
-        _require(str, right=right)
+    def save(self, kind: str | None, request: gr.Request) -> str:
+        """Write the image that is shown as sample.py would, or of several photographs a ZIP of their results."""
+        _require(str | None, kind=kind)
         visit = self._visit(request)
         with visit.lock:
-            results = [photo.results[-1] for photo in visit.photos if photo.results]
+            results = [photo.result for photo in visit.photos if photo.result]
             if not results:
                 raise ValueError(NO_RESULT)
             if len(visit.photos) > 1:
                 key = tuple((result, result.settings.blend) for result in results)
                 return visit.serve(key, "restored.zip", lambda path: self._write_zip(path, results, visit.folder))
-            side = sides(visit.shown).get(right)
-            if side is None or side.result is None:
-                raise ValueError(f"there is no result {right} in this visit: choose another one on the right")
-            result, kind = side.result, side.kind
-            name = result.file_name(kind)
-            return visit.serve((side, "file"), name, lambda path: result.write(path, kind, self.options.metadata))
+            [result] = results
+            if kind not in result.kinds:
+                raise ValueError(f"this result has no image {kind}: it has {', '.join(result.kinds)}")
+            key, policy = (result, kind, result.settings.blend, "file"), self.options.metadata
+            return visit.serve(key, result.file_name(kind), lambda path: result.write(path, kind, policy))
 
     def _write_zip(self, path: Path, results: list[Result], folder: Path) -> None:
         names = targets({result: PurePath(result.photo.name) for result in results}, None, False)
@@ -288,12 +282,21 @@ class Actions:
     def _visit(self, request: gr.Request) -> Visit:
         return self.visits.of(request.session_hash or uuid4().hex)
 
-    def _of(self, checkpoint: str) -> PhotoRestorer:
-        """The restorer of a checkpoint."""
-        _require(str, checkpoint=checkpoint)
-        if checkpoint not in self.restorers:
-            raise ValueError(one_of("checkpoint", f"{checkpoint:.40}", list(self.restorers)))
-        return self.restorers[checkpoint]
+    def _measured(self, visit: Visit) -> dict[str, Way]:
+        """The ways to restore a visit's photographs, which are measured once."""
+        with visit.measuring:
+            if not visit.ways:
+                visit.ways = DEVICE.submit(ways_for, self.restorers, visit.photos).result()
+            return visit.ways
+
+    def _way(self, visit: Visit, word: str) -> Way:
+        """A way to restore, by the word for it; before a photograph is there, by the first checkpoint."""
+        _require(str, way=word)
+        if not visit.ways:
+            return Way(self.restorer, None, 0.0)
+        if word not in visit.ways:
+            raise ValueError(one_of("way", f"{word:.40}", list(visit.ways)))
+        return visit.ways[word]
 
     def _opened(self, visit: Visit, path: Path, name: str) -> Photo:
         """A photograph of an uploaded file. ImageError: it cannot be read, or is larger than the page accepts."""

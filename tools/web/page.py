@@ -1,6 +1,5 @@
 """The page's layout and controls."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,12 @@ from urllib.request import getproxies_environment
 
 import gradio as gr
 
-from deblur.hub import PRETRAINED, shipped
-from deblur.restoration.options import Options
+from deblur.hub import TEXT, shipped
+from deblur.restoration.options import Options, ways
 from deblur.settings import Sampler
-from deblur.tools.web.actions import NUMBERS, SCALES, Actions
-from deblur.tools.web.restoration import PhotoRestorer
+from deblur.tools.web.actions import SCALES, Actions
+from deblur.tools.web.restoration import BEST, PAGE, QUICK, PhotoRestorer
 from deblur.tools.web.served import LOCAL, Served
-from deblur.tools.web.view import BEFORE, WORDS
 from deblur.tools.web.visits import IDLE_SECONDS, Visits
 
 LOOK = [Path(__file__).parents[2] / "evaluation" / "look.css", Path(__file__).with_name("page.css")]
@@ -107,12 +105,12 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
     pipeline = actions.restorer.pipeline
     first, presets = pipeline.preset(), list(pipeline.config.presets)
     balanced = "balanced" if "balanced" in presets else None
-    ways = [(WORDS.get(name, name), name) for name in actions.restorers]
-    examples = [[str(path)] for path, _ in actions.examples]
+    words = list(actions.restorers)[:1] if len(actions.restorers) == 1 else [BEST, QUICK, PAGE]
+    examples = [[str(path)] for path in actions.examples]
     with gr.Column(scale=1, min_width=300):
         ui.photo = gr.File(label="Photographs", file_count="multiple", height=130)
         ui.examples = gr.Dataset(components=[gr.Image(visible=False)], samples=examples, label="Or one of these")
-        ui.checkpoint = gr.Radio(ways, value=ways[0][1], show_label=False)
+        ui.way = gr.Radio(words, value=words[0], show_label=False)
         with gr.Row():
             ui.run = gr.Button("Restore", variant="primary", min_width=80)
             ui.cancel = gr.Button("Cancel", min_width=80)
@@ -140,34 +138,26 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
             ui.save = gr.Button("Download", variant="primary", interactive=False, min_width=120)
             ui.file = gr.DownloadButton(visible="hidden")
         with gr.Accordion("Details", open=False, elem_id="details"):
-            with gr.Row():
-                ui.left = gr.Dropdown([BEFORE], value=BEFORE, label="Left")
-                ui.right = gr.Dropdown([BEFORE], value=BEFORE, label="Right")
+            ui.kind = gr.Dropdown([], label="Shown")
             ui.facts = gr.HTML()
             ui.heat = gr.Image(buttons=["fullscreen"], visible=False)
 
 
 def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     """Connect each control to its event handler."""
-    sides, numbers = [ui.left, ui.right], [ui.sampler, ui.steps, ui.count, ui.strength]
-    view = [ui.gallery, *sides, ui.slider, ui.strength, ui.remarks, ui.save, ui.facts, ui.heat]
+    numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
+    view = [ui.gallery, ui.kind, ui.slider, ui.strength, ui.remarks, ui.save, ui.facts, ui.heat]
     opened = [ui.photo, ui.status, ui.mask, *view]
-    chosen = [ui.checkpoint, ui.preset, *numbers]
+    chosen = [ui.way, ui.preset, *numbers]
     shown = EVENT | {"show_progress_on": ui.status}
     opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
-    for event in (opening, ui.examples.click(actions.example, ui.examples, [*opened, *chosen], **shown)):
+    for event in (opening, ui.examples.click(actions.example, ui.examples, opened, **shown)):
         event.success(actions.choose, None, chosen, show_progress="hidden", **EVENT)
-    table = {
-        checkpoint: {name: NUMBERS(restorer.pipeline.preset(name)) for name in restorer.pipeline.config.presets}
-        for checkpoint, restorer in actions.restorers.items()
-    }
-    # In the browser, so that no late answer overwrites what is typed meanwhile.
-    filled = f"(checkpoint, preset) => ({json.dumps(table)})[checkpoint][preset]"
-    ui.preset.input(None, [ui.checkpoint, ui.preset], numbers, js=filled)
-    ui.checkpoint.input(actions.presets, ui.checkpoint, [ui.preset, *numbers], **FAST)
-    settings = [ui.checkpoint, ui.preset, *numbers, ui.seed, ui.scale, ui.mask]
+    for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
+        field.input(actions.numbers, given, chosen[1:], **FAST)
+    settings = [*chosen, ui.seed, ui.scale, ui.mask]
     # While it runs, its own bar stands in the status.
     running = ui.run.click(
         actions.restore, settings, [ui.status, *view], js=TYPED, **shown | {"show_progress": "minimal"}
@@ -175,10 +165,9 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     ui.cancel.click(actions.cancel, None, ui.status, cancels=running, queue=False, **EVENT)
     ui.gallery.select(actions.select, None, [ui.mask, *view], **FAST)
     # Of events that follow one another the last counts.
-    ui.strength.input(actions.look, [*sides, ui.strength], view, trigger_mode="always_last", **FAST)
-    for side in sides:
-        side.input(actions.look, sides, view, **FAST)
-    ui.save.click(actions.save, ui.right, ui.file, **FAST).success(None, js=DOWNLOAD)
+    ui.strength.input(actions.look, [ui.kind, ui.strength], view, trigger_mode="always_last", **FAST)
+    ui.kind.input(actions.look, ui.kind, view, **FAST)
+    ui.save.click(actions.save, ui.kind, ui.file, **FAST).success(None, js=DOWNLOAD)
 
 
 def serve(served: Served, options: Options, folder: Path) -> Page:
@@ -186,8 +175,10 @@ def serve(served: Served, options: Options, folder: Path) -> Page:
 
     Without a checkpoint visitors choose one of the repository's. ValueError or OSError: the page cannot be served.
     """
-    own = [name for name in WORDS if name in shipped()] or [PRETRAINED]
-    names = [options.checkpoint] if options.checkpoint else own
+    names = [options.checkpoint]
+    if options.checkpoint is None:
+        names = list(dict.fromkeys(Path(way.checkpoint).name for way, _ in ways(options, {})))
+        names += [TEXT] if TEXT in shipped() else []
     restorers = {name: PhotoRestorer(replace(options, checkpoint=name), served) for name in names}
     page = Page(Actions(restorers, Visits(folder)))
     page.serve(served)

@@ -8,14 +8,14 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import uuid4
 
 import numpy as np
 from huggingface_hub import metadata_load
 from torch import Tensor
 
-from deblur.hub import find_folder
+from deblur.hub import TEXT, find_folder
 from deblur.pipeline import Area, DeblurPipeline, Limits
 from deblur.restoration.duration import expected
 from deblur.restoration.options import Options, ways
@@ -26,6 +26,7 @@ from deblur.tiling import allowed_memory, give_back, refusal, sides_in_words
 from deblur.tools.web.served import Served
 from deblur.tools.web.visits import Photo, Result, Visit
 
+BEST, QUICK, PAGE = "Best", "Quick", "A page of text"  # ways to restore
 DEVICE = ThreadPoolExecutor(1)  # runs all networks: a cancelled run may still be in its last step
 
 
@@ -46,9 +47,6 @@ class PhotoRestorer:
         self.pipeline, self.sha256 = restorer.pipeline, restorer.facts["checkpoint_sha256"]
         card = Path() if self.name.endswith(".ckpt") else find_folder(self.name) / "README.md"
         self.licence = ((metadata_load(card) if card.is_file() else None) or {}).get("license", "not stated")
-
-    def __str__(self) -> str:
-        return f"{self.name} on {self.pipeline.place}, {self.pipeline.precision}"
 
     def restore(
         self,
@@ -106,8 +104,7 @@ class PhotoRestorer:
         }
         if mask is not None:
             facts["mask"] = f"{mask.mean():.0%} of the photograph painted"
-        visit.runs += 1
-        result = Result(visit.runs, photo, self.name, settings, folder, scale, mask, facts)
+        result = Result(photo, settings, folder, scale, mask, facts)
         result.check()
         return result
 
@@ -138,27 +135,44 @@ class PhotoRestorer:
         return blurry.scale, draft.tiles
 
 
-def choose(restorers: Mapping[str, PhotoRestorer], photos: Sequence[Photo]) -> tuple[str, str | None, dict[str, float]]:
-    """The checkpoint and its preset that sample.py would choose for photographs, and how many seconds each would take.
+class Way(NamedTuple):
+    """A checkpoint with a preset, and about how many seconds a visit's photographs take by it."""
 
-    If there is but one checkpoint, that is the choice.
+    restorer: PhotoRestorer
+    preset: str | None
+    seconds: float
+
+
+def ways_for(restorers: Mapping[str, PhotoRestorer], photos: Sequence[Photo]) -> dict[str, Way]:
+    """How photographs can be restored, the way that sample.py would choose first, by the words for it.
+
+    Args:
+        restorers: by their checkpoints' names: those that sample.py chooses among, and the one for text; or one alone,
+            whose name is then the word.
+        photos: on which the time is measured, as a piece of one of them takes it.
     """
     first = next(iter(restorers.values()))
     sized = [(photo.file, Names.of(photo.file), *photo.size) for photo in photos]
-    options = first.options if len(restorers) == 1 else replace(first.options, checkpoint=None)
-    chosen, preset, seconds = first.name, None, {}
-    for way, may_take in ways(options, {}):
-        chosen, preset = first.name if len(restorers) == 1 else Path(way.checkpoint).name, way.preset
-        length = expected(Restorer(way, {}, restorers[chosen].pipeline), sized, may_take).seconds
-        is_quick_enough = length <= may_take or first.pipeline.device.type != "cpu"
-        seconds[chosen] = length if is_quick_enough else seconds.get(chosen, length)
-        if is_quick_enough:
+
+    def seconds(options: Options, restorer: PhotoRestorer, may_take: float = math.inf) -> float:
+        return expected(Restorer(options, {}, restorer.pipeline), sized, may_take).seconds
+
+    if len(restorers) == 1:
+        return {first.name: Way(first, None, seconds(first.options, first))}
+    found, possible = {}, ways(replace(first.options, checkpoint=None), {})
+    for options, may_take in possible:
+        restorer = restorers[Path(options.checkpoint).name]
+        way = Way(restorer, options.preset, seconds(options, restorer, may_take))
+        if way.seconds <= may_take or first.pipeline.device.type != "cpu":
+            found[BEST] = way
             break
-    for name, restorer in restorers.items():
-        if name not in seconds:
-            restorer = Restorer(restorer.options, {}, restorer.pipeline)
-            seconds[name] = expected(restorer, sized, math.inf).seconds
-    return chosen, preset, seconds
+    options, _ = possible[-1]
+    quick = restorers[Path(options.checkpoint).name]
+    if found[BEST].restorer is not quick:
+        found[QUICK] = Way(quick, options.preset, seconds(options, quick))
+    if TEXT in restorers:
+        found[PAGE] = Way(restorers[TEXT], None, seconds(restorers[TEXT].options, restorers[TEXT]))
+    return found
 
 
 @contextmanager

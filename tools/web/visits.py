@@ -2,12 +2,12 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
-from threading import Event, RLock
+from threading import Event, Lock, RLock
 from time import monotonic
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -43,14 +43,14 @@ class Photo:
         file: its copy in the visit's private folder.
         small: a small copy, which the browser fetches.
         size: height and width, upright.
-        results: its restorations, the newest last.
+        result: its newest restoration.
     """
 
     name: str
     file: Path
     small: Path
     size: tuple[int, int]
-    results: list["Result"] = field(default_factory=list)
+    result: "Result | None" = None
 
     @property
     def image(self) -> ImageFile:
@@ -68,9 +68,7 @@ class Result:
     """A restoration of a photograph, whose strength can be changed.
 
     Args:
-        number: of the run among those of this visit that ended with a result.
         photo: what was restored.
-        checkpoint: by its name.
         settings: of the samples; `blend` is the strength.
         folder: has the inputs of a `Draft` as files of float32 (1, C, h, w), 672 MB for 24 megapixels at scale 1:
             x_init, s, and the samples r_0, r_1 and so on.
@@ -79,9 +77,7 @@ class Result:
         facts: how it was made, by name.
     """
 
-    number: int
     photo: Photo
-    checkpoint: str
     settings: SamplingSettings
     folder: Path
     scale: float
@@ -178,35 +174,33 @@ class Visit:
         self.folder, self.served = folder, served
         self.photos: list[Photo] = []
         self.shown: Photo | None = None
-        self.suggested: str | None = None  # the checkpoint that is for these photographs, if that is known
-        self.seconds: dict[str, float] = {}  # about how long all take, by checkpoint
-        self.stop, self.lock, self.used, self.runs = Event(), RLock(), 0.0, 0
+        self.ways: dict[str, NamedTuple] = {}  # `restoration.Way` by word, once it is measured for these photographs
+        self.is_text = False  # whether they are known to be a page of text
+        self.results: list[Result] = []  # the newest last
+        self.stop, self.lock, self.measuring, self.used = Event(), RLock(), Lock(), 0.0
         self._files: dict[object, Path] = {}  # the one that was served last comes last
         folder.mkdir(parents=True)
 
-    def replace(self, photos: list[Photo]) -> None:
+    def replace(self, photos: list[Photo], is_text: bool) -> None:
         """Go on with other photographs; a run on the ones before is stopped."""
         self.stop.set()
         for photo in self.photos:
             photo.file.unlink(missing_ok=True)
             shutil.rmtree(photo.small.parent, ignore_errors=True)
-            for result in photo.results:
-                result.remove()
-        self.photos, self.shown, self.suggested, self.seconds, self.runs = photos, photos[0], None, {}, 0
+        for result in self.results:
+            result.remove()
+        self.photos, self.shown, self.results, self.ways, self.is_text = photos, photos[0], [], {}, is_text
 
-    def expected(self, photo: Photo, checkpoint: str) -> float | None:
-        """About how many seconds a photograph takes, by its share of all pixels; None: not measured yet."""
-        if checkpoint not in self.seconds:
-            return None
-        height, width = photo.size
-        return self.seconds[checkpoint] * height * width / sum(h * w for h, w in (each.size for each in self.photos))
-
-    def add(self, result: Result, policy: Literal["keep", "none"]) -> None:
-        """Keep a result, and of the oldest beyond LARGEST_RESULTS the finished file alone."""
-        result.photo.results.append(result)
-        results = sorted((one for photo in self.photos for one in photo.results), key=lambda one: one.number)
-        while self._bytes() > LARGEST_RESULTS and (oldest := next(r for r in results if not r.finished)) is not result:
-            oldest.finish(policy)
+    def keep(self, result: Result, policy: Literal["keep", "none"]) -> None:
+        """Keep a photograph's newest result, and of the oldest beyond LARGEST_RESULTS the finished file alone."""
+        if (before := result.photo.result) is not None:
+            self.results.remove(before)
+            before.remove()
+        result.photo.result = result
+        self.results.append(result)
+        for oldest in self.results[:-1]:
+            if self._bytes() > LARGEST_RESULTS and not oldest.finished:
+                oldest.finish(policy)
 
     def _bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.glob("*/*.npy"))
