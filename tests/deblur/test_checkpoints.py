@@ -227,13 +227,6 @@ def test_damaged_files_are_named(folder):
     assert "unknown class 'system'" in sentence(folder)
 
 
-@pytest.mark.parametrize("part", ["predictor", "denoiser"])
-@pytest.mark.parametrize("value", [None, "UNetPredictor", ["UNetPredictor"], ["deblur.models.networks.unet", []]])
-def test_a_part_that_is_no_pair_of_names_is_refused(folder, part, value):
-    update_index(folder, **{part: value})
-    assert f"has a {part} that is no pair of a module and a class: {value!r}" in sentence(folder)
-
-
 @pytest.mark.parametrize("betas", [0.5, "linear", [], [0.1, None], [0.1, "0.2"], [0.1, 1.0], [0.1, float("nan")]])
 def test_a_training_schedule_that_is_none_is_refused(folder, betas):
     file = folder / "scheduler" / "scheduler_config.json"
@@ -241,39 +234,32 @@ def test_a_training_schedule_that_is_none_is_refused(folder, betas):
     assert f"{folder} lacks the training schedule's betas" in sentence(folder)
 
 
-@pytest.mark.parametrize("scale", [None, "2", [1.0, 2.0], [1.0, 2.0, "3"]])
-def test_a_residual_scale_that_is_none_is_refused(folder, scale):
-    update_index(folder, residual_scale=scale)
-    assert f"{folder} lacks the residual scale: a number, or one for each" in sentence(folder)
+NO_PAIRS = [None, "UNetPredictor", ["UNetPredictor"], ["deblur.models.networks.unet", []]]
+NO_SCALES = [None, "2", [1.0, 2.0], [1.0, 2.0, "3"]]
+NO_PRESETS = [
+    ("balanced", "has presets that are none: settings by their names, got 'balanced'"),
+    ({"balanced": 3}, "has a preset balanced that is none: "),
+    ({"balanced": {}, "own": {"stepz": 3}}, "has a preset own that is none: "),
+    ({"own": {"steps": "3"}}, "has a preset own that is none: steps must be a whole number of 1 or more, got '3'"),
+    ({"own": {"blend": "0.5"}}, "has a preset own that is none: blend must be between 0 and 1, got '0.5'"),
+    ({"own": {"beta_end": None}}, "has a preset own that is none: beta_end must be a finite number, got None"),
+    ({"own": {"average": "no"}}, "has a preset own that is none: average must be true or false, got 'no'"),
+]
+NO_VALUES = [
+    *(({part: pair}, f"has a {part} that is no pair") for part in ("predictor", "denoiser") for pair in NO_PAIRS),
+    *(({"residual_scale": scale}, "lacks the residual scale: a number, or one for each") for scale in NO_SCALES),
+    *(({"presets": presets}, f"model_index.json {words}") for presets, words in NO_PRESETS),
+    *(({end: s}, f"{end} {s!r}: it is a noise") for end in ("sigma_min", "sigma_max") for s in (0, -1.0, "high")),
+    ({"sigma_min": 12.0, "sigma_max": 0.05}, "sigma_min 12.0, which is not below its sigma_max 0.05"),
+    ({"scale_kind": "own"}, "has a scale_kind 'own'; known are global, local, learned"),
+]
 
 
-@pytest.mark.parametrize(
-    ("presets", "words"),
-    [
-        ("balanced", "has presets that are none: settings by their names, got 'balanced'"),
-        ({"balanced": 3}, "has a preset balanced that is none: "),
-        ({"balanced": {}, "own": {"stepz": 3}}, "has a preset own that is none: "),
-        ({"own": {"steps": "3"}}, "has a preset own that is none: steps must be a whole number of 1 or more, got '3'"),
-        ({"own": {"blend": "0.5"}}, "has a preset own that is none: blend must be between 0 and 1, got '0.5'"),
-        ({"own": {"beta_end": None}}, "has a preset own that is none: beta_end must be a finite number, got None"),
-        ({"own": {"average": "no"}}, "has a preset own that is none: average must be true or false, got 'no'"),
-    ],
-)
-def test_presets_that_are_none_are_refused(folder, presets, words):
-    update_index(folder, presets=presets)
-    assert f"{folder / 'model_index.json'} {words}" in sentence(folder)
-
-
-@pytest.mark.parametrize("name", ["sigma_min", "sigma_max"])
-@pytest.mark.parametrize("value", [0, -1.0, "high"])
-def test_an_end_of_training_s_levels_that_is_none_is_refused(folder, name, value):
-    update_index(folder, **{name: value})
-    assert f"{name} {value!r}: it is a noise level" in sentence(folder)
-
-
-def test_ends_of_training_s_levels_in_the_wrong_order_are_refused(folder):
-    update_index(folder, sigma_min=12.0, sigma_max=0.05)
-    assert "sigma_min 12.0, which is not below its sigma_max 0.05" in sentence(folder)
+@pytest.mark.parametrize(("values", "words"), NO_VALUES)
+def test_an_index_with_values_that_are_none_is_refused_by_name(folder, values, words):
+    update_index(folder, **values)
+    assert str(folder) in sentence(folder)
+    assert words in sentence(folder)
 
 
 def test_a_hostile_pickle_executes_nothing(tmp_path):

@@ -15,6 +15,7 @@ from deblur.tiling import (
     Tiled,
     TooLittleMemory,
     bytes_per_pixel,
+    fixed_spans,
     free_memory,
     give_back,
     ramps,
@@ -101,6 +102,22 @@ def test_u2net_in_blended_tiles_shows_no_seam():
     for border in (128, 256, 384):  # no jump where tiles meet: steps of the error there are as small as elsewhere
         jump = (whole - tiled).diff(dim=3)[..., border - 1].abs().mean()
         assert jump < 3 * (whole - tiled).diff(dim=3).abs().mean() + 1e-4
+
+
+@pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
+def test_fixed_tiles_cover_an_axis_with_their_halo(length):
+    side, halo, stride = 96, 16, 8
+    tiles = list(fixed_spans(length, side, halo, stride))
+    assert [begin for _, begin, _, _ in tiles] == [0, *(end for _, _, end, _ in tiles[:-1])]
+    assert tiles[-1][2] == length
+    for start, begin, end, stop in tiles:
+        assert start % stride == 0
+        assert start <= begin < end <= stop <= length
+        assert stop - start <= side
+        assert begin - start >= halo or start == begin == 0
+        assert stop - end >= halo or end == stop == length
+        assert stop - start == side or stop == length
+    assert length < side or length - tiles[-1][0] > side - stride
 
 
 @pytest.mark.parametrize("length", [128, 129, 300, 513, 1000])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -227,11 +227,8 @@ def _restore_all(
 ) -> tuple[list[str], str]:
     """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
     workers, resources = share(ray.cluster_resources(), batch.options, flags)
-
-    def start() -> ActorHandle:
-        return ray.remote(**resources)(Worker).remote(batch)
-
-    first = start()  # this machine may have another device and precision
+    start = partial(ray.remote(**resources)(Worker).remote, batch)
+    first = start()  # it describes the batch: this machine may have another device and precision
     facts, title, remarks, extras = answer(first.describe.remote())
     for remark in remarks:
         print(f"batch: {remark}", file=sys.stderr)

@@ -22,7 +22,6 @@ from deblur.onnx.graphs import psnr
 from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
-from deblur.tiling import fixed_spans
 from deblur.tools.export_onnx import export_onnx
 from tests.conftest import ROOT, fresh
 from tests.deblur.onnx.conftest import TILE, image
@@ -121,22 +120,6 @@ def test_what_is_smaller_than_a_tile_is_padded_by_its_border(place):
     assert [output.shape for output in ours] == [(1, 3, 40, 60), (1, 1, 40, 60)]
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other[..., :40, :60]).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("length", [40, 96, 97, 150, 1000])
-def test_fixed_tiles_cover_an_axis_with_their_halo(length):
-    side, halo, stride = 96, 16, 8
-    tiles = list(fixed_spans(length, side, halo, stride))
-    assert [begin for _, begin, _, _ in tiles] == [0, *(end for _, _, end, _ in tiles[:-1])]
-    assert tiles[-1][2] == length
-    for start, begin, end, stop in tiles:
-        assert start % stride == 0
-        assert start <= begin < end <= stop <= length
-        assert stop - start <= side
-        assert begin - start >= halo or start == begin == 0
-        assert stop - end >= halo or end == stop == length
-        assert stop - start == side or stop == length
-    assert length < side or length - tiles[-1][0] > side - stride
 
 
 def test_the_folder_says_what_it_is(place):
