@@ -1,4 +1,8 @@
-"""Restore image files by one checkpoint, for sample.py (folders) and tools.batch (buckets)."""
+"""Restore image files by one checkpoint: read, restore, say what is notable, write.
+
+What comes before and after is the caller's: sample.py (`job.py`) lists files and keeps manifest.json, tools.batch
+copies them from a bucket and keeps manifest.parquet. Which files are written stands in `outputs.py` for both.
+"""
 
 import errno
 import os
