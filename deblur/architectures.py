@@ -1,6 +1,7 @@
-"""The networks that checkpoints may name: those of this program, and a user's own, which the user names."""
+"""The networks that checkpoints may name, made by their names: this program's, and a user's own that the user names."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from inspect import signature
 from pkgutil import resolve_name
@@ -56,14 +57,41 @@ def known_networks(classes: Classes = ()) -> dict[str, type]:
     return by_name
 
 
-def build(by_name: dict[str, type], name: str, config: dict) -> nn.Module:
+def network_of(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
+    """A network of a class of this name with these arguments and weights; `what` it is in messages."""
+    if name not in by_name:
+        raise CheckpointError(
+            f"{what} holds a network of unknown class {name!r}; known are {', '.join(by_name)}; name your own"
+            f" class with --classes MODULE.{name} (docs/extend.md)"
+        )
+    try:
+        network = _build(by_name, name, config)
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise CheckpointError(f"{what} has a config that {name} does not accept: {reason}") from error
+    if not state and network.state_dict():
+        raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
+    load_weights(network, state, what)
+    return network
+
+
+def _build(by_name: dict[str, type], name: str, config: dict) -> nn.Module:
     """A network of a class of this name with these arguments; a cascade's networks are described as one is."""
     if by_name[name] is Cascade:
         described = config["parts"]
-        parts = [build(by_name, described[part]["class"], described[part]["config"]) for part in CASCADE]
+        parts = [_build(by_name, described[part]["class"], described[part]["config"]) for part in CASCADE]
         return Cascade(*parts, config["frozen"])
     taken = signature(by_name[name].__init__).parameters  # diffusers and former versions store others, too
     return by_name[name].from_config({key: value for key, value in config.items() if key in taken})
+
+
+def load_weights(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
+    """Load weights. Raises CheckpointError, naming the first differing keys, if they are not those of the network."""
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:  # of several lines, the first of which names the class
+        difference = textwrap.shorten(str(error).splitlines()[1], 200)
+        raise CheckpointError(f"{what} is of another architecture: {difference}") from None
 
 
 def require_network(network: nn.Module, part: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import textwrap
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from deblur.architectures import Classes, build, is_of_this_program, known_networks
+from deblur.architectures import Classes, is_of_this_program, known_networks, network_of
 from deblur.calibration import ErrorCurve
 from deblur.hub import INDEX, ONNX_CLASS, CheckpointError, find_folder, read_index, read_json
 from deblur.models.diffusion import ScaleKind
@@ -48,21 +47,30 @@ def read_arguments(source: str, provider: Provider | None, precision: Precision,
 
     The parameters are those of `deblur.pipeline.load_pipeline`, and so is what it raises.
     """
-    by_name, parts = known_networks(classes), {}
+    by_name = known_networks(classes)
     if source.endswith(".ckpt"):
-        checkpoint = read_torch(Path(source))
-        if not isinstance(checkpoint, dict) or not {"pipeline", "state_dict"} <= checkpoint.keys():
-            raise CheckpointError(
-                f"checkpoint {source} was not written by train.py: it does not say what networks it holds"
-            )
-        values, state = checkpoint["pipeline"], checkpoint["state_dict"]
-        for part in [part for part in PARTS if part in values]:
-            weights = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
-            name, config = values[part]["class"], values[part]["config"]
-            parts[part] = _network(by_name, name, config, weights, f"the {part} in {source}")
-        return _arguments(parts, values, source)
-    folder = find_folder(source)
-    index = read_index(folder)
+        return _from_run(source, by_name)
+    return _from_folder(find_folder(source), by_name, provider, precision)
+
+
+def _from_run(source: str, by_name: dict[str, type]) -> dict[str, Any]:
+    checkpoint, parts = read_torch(Path(source)), {}
+    if not isinstance(checkpoint, dict) or not {"pipeline", "state_dict"} <= checkpoint.keys():
+        raise CheckpointError(
+            f"checkpoint {source} was not written by train.py: it does not say what networks it holds"
+        )
+    values, state = checkpoint["pipeline"], checkpoint["state_dict"]
+    for part in [part for part in PARTS if part in values]:
+        weights = {key.removeprefix(f"{part}."): v for key, v in state.items() if key.startswith(f"{part}.")}
+        name, config = values[part]["class"], values[part]["config"]
+        parts[part] = network_of(by_name, name, config, weights, f"the {part} in {source}")
+    return _arguments(parts, values, source)
+
+
+def _from_folder(
+    folder: Path, by_name: dict[str, type], provider: Provider | None, precision: Precision
+) -> dict[str, Any]:
+    index, parts = read_index(folder), {}
     if index.get("_class_name") != "DeblurPipeline":
         raise CheckpointError(f"{folder} holds a {index.get('_class_name')}, not a DeblurPipeline")
     for part in PARTS:
@@ -73,29 +81,11 @@ def read_arguments(source: str, provider: Provider | None, precision: Precision,
             parts[part] = OnnxNetwork(folder / part, part, provider, precision)
         elif named[1] is not None:
             config, state = read_json(folder / part / "config.json"), read_folder(folder / part)
-            parts[part] = _network(by_name, named[1], config, state, f"{folder / part}")
+            parts[part] = network_of(by_name, named[1], config, state, f"{folder / part}")
     if "predictor" not in parts:
         raise CheckpointError(f"{folder / INDEX} names no predictor")
     betas = read_json(folder / "scheduler" / "scheduler_config.json").get("trained_betas")
     return _arguments(parts, index | {"betas": betas}, str(folder))
-
-
-def _network(by_name: dict[str, type], name: str, config: dict, state: dict[str, Tensor], what: str) -> nn.Module:
-    """A network of a class of this name with these arguments and weights; `what` it is in messages."""
-    if name not in by_name:
-        raise CheckpointError(
-            f"{what} holds a network of unknown class {name!r}; known are {', '.join(by_name)}; name your own"
-            f" class with --classes MODULE.{name} (docs/extend.md)"
-        )
-    try:
-        network = build(by_name, name, config)
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        reason = textwrap.shorten(str(error), 200)
-        raise CheckpointError(f"{what} has a config that {name} does not accept: {reason}") from error
-    if not state and network.state_dict():
-        raise CheckpointError(f"{what} has no weights: the checkpoint is incomplete")
-    load_weights(network, state, what)
-    return network
 
 
 def read_torch(path: Path, checksums: bool = False) -> Any:
@@ -134,15 +124,6 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         return load_file(files[0]) if files else {}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{files[0]} is damaged: {error}") from error
-
-
-def load_weights(network: nn.Module, state: dict[str, Tensor], what: str) -> None:
-    """Load weights. Raises CheckpointError, naming the first differing keys, if they are not those of the network."""
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:  # of several lines, the first of which names the class
-        difference = textwrap.shorten(str(error).splitlines()[1], 200)
-        raise CheckpointError(f"{what} is of another architecture: {difference}") from None
 
 
 def checkpoint_hash(source: str) -> str:

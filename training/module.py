@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from deblur.architectures import require_network
-from deblur.checkpoints import describe, load_weights, network_hash, networks
+from deblur.architectures import load_weights, require_network
+from deblur.checkpoints import describe, network_hash, networks
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
 from deblur.models.diffusion import (
