@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from deblur.checkpoints import networks
 from deblur.hub import ONNX_CLASS, CheckpointError, find_folder
 from deblur.models.networks.maxim import Maxim
-from deblur.onnx.files import GraphPrecision, read_facts, require_package
-from deblur.onnx.graphs import parity, write_facts, write_network
+from deblur.onnx.files import GraphPrecision, require_package
+from deblur.onnx.graphs import parity, write_network
 from deblur.onnx.network import OnnxNetwork, Provider
 from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.storage import replacing, require_free
@@ -68,8 +67,6 @@ def export(
             from deblur.onnx.quantise import quantise  # nncf is optional
 
             quantise(pipeline, part, crops, max_drop, target_device)
-            for name in networks(pipeline):
-                write_facts(part / name, replace(read_facts(part / name), precision=precision))
         for name, network in networks(pipeline).items():
             for provider in engines(target_device):
                 print(f"{name}: {parity(network, name, part / name, provider, axes)}", flush=True)

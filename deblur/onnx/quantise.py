@@ -17,6 +17,7 @@ from torch import Tensor
 from deblur.checkpoints import networks
 from deblur.hub import CheckpointError
 from deblur.onnx.files import GRAPH
+from deblur.onnx.graphs import write_facts
 from deblur.onnx.network import OnnxNetwork, open_engine
 from deblur.pipeline import DeblurPipeline
 
@@ -79,6 +80,7 @@ def quantise(
         drop = require_small_loss(name, before, after, max_drop)
         print(f"{name}: {drop:.3f} dB lost on {len(crops[:JUDGED_CROPS])} crops; {layers(quantised)}")
         path.write_bytes(quantised.SerializeToString())
+        write_facts(folder / name, replace(graph.facts, precision="int8"))
 
 
 def require_small_loss(name: str, before: float, after: float, max_drop: float) -> float:
