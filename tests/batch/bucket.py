@@ -1,12 +1,12 @@
 """An S3 server on this machine, which can kill whoever asks it for an object."""
 
-import os
 import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import boto3
+import psutil
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -22,12 +22,10 @@ class Bucket:
     Attributes:
         address: of the server.
         fatal: end of a key -> function of the process that asks for such an object, called before the answer.
-        asked: (method, path) of each request.
     """
 
     def __init__(self):
         self.fatal: dict[str, Callable[[int], None]] = {}
-        self.asked: list[tuple[str, str]] = []
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent)
         self.address = f"http://127.0.0.1:{self._server.port}"
@@ -65,21 +63,8 @@ class Bucket:
 
     def _answer(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        self.asked.append((method, path))
         for end, kill in list(self.fatal.items()):
             if method == "GET" and path.endswith(end):
-                kill(process_at(environ["REMOTE_PORT"]))
+                port = int(environ["REMOTE_PORT"])
+                kill(next(one.pid for one in psutil.net_connections("tcp") if one.laddr.port == port and one.pid))
         return self._app(environ, start_response)
-
-
-def process_at(port: int) -> int:
-    """The process of this machine that holds a TCP port of 127.0.0.1."""
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    [inode] = [line[9] for line in lines if line[1] == f"0100007F:{int(port):04X}"]
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == f"socket:[{inode}]":
-                return int(link.parts[2])
-        except OSError:  # a process has ended, or closed it
-            continue
-    raise LookupError(f"no process holds port {port}")
