@@ -109,12 +109,13 @@ def test_a_preset_that_no_way_has_is_refused(tmp_path, capsys):
     assert "no preset 'perceptual' (it has balanced, fast, fidelity)" in capsys.readouterr().err
 
 
-def test_a_way_that_turns_out_slower_is_left_for_the_next_and_what_is_done_stays(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_way_that_turns_out_slower_is_left_for_the_next_and_what_is_done_stays(tmp_path, monkeypatch, capsys, flags):
     """The first image is done at once, then the clock jumps."""
     monkeypatch.setattr(duration, "WATCHED_FROM_SECONDS", 5.0)
     looks = 3  # at the clock: as the bar begins, after the prediction, and after the first image
     tick(monkeypatch, chain(repeat(0.0, looks), count(100.0, 100.0)).__next__)
-    assert command(tmp_path, 2) == 0
+    assert command(tmp_path, 2, *flags) == 0
     assert entries(tmp_path) == [("best", "fast"), ("last", "balanced")]
     said = capsys.readouterr().err
     assert re.search(r"slower than measured: going on by --checkpoint last --preset balanced; better, in about", said)
