@@ -59,6 +59,17 @@ def test_an_image_is_restored_at_some_times_the_scale_at_which_its_blur_vanishes
     assert [height for height, _ in seen] == [side for side in measured for _ in range(2)]
 
 
+@pytest.mark.parametrize("is_blurred", [lambda region: region.mean() > 0.5, lambda region: region.mean() < 0.5])
+def test_the_changes_of_all_regions_count_whichever_is_blurred(is_blurred):
+    image, sizes = 0.5 * noise(200, 400), {50: 0.1, 25: 0.2, 12: 0.3, 6: 0.4}
+    image[..., 200:] += 0.5
+
+    def change(region):
+        return torch.full_like(region, sizes[region.shape[-2]] if is_blurred(region) else 0.0)
+
+    assert chosen_scale(image, change, RULE) == 0.25
+
+
 def test_a_small_image_is_not_measured():
     change, seen = changing({})
     assert chosen_scale(noise(80, 100), change, RULE) == 1
