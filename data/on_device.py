@@ -93,7 +93,8 @@ class FramesOnDevice:
         crops = {}
         for kind, pixels in self.pixels.items():
             values = pixels.index_select(0, chosen.flatten()).view(*chosen.shape, -1)  # twice as fast as pixels[chosen]
-            crops[kind] = to_float(_raw(values).permute(0, 3, 1, 2))
+            raw = values if values.dtype == torch.uint8 else values.int() & 0xFFFF
+            crops[kind] = to_float(raw.permute(0, 3, 1, 2))
         if "log_size" in crops:
             crops["log_size"] = to_log_size(crops["log_size"])
         crops["name"] = [label["name"] for label in labels]
@@ -110,11 +111,6 @@ def _kept(raw: Tensor) -> Tensor:
 def _to_16_bits(kept: Tensor) -> Tensor:
     """The same values, from 0 to 65535."""
     return kept.short() * 257 if kept.dtype == torch.uint8 else kept
-
-
-def _raw(kept: Tensor) -> Tensor:
-    """The inverse of `_kept`."""
-    return kept if kept.dtype == torch.uint8 else kept.int() & 0xFFFF
 
 
 def _strides(start: int, width: int, side: int, window: tuple[int, int, int, int]) -> tuple[int, int, int]:
