@@ -6,14 +6,14 @@ PY = $(VENV)/bin/python
 .PHONY: demo web test test-commands test-slow lint gpu
 
 demo: $(VENV)/installed
-	@echo "1 of 4: restore photographs and a page; before each batch sample.py says how long it takes"
+	@echo "1 of 4: restore photographs and a page, one to four minutes (times are of two quiet cores)"
 	$(PY) sample.py docs/street_blurry.jpg --output runs/demo/restored --compare true
 	$(PY) sample.py docs/examples --output runs/demo/restored --compare true
 	$(PY) sample.py docs/page_blurry.jpg --checkpoint text --output runs/demo/restored
-	@echo "2 of 4: train for 40 steps, about a minute on two quiet cores"
+	@echo "2 of 4: train for 40 steps, about a minute"
 	$(PY) -m tools.demo --output runs/demo/photos
 	$(PY) train.py fit --config configs/demo.yaml
-	@echo "3 of 4: score the trained network, a few minutes"
+	@echo "3 of 4: score the trained network, about half a minute"
 	$(PY) evaluate.py --checkpoint runs/demo/checkpoint --data runs/demo/photos --grid configs/grid/demo.yaml \
 		--output runs/demo --panel runs/demo/demo.png --save_presets true --overwrite true
 	@echo "4 of 4: restore a photograph with it, a few seconds"

@@ -17,8 +17,8 @@ Sized = tuple[Path, Names, int, int]  # an image, its files, its height and widt
 
 # Sides in pixels of the pieces that are timed: the first call of a network takes longer, and small pieces do.
 PIECE_SIDES = (64, 192, 384)
-LARGE_PIECE_SECONDS = 1.0  # seconds: a piece that takes longer is large enough
-SHORT_JOB_SECONDS = 20.0  # seconds: a job that takes less need not be known exactly
+LARGE_PIECE_SECONDS = 2.0  # seconds: a piece that takes longer is large enough
+SHORT_JOB_SECONDS = 5.0  # seconds: a job that takes less need not be known exactly
 HOPELESS_TIMES = 10.0  # times the seconds that a job may take, from which on no larger piece is timed
 GIVEN_UP_TIMES = 2.0  # times the seconds that a job may take, from which on it is given up
 WATCHED_FROM_SECONDS = 10.0  # seconds of a job, before which it is not given up
