@@ -97,7 +97,7 @@ def test_a_run_below_the_interval_is_validated_at_its_end(run_folder, interval, 
 
 @pytest.mark.parametrize("seconds", [0, 1000])
 def test_without_a_terminal_a_run_prints_a_line_now_and_then(monkeypatch, capsys, seconds):
-    monkeypatch.setattr(progress, "SECONDS", seconds)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", seconds)
     flags = ["--trainer.val_check_interval", "2", "--trainer.log_every_n_steps", "1", "--trainer.enable_progress_bar"]
     for steps, counted in ((2, [1, 2]), (4, [3, 4])):  # the second run resumes the first
         capsys.readouterr()
