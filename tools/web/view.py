@@ -47,7 +47,7 @@ def view(visit: Visit, kind: str | None = None) -> list[Any]:
 
 def gallery(visit: Visit) -> gr.Gallery:
     """The photographs, if there are several, with what was done."""
-    captions = [f"{photo.name}{': restored' if photo.result else ''}" for photo in visit.photos]
+    captions = [f"✓ {photo.name}" if photo.result else photo.name for photo in visit.photos]
     pairs = [(str(photo.small), caption) for photo, caption in zip(visit.photos, captions, strict=True)]
     return gr.Gallery(pairs, visible=len(pairs) > 1, selected_index=visit.photos.index(visit.shown))
 
