@@ -141,9 +141,18 @@ def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
 
 def lacks_detail(blurry: Tensor) -> bool:
     """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast."""
+    return _relative_detail(blurry.mean(0, keepdim=True)[None]) < LEAST_FINE_DETAIL
+
+
+def is_shaken(blurry: Tensor) -> bool:
+    """Whether an image (3, H, W) in [0, 1] has little fine detail, and edges in one direction, as of streaks."""
     grey = blurry.mean(0, keepdim=True)[None]
-    contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
-    detail = _fine_detail(grey).mean().sqrt()
-    if detail >= LEAST_SHAKEN_DETAIL * contrast:
+    if _relative_detail(grey) >= LEAST_SHAKEN_DETAIL:
         return False
-    return bool(detail < LEAST_FINE_DETAIL * contrast or _direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)
+    return bool(_direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)
+
+
+def _relative_detail(grey: Tensor) -> float:
+    """The fine detail of an image (1, 1, H, W), relative to its contrast around a pixel."""
+    contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
+    return (_fine_detail(grey).mean().sqrt() / contrast).item()  # no number for an even image

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deblur.keep_sharp import lacks_detail
+from deblur.keep_sharp import is_shaken, lacks_detail
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
@@ -16,7 +16,7 @@ def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
     """
     if amount > RESTORED_WHOLLY:
         return []
-    if amount == 0 and lacks_detail(blurry):
+    if amount == 0 and (lacks_detail(blurry) or is_shaken(blurry)):
         return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
     if amount == 0:
         return ["looks sharp already, and is kept as it is (keep_sharp)"]

@@ -15,6 +15,7 @@ def noise(height, width, seed=0):
 def test_what_is_kept_is_said_with_the_reason():
     sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
     assert kept_remarks(0.0, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, torch.zeros_like(sharp)) == kept_remarks(0.0, sharp)
     assert kept_remarks(0.0, soft) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]
@@ -39,10 +40,11 @@ def test_an_image_that_is_blurred_still_says_so():
 def test_detail_along_one_direction_alone_is_that_of_streaks():
     sharp = interpolate(noise(64, 64), (256, 256))
     [streaks], [out_of_focus] = gaussian_blur(sharp, [31, 13], [8.0, 1.5]), gaussian_blur(sharp, 13, 2.0)
-    assert still_blurred_remarks(0.5, out_of_focus) == []
-    assert still_blurred_remarks(0.5, streaks) == [
-        "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
+    assert kept_remarks(0.0, out_of_focus) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, streaks) == [
+        "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]
+    assert still_blurred_remarks(0.5, streaks) == [], "a restored scene may have such edges"
 
 
 @pytest.fixture
