@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 	$(PY) sample.py runs/demo/photos/clock_motion.png --checkpoint runs/demo/checkpoint --output runs/demo \
 		--preset perceptual
 	@echo "The demo made, in runs/demo:"
-	@echo "  restored/         really blurred photographs, restored by pretrained/maxim (..._compare.png: before and after)"
+	@echo "  restored/         really blurred photographs, restored by maxim, or swift (..._compare.png: before, after)"
 	@echo "                    and a blurred page, restored by pretrained/text"
 	@echo "  checkpoint/       the trained model, for sample.py --checkpoint and evaluate.py --checkpoint"
 	@echo "  report.html       PSNR, SSIM, LPIPS of every sampling setting, plot and images (the numbers: results.csv)"
