@@ -307,7 +307,7 @@ def check_files(items: Sequence[Pair | Path]) -> None:
         raise faults[0]
     if faults:
         shown = " ".join(map(str, faults[:8])) + (" And others." if len(faults) > 8 else "")
-        raise DatasetError(f"{len(faults)} files or pairs are damaged: {shown}")
+        raise DatasetError(f"{len(faults)} files or pairs cannot be used: {shown}")
 
 
 def _outlive_sigterm(worker: int) -> None:

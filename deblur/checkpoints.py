@@ -92,9 +92,11 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
     """Load what torch.save wrote: tensors and plain values. A file that would run code is refused.
 
     `checksums`: verify the archive's checksums, which reads the whole file; otherwise tensors are read on first use.
+    Raises CheckpointError, or OSError if the file may not be read.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} does not exist")
+    path.open("rb").close()  # a file that may not be read is not damaged
     try:
         if checksums:
             with zipfile.ZipFile(path) as archive:
@@ -120,6 +122,8 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     if len(files) > 1:
         names = " and ".join(file.name for file in files[:2])
         raise CheckpointError(f"{folder} has several weight files, {names}: remove all but one")
+    for file in files:
+        file.open("rb").close()  # safetensors calls a file that may not be read one that does not exist
     try:
         return load_file(files[0]) if files else {}
     except (SafetensorError, OSError) as error:

@@ -278,6 +278,23 @@ def test_a_hostile_pickle_executes_nothing(tmp_path):
     assert "not written by train.py" in sentence(tmp_path / "foreign.ckpt")
 
 
+@pytest.mark.parametrize("name", ["run.ckpt", f"predictor/{WEIGHTS}"])
+def test_a_file_that_may_not_be_read_is_not_said_to_be_damaged(folder, name):
+    file = folder / name
+    torch.save({}, folder / "run.ckpt")
+    file.chmod(0)
+    for parent in (folder, *folder.parents[:3]):
+        parent.chmod(0o755)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may read everything
+    try:
+        with pytest.raises(PermissionError) as caught:
+            load_pipeline(str(file if name == "run.ckpt" else folder))
+    finally:
+        os.seteuid(user)
+    assert caught.value.filename == str(file)
+
+
 def test_arguments_that_networks_once_had_are_ignored_and_weights_of_others_refused(folder):
     path = folder / "denoiser" / "config.json"
     config = json.loads(path.read_text())

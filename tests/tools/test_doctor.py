@@ -198,7 +198,7 @@ def test_the_cheap_part_names_every_damaged_file(root):
     sentence = str(caught.value)
     assert all(f"train{number}.png" in sentence for number in range(3))
     assert "train3" not in sentence
-    assert "3 files or pairs are damaged" in sentence
+    assert "3 files or pairs cannot be used" in sentence
     assert "\n" not in sentence
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
         check_files([pair.sharp for pair in pairs])
