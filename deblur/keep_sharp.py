@@ -22,6 +22,7 @@ SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN_SIDE = 5  # pixels a side of an even neighbourhood
 LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
+EVERYWHERE = torch.ones(1, 1, 1, 1)  # the share of an image that is restored in full
 
 
 def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: Tensor | None = None) -> Tensor:
@@ -139,9 +140,9 @@ def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
     return ((share * visible).sum() / visible.sum().clamp_min(1)).item()
 
 
-def lacks_detail(blurry: Tensor) -> bool:
-    """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast."""
-    return _relative_detail(blurry.mean(0, keepdim=True)[None]) < LEAST_FINE_DETAIL
+def lacks_detail(image: Tensor, share: Tensor = EVERYWHERE) -> bool:
+    """Whether an image (3, H, W) in [0, 1] has hardly any fine detail for its contrast, where this share is."""
+    return _relative_detail(image.mean(0, keepdim=True)[None], share) < LEAST_FINE_DETAIL
 
 
 def is_shaken(blurry: Tensor) -> bool:
@@ -152,7 +153,10 @@ def is_shaken(blurry: Tensor) -> bool:
     return bool(_direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)
 
 
-def _relative_detail(grey: Tensor) -> float:
-    """The fine detail of an image (1, 1, H, W), relative to its contrast around a pixel."""
-    contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0).mean().sqrt()
-    return (_fine_detail(grey).mean().sqrt() / contrast).item()  # no number for an even image
+def _relative_detail(grey: Tensor, share: Tensor = EVERYWHERE) -> float:
+    """The fine detail of an image (1, 1, H, W), relative to its contrast around a pixel, where this share is."""
+    share = share.expand_as(grey)
+    in_blocks = avg_pool2d(share, BLOCK, ceil_mode=True, count_include_pad=False)
+    contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0)
+    detail = (_fine_detail(grey) * share).mean() / share.mean()
+    return (detail / ((contrast * in_blocks).mean() / in_blocks.mean())).sqrt().item()  # no number for an even image

@@ -24,11 +24,15 @@ def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
     return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
 
 
-def still_blurred_remarks(amount: float, restored: Tensor) -> list[str]:
-    """A sentence that says that a restored image (3, H, W) in [0, 1] is blurred still, by its `restored_amount`."""
-    if amount == 0 or not lacks_detail(restored):
+def still_blurred_remarks(share: Tensor, restored: Tensor) -> list[str]:
+    """A sentence that says that what is restored of an image (3, H, W) in [0, 1] is blurred still.
+
+    `share` (1, 1, H, W) or (1, 1, 1, 1) is what is restored.
+    """
+    if not share.any() or not lacks_detail(restored, share):
         return []
-    return ["is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"]
+    where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
+    return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]
 
 
 def discarded_remarks(share: float) -> list[str]:

@@ -284,7 +284,7 @@ class Restorer:
         if self.mask is None and discarded == 0:
             notes += kept_remarks(amount, with_hidden_filled(image.values[None], visible)[0])
         restored = out.predictions if is_back else out.images
-        notes += still_blurred_remarks(amount, restored[0].cpu())
+        notes += still_blurred_remarks(out.share.cpu(), restored[0].cpu())
         return Restoration(photograph, out, restored, found, notes, amount, seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:

@@ -29,12 +29,22 @@ def test_what_is_kept_is_said_with_the_reason():
 
 
 def test_an_image_that_is_blurred_still_says_so():
-    sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
-    assert still_blurred_remarks(0.5, soft) == [
+    sharp, soft, everywhere = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0], torch.ones(1, 1, 1, 1)
+    assert still_blurred_remarks(everywhere, soft) == [
         "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
     ]
-    assert still_blurred_remarks(0.0, soft) == [], "what is kept has its own sentence"
-    assert still_blurred_remarks(1.0, sharp) == []
+    assert still_blurred_remarks(0 * everywhere, soft) == [], "what is kept has its own sentence"
+    assert still_blurred_remarks(everywhere, sharp) == []
+
+
+@pytest.mark.parametrize("is_soft_restored", [True, False])
+def test_of_what_was_kept_it_is_not_said_that_it_is_blurred_still(is_soft_restored):
+    sharp, soft, share = noise(128, 640)[0], gaussian_blur(noise(128, 640), 41, 9.0)[0], torch.zeros(1, 1, 128, 640)
+    share[..., 160:] = is_soft_restored
+    share[..., :96] = not is_soft_restored
+    restored = torch.cat([sharp[..., :128], soft[..., 128:]], dim=2)
+    told = "is still blurred where it is restored: its blur is larger than this checkpoint knows, try a smaller --scale"
+    assert still_blurred_remarks(share, restored) == ([told] if is_soft_restored else [])
 
 
 def test_detail_along_one_direction_alone_is_that_of_streaks():
@@ -44,7 +54,7 @@ def test_detail_along_one_direction_alone_is_that_of_streaks():
     assert kept_remarks(0.0, streaks) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]
-    assert still_blurred_remarks(0.5, streaks) == [], "a restored scene may have such edges"
+    assert still_blurred_remarks(torch.ones(1, 1, 1, 1), streaks) == [], "a restored scene may have such edges"
 
 
 @pytest.fixture
