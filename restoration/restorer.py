@@ -252,9 +252,11 @@ class Restorer:
     def _moving(self, bar: tqdm, images_together: int, pixels: int) -> Iterator[Progress]:
         """Move the bar while images are restored, which have so many pixels each: by tiles, and by the steps of this
         wrapper."""
+        predicted_by = bar.n + images_together * self.predictor_share
 
         def predicted(_, given: tuple[Tensor, ...], __) -> None:
-            bar.update(self.predictor_share * given[0][:, 0].numel() / pixels)
+            part = self.predictor_share * given[0][:, 0].numel() / pixels
+            bar.update(min(part, predicted_by - bar.n))  # tiles overlap
 
         def drawn(steps: Iterable) -> Iterator:
             all_steps = self.settings.num_samples * self.settings.steps

@@ -10,6 +10,7 @@ import torch
 from deblur.checkpoints import update_index
 from deblur.data.files import images
 from deblur.models.networks.base import IdentityPredictor
+from deblur.progress import ProgressBar
 from deblur.restoration import duration
 from deblur.restoration.options import Options
 from deblur.restoration.outputs import Names
@@ -17,6 +18,7 @@ from deblur.restoration.restorer import Restorer, network_pixels
 from deblur.settings import SamplingSettings
 from deblur.tiling import Tiled
 from tests.sample.conftest import with_presets
+from tests.tiny import tiny_pipeline
 
 
 @pytest.fixture
@@ -100,6 +102,23 @@ def test_the_pixels_of_overlapping_tiles_are_counted(size):
     Tiled(network, None, 1, fixed=predictor.own_tile)(torch.zeros(1, 3, *size))
     assert network_pixels(predictor, *size) == sum(given)
     assert network_pixels(IdentityPredictor(), *size) == size[0] * size[1]
+
+
+def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share(tmp_path):
+    images.write(tmp_path / "a.png", torch.rand(3, 96, 160))
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    restorer = Restorer(Options("", checkpoint=str(tmp_path / "checkpoint"), predictor_tile=64), {"steps": 2})
+    seen = []
+
+    class Bar(ProgressBar):
+        def update(self, n=1):
+            super().update(n)
+            seen.append(self.n)
+
+    with Bar(total=1, disable=False) as bar:
+        list(restorer.restore([(tmp_path / "a.png", Names.of(tmp_path / "a.png"))], bar, {}))
+    assert seen == sorted(seen)
+    assert seen[-4:] == pytest.approx([0.5, 0.75, 1.0, 1.0]), "by two steps after the predictor"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45.4, "45 s"), (185, "3 min"), (5990, "100 min"), (7000, "2 h")])
