@@ -19,7 +19,7 @@ def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
     if amount == 0 and (lacks_detail(blurry) or is_shaken(blurry)):
         return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
     if amount == 0:
-        return ["looks sharp already, and is kept as it is (keep_sharp)"]
+        return ["looks sharp to this checkpoint and is kept; --restore all restores it"]
     least = "less than 1%" if amount < 0.005 else f"{amount:.0%}"
     return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
 

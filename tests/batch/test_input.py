@@ -115,7 +115,7 @@ def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
     options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
     worker = Worker(Batch(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
     [row], _ = worker.restore([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
-    assert row["remarks"] == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert row["remarks"] == ["looks sharp to this checkpoint and is kept; --restore all restores it"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def noise(height, width, seed=0):
 
 def test_what_is_kept_is_said_with_the_reason():
     sharp, soft = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0]
-    assert kept_remarks(0.0, sharp) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, sharp) == ["looks sharp to this checkpoint and is kept; --restore all restores it"]
     assert kept_remarks(0.0, torch.zeros_like(sharp)) == kept_remarks(0.0, sharp)
     assert kept_remarks(0.0, soft) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
@@ -50,7 +50,7 @@ def test_of_what_was_kept_it_is_not_said_that_it_is_blurred_still(is_soft_restor
 def test_detail_along_one_direction_alone_is_that_of_streaks():
     sharp = interpolate(noise(64, 64), (256, 256))
     [streaks], [out_of_focus] = gaussian_blur(sharp, [31, 13], [8.0, 1.5]), gaussian_blur(sharp, 13, 2.0)
-    assert kept_remarks(0.0, out_of_focus) == ["looks sharp already, and is kept as it is (keep_sharp)"]
+    assert kept_remarks(0.0, out_of_focus) == ["looks sharp to this checkpoint and is kept; --restore all restores it"]
     assert kept_remarks(0.0, streaks) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]

@@ -144,7 +144,7 @@ def test_keep_sharp_keeps_what_the_predictor_hardly_changes(called, place, tmp_p
         return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "still"), "--steps", "2"])
 
     kept, restored = (called(of_still, "--keep_sharp", level) for level in ("4", "0"))
-    assert "a.png: looks sharp already, and is kept as it is" in kept.said
+    assert "a.png: looks sharp to this checkpoint and is kept; --restore all restores it" in kept.said
     assert "looks sharp" not in restored.said
     assert not kept.entry["faults"]
     for name in ("a.png", "b.png"):

@@ -66,7 +66,7 @@ def test_a_sharp_upload_is_kept_as_the_pipeline_keeps_it_and_a_remark_says_so(pa
     assert_same(result, pipeline, image.pixels, Area())
     is_kept = level == 1e4
     assert torch.equal(result.image("restored"), image.values) == is_kept
-    assert (list(result.notes) == ["looks sharp already, and is kept as it is (keep_sharp)"]) == is_kept
+    assert (list(result.notes) == ["looks sharp to this checkpoint and is kept; --restore all restores it"]) == is_kept
     assert bool(result.faults) != is_kept, "what is wrong stands apart from what is notable"
 
 
