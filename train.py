@@ -13,7 +13,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from deblur.cli import UsageError, run_command
+from deblur.cli import UsageError, error_in_words, run_command
 
 COMMANDS = {
     "fit": "train, or resume the run in trainer.default_root_dir",
@@ -67,7 +67,7 @@ def _root_cause(error: BaseException) -> str:
         cause := error.__cause__ if error.__suppress_context__ else error.__context__, ValueError | OSError
     ):
         error = cause
-    return " ".join(str(error).split())
+    return " ".join(error_in_words(error).split())
 
 
 if __name__ == "__main__":

@@ -178,6 +178,7 @@ def said(capsys, *args):
         (["photos"], "photos belongs to no flag: a config follows --config"),
         (["other.yaml"], "other.yaml belongs to no flag: a config follows --config"),
         (["--config", "other.yaml"], "--config other.yaml cannot be read: No such file or directory"),
+        (["--trainer.default_root_dir", "run.yaml/x"], "run.yaml/x: Not a directory"),
         (["--config", "list.yaml"], "--config list.yaml holds no keys with values"),
         (["--config", "torn.yaml"], "--config torn.yaml is not YAML"),
         (["--config", "typo.yaml"], "typo.yaml: --trainer.max_step is unknown: did you mean --trainer.max_steps?"),

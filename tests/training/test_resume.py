@@ -291,6 +291,22 @@ def test_after_a_damaged_checkpoint_the_run_ends_as_it_would_have(whole, fit):
     same(whole, "run")
 
 
+def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_renamed(run_folder):
+    LAST.parent.mkdir(parents=True)
+    torch.save({}, LAST)
+    LAST.chmod(0)
+    for folder in (run_folder, *run_folder.parents[:3]):
+        folder.chmod(0o755)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may read everything
+    try:
+        with pytest.raises(PermissionError):
+            newest(Path("run"))
+    finally:
+        os.seteuid(user)
+    assert os.listdir(LAST.parent) == [LAST.name]
+
+
 def test_a_checkpoint_that_would_run_code_does_not(fit):
     LAST.parent.mkdir(parents=True)
     for protocol in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
