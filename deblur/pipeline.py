@@ -40,7 +40,7 @@ from deblur.settings import Sampler, SamplingSettings, preset_settings
 from deblur.tiling import Tiled, TooLittleMemory, banded, bytes_per_pixel
 from deblur.working_size import WorkingSize, chosen_scale
 
-LARGEST_PREDICTION = 2.0  # in [-1, 1]; the published networks stay below 1.7, also on noise, stripes and flat colours
+LARGEST_PREDICTION = 3.0  # in [-1, 1]; the published networks stay below 1.7, also on noise, stripes and flat colours
 DISCARDED_AROUND = 32  # pixels
 
 # Tensors of an image's size that are allocated during a step, the estimate of r_0 among them. Our own steps take bands

@@ -10,8 +10,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 # What is not done here, by how a command begins, and why.
 EXCEPTIONS = {
     "make ": "installs, or runs what stands below it",
-    "python3 -m venv": "installs",
-    "python -m pip": "installs",
     "python -m pytest": "is what runs this",
     "python -m ruff": "is make lint",
     "python -m tools.batch": "a cluster; tests/batch runs it on a local Ray",

@@ -127,6 +127,8 @@ class PhotoRestorer:
         blurry = pipeline.prepare(photo.image.values[None], Area(scale, mask, photo.visible), limits)
         draft = pipeline.draft(blurry, settings.stages, limits)
         store("x_init", draft.prediction.x_init)
+        if draft.prediction.discarded is not None:
+            store("discarded", draft.prediction.discarded)
         if draft.s is not None:
             store("s", draft.s)
             names = [Path(photo.name).stem]  # which the noise depends on

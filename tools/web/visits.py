@@ -20,7 +20,7 @@ from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
-from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
+from deblur.restoration.remarks import discarded_remarks, faults, kept_remarks, scale_remarks
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"
@@ -71,7 +71,7 @@ class Result:
         photo: what was restored.
         settings: of the samples; `blend` is the strength.
         folder: has the inputs of a `Draft` as files of float32 (1, C, h, w), 672 MB for 24 megapixels at scale 1:
-            x_init, s, and the samples r_0, r_1 and so on.
+            x_init, s, discarded, and the samples r_0, r_1 and so on.
         scale: at which the photograph was restored.
         mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
         facts: how it was made, by name.
@@ -105,11 +105,15 @@ class Result:
         if k < len(samples):
             samples = samples[k : k + 1] if k >= 0 else []
             settings = replace(settings, num_samples=1, blend=self.settings.blend if samples else 0.0)
-        s = self.folder / "s.npy"
         blurry = Blurry(self.photo.image.values[None], self.photo.visible, self.mask, self.scale)
-        draft = Draft(blurry, Prediction(_loaded(self.folder / "x_init.npy")), _loaded(s) if s.is_file() else None)
+        x_init, s, discarded = (self._stored(name) for name in ("x_init", "s", "discarded"))
+        draft = Draft(blurry, Prediction(x_init, discarded=discarded), s)
         [output] = draft.restored(map(_loaded, samples), [settings])
         return output
+
+    def _stored(self, name: str) -> Tensor | None:
+        file = self.folder / f"{name}.npy"
+        return _loaded(file) if file.is_file() else None
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds`, (3, H, W) float32 in [0, 1]."""
@@ -128,7 +132,9 @@ class Result:
         output, image = self.output(self.kinds[-1]), self.photo.image
         amount = restored_amount(output.share, self.photo.visible)
         filled = with_hidden_filled(image.values[None], self.photo.visible)[0]
-        self.notes = kept_remarks(amount, filled) if self.mask is None else []
+        discarded = 0.0 if output.discarded is None else output.discarded.item()
+        self.notes = discarded_remarks(discarded)
+        self.notes += kept_remarks(amount, filled) if self.mask is None and discarded == 0 else []
         self.notes += [*scale_remarks(self.scale, *self.photo.size, amount), *image.remarks]
         self.notes += images.remarks_on(image, PurePath(self.file_name(self.kinds[-1])).suffix)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
