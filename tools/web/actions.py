@@ -120,11 +120,11 @@ class Actions:
         """The ways to restore the open photographs with their times, chosen as by sample.py, and the numbers of it."""
         visit = self._visit(request)
         if not visit.photos:
-            return [gr.skip()] * 6
+            return [gr.Radio(interactive=True), *[gr.skip()] * 5]
         ways = self._measured(visit)
         word = PAGE if visit.is_text else next(iter(ways))
         words = [(f"{word}, {seconds_in_words(way.seconds)}", word) for word, way in ways.items()]
-        return [gr.Radio(words, value=word), *self.numbers(word, None, request)]
+        return [gr.Radio(words, value=word, interactive=True), *self.numbers(word, None, request)]
 
     @_sentences()
     def numbers(self, word: str, preset: str | None, request: gr.Request) -> list[Any]:

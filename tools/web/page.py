@@ -154,7 +154,10 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
     for event in (opening, ui.examples.click(actions.example, ui.examples, opened, **shown)):
-        event.success(actions.choose, None, chosen, show_progress="hidden", **EVENT)
+        # No way can be chosen while they are measured: the answer would replace it.
+        measuring = event.success(lambda: gr.Radio(interactive=False), None, ui.way, **FAST)
+        choosing = measuring.then(actions.choose, None, chosen, show_progress="hidden", **EVENT)
+        choosing.failure(lambda: gr.Radio(interactive=True), None, ui.way, **FAST)
     for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
         field.input(actions.numbers, given, chosen[1:], **FAST)
     settings = [*chosen, ui.seed, ui.scale, ui.mask]
